@@ -155,8 +155,38 @@ const COMPARISONS: &[ScalarOp] = &[
     ScalarOp::Ge,
 ];
 
+/// Sums of several updates depend on their order only by rounding.
+const SCATTER_KINDS: &[ScatterKind] = &[
+    ScatterKind::Set,
+    ScatterKind::Add,
+    ScatterKind::Max,
+    ScatterKind::Min,
+];
+
 fn dims(shape: &[usize]) -> Vec<Dim> {
     shape.iter().map(|&d| d.into()).collect()
+}
+
+fn parametric_ops() -> [ScalarOp; 6] {
+    [
+        ScalarOp::LeakyRelu {
+            alpha: 0.125.into(),
+        },
+        ScalarOp::Elu { alpha: 1.0.into() },
+        ScalarOp::Celu { alpha: 2.0.into() },
+        ScalarOp::Selu {
+            alpha: 1.67326319.into(),
+            gamma: 1.05070102.into(),
+        },
+        ScalarOp::HardSigmoid {
+            alpha: 0.2.into(),
+            beta: 0.5.into(),
+        },
+        ScalarOp::ClampTo {
+            lo: (-1.0).into(),
+            hi: 0.75.into(),
+        },
+    ]
 }
 
 impl Generator<'_> {
@@ -222,25 +252,7 @@ impl Generator<'_> {
         let Ok(results) = interp::eval_with_state(&op, &tensors, &regions, &mut store) else {
             return false;
         };
-        let tame = |t: &Tensor| {
-            let c = compare::allclose(
-                &Tensor::zeros(t.dtype(), t.shape()).expect("as large as t"),
-                t,
-                0.0,
-                1e4,
-            );
-            t.shape().len() <= self.options.max_rank
-                && t.len() <= 4096
-                && (!t.dtype().is_float() || c.ok)
-        };
-        let small = |t: &Tensor| t.shape().len() <= self.options.max_rank && t.len() <= 4096;
-        if !results.iter().all(|t| {
-            if self.options.special_values {
-                small(t)
-            } else {
-                tame(t)
-            }
-        }) {
+        if !results.iter().all(|t| self.is_acceptable(t)) {
             return false;
         }
         self.store = store;
@@ -252,6 +264,17 @@ impl Generator<'_> {
             .expect("it was evaluated");
         self.values.extend(ids.into_iter().zip(results));
         true
+    }
+
+    /// True for results that later ops can read: not too large and, unless special values are asked
+    /// for, without extreme numbers.
+    fn is_acceptable(&self, t: &Tensor) -> bool {
+        let is_small = t.shape().len() <= self.options.max_rank && t.len() <= 4096;
+        if !is_small || self.options.special_values || !t.dtype().is_float() {
+            return is_small;
+        }
+        let zeros = Tensor::zeros(t.dtype(), t.shape()).expect("as large as t");
+        compare::allclose(&zeros, t, 0.0, 1e4).ok
     }
 
     /// Values that nothing reads, and now and then another one, become results.
@@ -288,25 +311,7 @@ impl Generator<'_> {
             _ if self.rng.one_in(5) => self.cast(dtype)?,
             DType::Bool => ScalarOp::Not,
             d if d.is_int() => self.rng.pick(INT_UNARY),
-            _ if self.rng.one_in(4) => self.rng.pick(&[
-                ScalarOp::LeakyRelu {
-                    alpha: 0.125.into(),
-                },
-                ScalarOp::Elu { alpha: 1.0.into() },
-                ScalarOp::Celu { alpha: 2.0.into() },
-                ScalarOp::Selu {
-                    alpha: 1.67326319.into(),
-                    gamma: 1.05070102.into(),
-                },
-                ScalarOp::HardSigmoid {
-                    alpha: 0.2.into(),
-                    beta: 0.5.into(),
-                },
-                ScalarOp::ClampTo {
-                    lo: (-1.0).into(),
-                    hi: 0.75.into(),
-                },
-            ]),
+            _ if self.rng.one_in(4) => self.rng.pick(&parametric_ops()),
             _ => self.rng.pick(FLOAT_UNARY),
         };
         Some((Op::Map(op), vec![Operand::Value(x)]))
@@ -382,71 +387,74 @@ impl Generator<'_> {
     }
 
     fn view(&mut self, x: usize) -> Proposal {
-        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
-        let one = |op| Some((op, vec![Operand::Value(x)]));
-        match self.rng.below(6) {
-            0 => {
-                let mut perm: Vec<usize> = (0..shape.len()).collect();
-                (1..perm.len()).for_each(|i| perm.swap(i, self.rng.below(i + 1)));
-                one(Op::Transpose { perm })
-            }
-            1 => one(Op::Reshape {
+        let shape = self.shape(x);
+        let op = match self.rng.below(6) {
+            0 => self.transpose(shape.len()),
+            1 => Op::Reshape {
                 shape: dims(&self.other_shape(&shape)),
-            }),
-            2 => {
-                let wide: Vec<usize> = shape
-                    .iter()
-                    .map(|&d| if d == 1 { self.extent() } else { d })
-                    .collect();
-                let lead = if self.rng.one_in(2) {
-                    vec![self.extent()]
-                } else {
-                    vec![]
-                };
-                one(Op::Broadcast {
-                    shape: dims(&[lead, wide].concat()),
-                })
-            }
-            3 => one(self.slice(&shape)),
-            4 => {
-                let mode = self.rng.pick(&[
-                    PadMode::Constant,
-                    PadMode::Reflect,
-                    PadMode::Edge,
-                    PadMode::Wrap,
-                ]);
-                let mut border = || {
-                    (0..shape.len())
-                        .map(|_| self.rng.below(3))
-                        .collect::<Vec<_>>()
-                };
-                let op = Op::Pad {
-                    low: border(),
-                    high: border(),
-                    mode,
-                };
-                let value = (mode == PadMode::Constant)
-                    .then(|| Operand::New(self.tensor(dtype, &[]), false));
-                Some((op, [Operand::Value(x)].into_iter().chain(value).collect()))
-            }
-            _ => {
-                let axis = self.axis(x)?;
-                let y = self.recent();
-                let mut part = shape.clone();
-                part[axis] = self.extent();
-                let fits = self.values[y].1.dtype() == dtype
-                    && self.values[y].1.shape().len() == shape.len();
-                let y = if fits {
-                    Operand::Value(y)
-                } else {
-                    self.new_operand(dtype, &part)
-                };
-                Some((
-                    Op::Concat { axis },
-                    vec![Operand::Value(x), y, Operand::Value(x)],
-                ))
-            }
+            },
+            2 => self.broadcast(&shape),
+            3 => self.slice(&shape),
+            4 => return self.pad(x),
+            _ => return self.concat(x),
+        };
+        Some((op, vec![Operand::Value(x)]))
+    }
+
+    fn shape(&self, x: usize) -> Vec<usize> {
+        self.values[x].1.shape().to_vec()
+    }
+
+    fn transpose(&mut self, rank: usize) -> Op {
+        let mut perm: Vec<usize> = (0..rank).collect();
+        (1..rank).for_each(|i| perm.swap(i, self.rng.below(i + 1)));
+        Op::Transpose { perm }
+    }
+
+    fn broadcast(&mut self, shape: &[usize]) -> Op {
+        let mut repeated = |d: &usize| if *d == 1 { self.extent() } else { *d };
+        let wide: Vec<usize> = shape.iter().map(&mut repeated).collect();
+        let lead = if self.rng.one_in(2) {
+            vec![self.extent()]
+        } else {
+            vec![]
+        };
+        let shape = dims(&[lead, wide].concat());
+        Op::Broadcast { shape }
+    }
+
+    fn pad(&mut self, x: usize) -> Proposal {
+        let (dtype, rank) = (self.values[x].1.dtype(), self.shape(x).len());
+        let mode = self.rng.pick(&[
+            PadMode::Constant,
+            PadMode::Reflect,
+            PadMode::Edge,
+            PadMode::Wrap,
+        ]);
+        let mut border = || (0..rank).map(|_| self.rng.below(3)).collect();
+        let (low, high) = (border(), border());
+        let mut operands = vec![Operand::Value(x)];
+        if mode == PadMode::Constant {
+            operands.push(Operand::New(self.tensor(dtype, &[]), false));
         }
+        Some((Op::Pad { low, high, mode }, operands))
+    }
+
+    /// The value before and behind another one of the same rank, or a new one.
+    fn concat(&mut self, x: usize) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.shape(x));
+        let axis = self.axis(x)?;
+        let y = self.recent();
+        let mut part = shape.clone();
+        part[axis] = self.extent();
+        let other = &self.values[y].1;
+        let y = if other.dtype() == dtype && other.shape().len() == shape.len() {
+            Operand::Value(y)
+        } else {
+            self.new_operand(dtype, &part)
+        };
+        let operands = vec![Operand::Value(x), y, Operand::Value(x)];
+        Some((Op::Concat { axis }, operands))
     }
 
     /// Another shape of as many elements: axes merged, split or of extent 1 added.
@@ -577,40 +585,42 @@ impl Generator<'_> {
     }
 
     fn contraction(&mut self, x: usize) -> Proposal {
-        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
-        let rank = shape.len();
-        if rank < 2 {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.shape(x));
+        let [batch @ .., m, k] = &shape[..] else {
             return None;
-        }
-        if rank >= 3 && self.rng.one_in(3) {
+        };
+        if !batch.is_empty() && self.rng.one_in(3) {
             return self.conv(x, dtype, &shape);
         }
-        let (m, k) = (shape[rank - 2], shape[rank - 1]);
         let n = self.extent();
         match self.rng.below(4) {
-            0 if dtype.is_float() => {
-                let op = Op::Attention {
-                    scale: (1.0 / (k.max(1) as f64).sqrt()).into(),
-                    causal: self.rng.one_in(2),
-                };
-                let keys = self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), k]].concat());
-                let values =
-                    self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), 3]].concat());
-                Some((op, vec![Operand::Value(x), keys, values]))
-            }
+            0 if dtype.is_float() => self.attention(x, n.max(1)),
             1 => {
-                let lhs = self.new_operand(dtype, &[n, m]);
+                let lhs = self.new_operand(dtype, &[n, *m]);
                 Some((Op::MatMul, vec![lhs, Operand::Value(x)]))
             }
             2 => {
-                let rhs = self.new_operand(dtype, &[&shape[..rank - 2], &[k, n]].concat());
+                let rhs = self.new_operand(dtype, &[batch, &[*k, n]].concat());
                 Some((Op::MatMul, vec![Operand::Value(x), rhs]))
             }
             _ => {
-                let rhs = self.new_operand(dtype, &[k, n]);
+                let rhs = self.new_operand(dtype, &[*k, n]);
                 Some((Op::MatMul, vec![Operand::Value(x), rhs]))
             }
         }
+    }
+
+    /// Attention of the queries `x` to `n_keys` keys.
+    fn attention(&mut self, x: usize, n_keys: usize) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.shape(x));
+        let (batch, width) = (&shape[..shape.len() - 2], shape[shape.len() - 1]);
+        let op = Op::Attention {
+            scale: (1.0 / (width.max(1) as f64).sqrt()).into(),
+            causal: self.rng.one_in(2),
+        };
+        let keys = self.new_operand(dtype, &[batch, &[n_keys, width]].concat());
+        let values = self.new_operand(dtype, &[batch, &[n_keys, 3]].concat());
+        Some((op, vec![Operand::Value(x), keys, values]))
     }
 
     /// Strides, dilations and pads for `n` spatial axes.
@@ -694,58 +704,52 @@ impl Generator<'_> {
     }
 
     fn indexed(&mut self, x: usize) -> Proposal {
-        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
+        let (dtype, shape) = (self.values[x].1.dtype(), self.shape(x));
         let axis = self.axis(x)?;
-        if shape[axis] == 0 {
+        let extent = shape[axis];
+        if extent == 0 {
             return None;
         }
         let index_dtype = self.rng.pick(&[DType::I32, DType::I64]);
-        let mut along = shape.clone();
+        let mut along = shape;
         along[axis] = 1 + self.rng.below(4);
-        let indices = |g: &mut Self, shape: &[usize], extent: usize| {
-            Operand::New(random_indices(&mut g.rng, index_dtype, shape, extent), true)
-        };
         match self.rng.below(5) {
             0 | 1 => {
-                let shapes = [vec![], vec![3], vec![2, 2]];
-                let at = self.rng.pick(&shapes);
-                let at = indices(self, &at, shape[axis]);
+                let at = self.rng.pick(&[vec![], vec![3], vec![2, 2]]);
+                let at = self.indices(index_dtype, &at, extent);
                 Some((Op::Gather { axis }, vec![Operand::Value(x), at]))
             }
             2 => {
-                let at = indices(self, &along, shape[axis]);
+                let at = self.indices(index_dtype, &along, extent);
                 Some((Op::GatherElements { axis }, vec![Operand::Value(x), at]))
             }
             3 => {
-                let at = indices(self, &along, shape[axis]);
+                let at = self.indices(index_dtype, &along, extent);
                 let updates = self.new_operand(dtype, &along);
-                // Sums of several updates depend on their order only by rounding.
-                let kind = self.rng.pick(&[
-                    ScatterKind::Set,
-                    ScatterKind::Add,
-                    ScatterKind::Max,
-                    ScatterKind::Min,
-                ]);
-                Some((
-                    Op::ScatterElements { axis, kind },
-                    vec![Operand::Value(x), at, updates],
-                ))
+                let kind = self.rng.pick(SCATTER_KINDS);
+                let op = Op::ScatterElements { axis, kind };
+                Some((op, vec![Operand::Value(x), at, updates]))
             }
-            _ if shape[0] > 0 => {
-                let at = indices(self, &[2, 1], shape[0]);
-                let updates = self.new_operand(dtype, &[&[2], &shape[1..]].concat());
-                if self.rng.one_in(2) {
-                    return Some((Op::GatherNd { batch_dims: 0 }, vec![Operand::Value(x), at]));
-                }
-                let kind = self.rng.pick(&[
-                    ScatterKind::Set,
-                    ScatterKind::Add,
-                    ScatterKind::Max,
-                    ScatterKind::Min,
-                ]);
-                Some((Op::ScatterNd { kind }, vec![Operand::Value(x), at, updates]))
-            }
-            _ => None,
+            _ => self.indexed_rows(x, index_dtype),
         }
+    }
+
+    /// Two rows gathered or scattered by index vectors.
+    fn indexed_rows(&mut self, x: usize, index_dtype: DType) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.shape(x));
+        if shape[0] == 0 {
+            return None;
+        }
+        let at = self.indices(index_dtype, &[2, 1], shape[0]);
+        let updates = self.new_operand(dtype, &[&[2], &shape[1..]].concat());
+        if self.rng.one_in(2) {
+            return Some((Op::GatherNd { batch_dims: 0 }, vec![Operand::Value(x), at]));
+        }
+        let kind = self.rng.pick(SCATTER_KINDS);
+        Some((Op::ScatterNd { kind }, vec![Operand::Value(x), at, updates]))
+    }
+
+    fn indices(&mut self, dtype: DType, shape: &[usize], extent: usize) -> Operand {
+        Operand::New(random_indices(&mut self.rng, dtype, shape, extent), true)
     }
 }

@@ -38,72 +38,68 @@ pub fn random_wiring(rng: &mut Rng, n_nodes: usize) -> Graph {
 }
 
 fn random_node(rng: &mut Rng, g: &mut Graph, values: &[ValueId], origin: &Origin) -> Vec<ValueId> {
-    // Recent values more often, so that graphs are neither chains nor flat.
-    let recent = values.len().saturating_sub(1 + rng.below(8));
-    let mut pick = || {
-        if rng.one_in(4) {
-            values[rng.below(values.len())]
-        } else {
-            values[recent + rng.below(values.len() - recent)]
-        }
-    };
-    let (a, b) = (pick(), pick());
+    let first = values.len().saturating_sub(1 + rng.below(8));
+    let (a, b) = (pick(rng, values, first), pick(rng, values, first));
     let n = g.ty(a).static_shape().expect("all shapes are static")[0];
-    let container = String::new();
     let (op, operands): (Op, Vec<ValueId>) = match rng.below(10) {
         0 => {
-            return vec![g.add_constant(
-                Tensor::zeros(DType::F32, &[rng.below(100)]).expect("small"),
-                origin,
-            )];
+            let zeros = Tensor::zeros(DType::F32, &[rng.below(100)]).expect("small");
+            return vec![g.add_constant(zeros, origin)];
         }
         1 | 2 if n < 500 => (Op::Concat { axis: 0 }, vec![a, b]),
-        3 | 4 if n > 1 => {
-            let size = 1 + rng.below(n - 1);
-            let start = rng.below(n - size + 1);
-            (
-                Op::Slice {
-                    starts: vec![start.into()],
-                    sizes: vec![size.into()],
-                    steps: vec![1],
-                },
-                vec![a],
-            )
-        }
+        3 | 4 if n > 1 => (slice(rng, n), vec![a]),
         5 if n > 0 => {
-            let k = Dim::from(1 + rng.below(n));
-            return vec![
-                g.add(
-                    Op::TopK {
-                        k,
-                        axis: 0,
-                        largest: true,
-                    },
-                    &[a],
-                    origin,
-                )
-                .expect("k fits")[0],
-            ];
+            let values = g.add(top_k(rng, n), &[a], origin).expect("k fits");
+            return vec![values[0]];
         }
-        6 if rng.one_in(3) => (
-            Op::ReadVariable {
-                container,
-                name: "v".into(),
-                dtype: DType::F32,
-                shape: vec![8.into()],
-            },
-            vec![],
-        ),
-        7 if n == 8 || rng.one_in(8) => (
-            Op::AssignVariable {
-                container,
-                name: format!("v{n}"),
-            },
-            vec![a],
-        ),
+        6 if rng.one_in(3) => (read_variable(), vec![]),
+        7 if n == 8 || rng.one_in(8) => (assign_variable(n), vec![a]),
         8 => (Op::Map(ScalarOp::Add), vec![a, a]),
         _ => (Op::Map(ScalarOp::Neg), vec![a]),
     };
     g.add(op, &operands, origin)
         .expect("operands were chosen to fit")
+}
+
+/// A value, more often one from `first` on, so that graphs are neither chains nor flat.
+fn pick(rng: &mut Rng, values: &[ValueId], first: usize) -> ValueId {
+    if rng.one_in(4) {
+        values[rng.below(values.len())]
+    } else {
+        values[first + rng.below(values.len() - first)]
+    }
+}
+
+fn slice(rng: &mut Rng, n: usize) -> Op {
+    let size = 1 + rng.below(n - 1);
+    let start = rng.below(n - size + 1);
+    Op::Slice {
+        starts: vec![start.into()],
+        sizes: vec![size.into()],
+        steps: vec![1],
+    }
+}
+
+fn top_k(rng: &mut Rng, n: usize) -> Op {
+    Op::TopK {
+        k: Dim::from(1 + rng.below(n)),
+        axis: 0,
+        largest: true,
+    }
+}
+
+fn read_variable() -> Op {
+    Op::ReadVariable {
+        container: String::new(),
+        name: "v".into(),
+        dtype: DType::F32,
+        shape: vec![8.into()],
+    }
+}
+
+fn assign_variable(n: usize) -> Op {
+    Op::AssignVariable {
+        container: String::new(),
+        name: format!("v{n}"),
+    }
 }
