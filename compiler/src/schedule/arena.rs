@@ -97,7 +97,7 @@ fn live_bytes(blocks: &[Block]) -> Vec<usize> {
     change.into_iter().map(live_at).collect()
 }
 
-/// Who touched a byte: the last writer, and who has read it since.
+/// Steps that touched a byte: the last writer, and its readers since.
 #[derive(Clone, Default)]
 struct Uses {
     writer: Option<u32>,

@@ -310,7 +310,31 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         at: &[Ix<V>],
     ) -> Result<V> {
         let (x, body) = (node.inputs[0], self.body);
-        let (shape, out) = (body.shape(x), body.shape(node.outputs[0]));
+        let (from, inside) = self.interior_index(e, node, low, mode, at)?;
+        let Some(inside) = inside else {
+            return self.value(e, x, &from);
+        };
+        let fill = |s: &mut Self, e: &mut E| s.value(e, node.inputs[1], &[]);
+        if body.shape(x).contains(&0) {
+            return fill(self, e);
+        }
+        self.branch(e, inside, body.dtype(x), |s, e| s.value(e, x, &from), fill)
+    }
+
+    /// The index in the operand of a pad, and the condition that it is not in a constant border;
+    /// `None` when it never is.
+    fn interior_index<E: Emit<Value = V>>(
+        &self,
+        e: &mut E,
+        node: &Node,
+        low: &[usize],
+        mode: PadMode,
+        at: &[Ix<V>],
+    ) -> Result<(Vec<Ix<V>>, Option<V>)> {
+        let (shape, out) = (
+            self.body.shape(node.inputs[0]),
+            self.body.shape(node.outputs[0]),
+        );
         let mut from = Vec::with_capacity(at.len());
         let mut inside = None;
         for axis in 0..at.len() {
@@ -326,14 +350,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
                 from.push(border(e, j, n, mode));
             }
         }
-        let Some(inside) = inside else {
-            return self.value(e, x, &from);
-        };
-        let fill = |s: &mut Self, e: &mut E| s.value(e, node.inputs[1], &[]);
-        if shape.contains(&0) {
-            return fill(self, e);
-        }
-        self.branch(e, inside, body.dtype(x), |s, e| s.value(e, x, &from), fill)
+        Ok((from, inside))
     }
 }
 
