@@ -16,4 +16,4 @@ pub mod plan;
 mod pull;
 mod strided;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

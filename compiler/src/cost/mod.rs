@@ -10,10 +10,11 @@ mod profile;
 pub mod store;
 pub mod work;
 
+pub use crate::ir::WorkClass;
 pub use gristmill_solver::{Bytes, LinkProfile, Nanos, Picos};
 pub use measured::Measured;
 pub use profile::DeviceProfile;
-pub use work::{Extents, Work, WorkClass};
+pub use work::{Extents, Work};
 
 use crate::ir::{Graph, Layout, Node, NodeId, Op, Type};
 use std::fmt::Write;

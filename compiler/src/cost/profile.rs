@@ -1,7 +1,8 @@
 //! Rates of devices and links.
 
-use super::work::{Work, WorkClass};
+use super::work::Work;
 use super::{Bytes, Nanos};
+use crate::ir::WorkClass;
 use gristmill_kernels::Isa;
 use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceKind;

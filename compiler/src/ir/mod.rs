@@ -3,6 +3,8 @@
 #[doc(hidden)]
 pub mod attr;
 #[doc(hidden)]
+pub mod axes;
+#[doc(hidden)]
 pub mod builder;
 #[doc(hidden)]
 pub mod constant;
@@ -32,6 +34,8 @@ pub mod types;
 pub mod vecprog;
 #[doc(hidden)]
 pub mod verify;
+#[doc(hidden)]
+pub mod work;
 
 pub use builder::GraphBuilder;
 pub use constant::ConstData;
@@ -39,11 +43,13 @@ pub use dim::{Bindings, Dim};
 pub use graph::{Def, Graph, Node, NodeId, Origin, Output, Value, ValueId};
 pub use infer::broadcast_shapes;
 pub use ops::{
-    ClusterKind, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window,
+    ClusterKind, Extremum, Layout, Op, OpClass, PadMode, PoolKind, Reads, ReduceKind, ScatterKind,
+    Window,
 };
 pub use request::{AskedBy, DeviceRequest, Requested};
 pub use scalar::{Real, ScalarOp};
 pub use scope::{DeviceFunction, DeviceScope, NewNode, ScopeToken};
 pub use types::{Shape, Type};
+pub use work::WorkClass;
 #[cfg(test)]
 mod tests;

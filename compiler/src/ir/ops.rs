@@ -4,13 +4,15 @@
 //! and appear here as [`Op::Map`].
 
 use super::attr::Attr;
+use super::axes::Axes::{self, Aligned, Fixed, Leading};
 use super::constant::ConstData;
 use super::dim::{Bindings, Dim};
-use super::eval::{self, Evaluator};
+use super::eval::Evaluator::{self, Tensors};
 use super::graph::Graph;
-use super::infer;
 use super::scalar::{Real, ScalarOp};
 use super::types::Type;
+use super::work::{Count, Sizes};
+use super::{axes, eval, infer, work};
 use gristmill_runtime::{DType, Tensor};
 
 /// What kind of work an op is; decides which kind of cluster can hold it.
@@ -65,7 +67,30 @@ pub struct OpSpec {
     pub infer: Infer,
     /// Reference evaluator.
     pub eval: Evaluator,
+    /// Arithmetic.
+    pub work: fn(&Sizes) -> Count,
+    /// The op below a transpose of its operands.
+    pub axes: Axes,
+    /// Largest error of a result where back ends are compared with the evaluator, relative to the largest element and beside the dtype's
+    /// resolution; equal results are expected where it is 0.
+    pub tolerance: f64,
+    /// Elements of the first operand that are read.
+    pub reads: Reads,
 }
+
+/// The part of the first operand that an op reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// All elements.
+    Whole,
+    /// At most as many elements as the op writes.
+    Picked,
+}
+
+/// Tolerance of ops that move or choose elements.
+const EXACT: f64 = 0.0;
+/// Tolerance of ops that round.
+const ROUNDED: f64 = 1e-6;
 
 /// Any number of operands.
 const MANY: usize = usize::MAX;
@@ -197,7 +222,10 @@ pub struct Window {
 }
 
 macro_rules! ops {
-    ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident { infer: $infer:path, eval: $eval:expr, } )*) => {
+    ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident {
+        infer: $infer:path, eval: $eval:expr,
+        work: $work:path, axes: $axes:expr, tolerance: $tolerance:expr, $(reads: $reads:ident,)?
+    } )*) => {
         /// A tensor op with its attributes.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Op {
@@ -210,8 +238,11 @@ macro_rules! ops {
             /// The row of the table.
             pub fn spec(&self) -> OpSpec {
                 match self {
-                    Op::Map(s) => OpSpec { name: s.spec().name, doc: s.spec().doc, arity: (s.spec().arity, s.spec().arity), class: OpClass::Map, infer: infer::map, eval: Evaluator::Tensors(eval::map) },
-                    $( Op::$variant { .. } => OpSpec { name: $name, doc: concat!($($doc),*), arity: ($min, ops!(@max $max)), class: OpClass::$class, infer: $infer, eval: $eval }, )*
+                    Op::Map(s) => map_spec(*s),
+                    $( Op::$variant { .. } => OpSpec {
+                        name: $name, doc: concat!($($doc),*), arity: ($min, ops!(@max $max)), class: OpClass::$class, infer: $infer, eval: $eval,
+                        work: $work, axes: $axes, tolerance: $tolerance, reads: ops!(@reads $($reads)?),
+                    }, )*
                 }
             }
 
@@ -258,6 +289,24 @@ macro_rules! ops {
     };
     (@max many) => { MANY };
     (@max $n:literal) => { $n };
+    (@reads) => { Reads::Whole };
+    (@reads $reads:ident) => { Reads::$reads };
+}
+
+fn map_spec(s: ScalarOp) -> OpSpec {
+    let row = s.spec();
+    OpSpec {
+        name: row.name,
+        doc: row.doc,
+        arity: (row.arity, row.arity),
+        class: OpClass::Map,
+        infer: infer::map,
+        eval: Tensors(eval::map),
+        work: work::map,
+        axes: Aligned(axes::map),
+        tolerance: ROUNDED,
+        reads: Reads::Whole,
+    }
 }
 
 fn read<T: Attr>(
@@ -271,151 +320,188 @@ fn read<T: Attr>(
 ops! {
     /// A tensor known at compile time.
     Constant { value: ConstData } "constant" 0..0 Source {
-        infer: infer::constant, eval: Evaluator::Tensors(eval::constant),
+        infer: infer::constant, eval: Tensors(eval::constant),
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Position along `axis`, as `dtype`, in a tensor of `shape`.
     Iota { dtype: DType, shape: Vec<Dim>, axis: usize } "iota" 0..0 Source {
-        infer: infer::iota, eval: Evaluator::Tensors(eval::iota),
+        infer: infer::iota, eval: Tensors(eval::iota),
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Repeats axes of extent 1, and new leading axes, up to exactly `shape` (NumPy `broadcast_to`).
     Broadcast { shape: Vec<Dim> } "broadcast" 1..1 View {
-        infer: infer::broadcast, eval: Evaluator::Tensors(eval::broadcast),
+        infer: infer::broadcast, eval: Tensors(eval::broadcast),
+        work: work::none, axes: Leading(axes::broadcast), tolerance: EXACT,
     }
     /// The same elements in row-major order under another shape.
     Reshape { shape: Vec<Dim> } "reshape" 1..1 View {
-        infer: infer::reshape, eval: Evaluator::Tensors(eval::reshape),
+        infer: infer::reshape, eval: Tensors(eval::reshape),
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Output axis `i` is input axis `perm[i]`.
     Transpose { perm: Vec<usize> } "transpose" 1..1 View {
-        infer: infer::transpose, eval: Evaluator::Tensors(eval::transpose),
+        infer: infer::transpose, eval: Tensors(eval::transpose),
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Along each axis, elements `start + i * step` for `i` in `0..size`. Steps may be negative, not zero.
     Slice { starts: Vec<Dim>, sizes: Vec<Dim>, steps: Vec<i64> } "slice" 1..1 View {
-        infer: infer::slice, eval: Evaluator::Tensors(eval::slice),
+        infer: infer::slice, eval: Tensors(eval::slice),
+        work: work::none, axes: Leading(axes::slice), tolerance: EXACT, reads: Picked,
     }
     /// Adds `low` and `high` border elements per axis. The second operand is the scalar of `constant` mode; it is absent in the others.
     Pad { low: Vec<usize>, high: Vec<usize>, mode: PadMode } "pad" 1..2 View {
-        infer: infer::pad, eval: Evaluator::Tensors(eval::pad),
+        infer: infer::pad, eval: Tensors(eval::pad),
+        work: work::none, axes: Leading(axes::pad), tolerance: EXACT,
     }
     /// Joins along `axis`.
     Concat { axis: usize } "concat" 1..many View {
-        infer: infer::concat, eval: Evaluator::Tensors(eval::concat),
+        infer: infer::concat, eval: Tensors(eval::concat),
+        work: work::none, axes: Aligned(axes::concat), tolerance: EXACT,
     }
     /// `out[.., i.., ..] = data[.., indices[i..], ..]` at `axis` (NumPy `take`). Negative indices count from the end; one out of range is a run-time error.
     Gather { axis: usize } "gather" 2..2 Gather {
-        infer: infer::gather, eval: Evaluator::Tensors(eval::gather),
+        infer: infer::gather, eval: Tensors(eval::gather),
+        work: work::gather, axes: Leading(axes::gather), tolerance: EXACT, reads: Picked,
     }
     /// `out[i, j, k] = data[i, indices[i, j, k], k]` for axis 1 (NumPy `take_along_axis`).
     GatherElements { axis: usize } "gather_elements" 2..2 Gather {
-        infer: infer::gather_elements, eval: Evaluator::Tensors(eval::gather_elements),
+        infer: infer::gather_elements, eval: Tensors(eval::gather_elements),
+        work: work::gather, axes: Fixed, tolerance: EXACT, reads: Picked,
     }
     /// Index tuples in the last axis of `indices` select slices of `data`; the first `batch_dims` axes are shared.
     GatherNd { batch_dims: usize } "gather_nd" 2..2 Gather {
-        infer: infer::gather_nd, eval: Evaluator::Tensors(eval::gather_nd),
+        infer: infer::gather_nd, eval: Tensors(eval::gather_nd),
+        work: work::gather, axes: Fixed, tolerance: EXACT, reads: Picked,
     }
     /// A copy of `data` with `updates` written at `indices` along `axis`; of several for one element, each joins in row-major order.
     ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter {
-        infer: infer::scatter_elements, eval: Evaluator::Tensors(eval::scatter_elements),
+        infer: infer::scatter_elements, eval: Tensors(eval::scatter_elements),
+        work: work::scatter, axes: Fixed, tolerance: ROUNDED,
     }
     /// A copy of `data` with slices `updates` written at the index tuples of `indices`, joining in row-major order.
     ScatterNd { kind: ScatterKind } "scatter_nd" 3..3 Scatter {
-        infer: infer::scatter_nd, eval: Evaluator::Tensors(eval::scatter_nd),
+        infer: infer::scatter_nd, eval: Tensors(eval::scatter_nd),
+        work: work::scatter, axes: Fixed, tolerance: ROUNDED,
     }
     /// Reduces `axes`. Empty: sum 0, prod 1, mean NaN (0 for integers), max and min the dtype's least and greatest (infinities). Integer means accumulate in 64 bits and truncate.
     Reduce { kind: ReduceKind, axes: Vec<usize>, keepdims: bool } "reduce" 1..1 Reduce {
-        infer: infer::reduce, eval: Evaluator::Tensors(eval::reduce),
+        infer: infer::reduce, eval: Tensors(eval::reduce),
+        work: work::reduction, axes: Leading(axes::reduce), tolerance: ROUNDED,
     }
     /// Index (`i64`) of the first, or last, extreme element along `axis`; NaN counts as extreme.
     ArgReduce { kind: Extremum, axis: usize, keepdims: bool, select_last: bool } "arg_reduce" 1..1 Reduce {
-        infer: infer::arg_reduce, eval: Evaluator::Tensors(eval::arg_reduce),
+        infer: infer::arg_reduce, eval: Tensors(eval::arg_reduce),
+        work: work::reduction, axes: Leading(axes::arg_reduce), tolerance: EXACT,
     }
     /// `softmax` along `axis`, the maximum subtracted first. With `log`, its logarithm.
     Softmax { axis: usize, log: bool } "softmax" 1..1 Reduce {
-        infer: infer::softmax, eval: Evaluator::Tensors(eval::softmax),
+        infer: infer::softmax, eval: Tensors(eval::softmax),
+        work: work::softmax, axes: Leading(axes::lines), tolerance: ROUNDED,
     }
     /// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over axes from `axis` on (Ba et al., arXiv:1607.06450). Operands x, gamma, beta; the latter two have the shape of the normalised axes.
     LayerNorm { axis: usize, epsilon: Real } "layer_norm" 3..3 Reduce {
-        infer: infer::norm, eval: Evaluator::Tensors(eval::layer_norm),
+        infer: infer::norm, eval: Tensors(eval::layer_norm),
+        work: work::normalisation, axes: Leading(axes::norm), tolerance: ROUNDED,
     }
     /// `x / sqrt(mean(x^2) + epsilon) * gamma` over axes from `axis` on (Zhang and Sennrich, arXiv:1910.07467).
     RmsNorm { axis: usize, epsilon: Real } "rms_norm" 2..2 Reduce {
-        infer: infer::norm, eval: Evaluator::Tensors(eval::rms_norm),
+        infer: infer::norm, eval: Tensors(eval::rms_norm),
+        work: work::normalisation, axes: Leading(axes::norm), tolerance: ROUNDED,
     }
     /// Matrix product of `[.., m, k]` and `[.., k, n]`; leading axes broadcast. Half types accumulate in `f32`.
     MatMul "matmul" 2..2 Contract {
-        infer: infer::matmul, eval: Evaluator::Tensors(eval::matmul),
+        infer: infer::matmul, eval: Tensors(eval::matmul),
+        work: work::matmul, axes: Leading(axes::matmul), tolerance: ROUNDED,
     }
     /// Convolution of `x` and weights, `groups` groups, layout as named.
     Conv { window: Window, groups: usize, layout: Layout } "conv" 2..2 Contract {
-        infer: infer::conv, eval: Evaluator::Tensors(eval::conv),
+        infer: infer::conv, eval: Tensors(eval::conv),
+        work: work::conv, axes: Fixed, tolerance: ROUNDED,
     }
     /// Transposed convolution, channels first, weights `[in, out / groups, spatial..]`; `output_pads` extends the high side.
     ConvTranspose { window: Window, output_pads: Vec<usize>, groups: usize } "conv_transpose" 2..2 Contract {
-        infer: infer::conv_transpose, eval: Evaluator::Tensors(eval::conv_transpose),
+        infer: infer::conv_transpose, eval: Tensors(eval::conv_transpose),
+        work: work::conv_transpose, axes: Fixed, tolerance: ROUNDED,
     }
     /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the input or its low padding are kept, and what sticks out of the padded input is not counted. A window over padding alone gives the least element, or a mean of NaN (0 for integers).
     Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window {
-        infer: infer::pool, eval: Evaluator::Tensors(eval::pool),
+        infer: infer::pool, eval: Tensors(eval::pool),
+        work: work::pool, axes: Fixed, tolerance: ROUNDED,
     }
     /// Max pooling, channels first, with a second result: the row-major position (`i64`) of each first maximum in the whole input, -1 where there is none.
     MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window {
-        infer: infer::max_pool_indices, eval: Evaluator::Tensors(eval::max_pool_indices),
+        infer: infer::max_pool_indices, eval: Tensors(eval::max_pool_indices),
+        work: work::pool, axes: Fixed, tolerance: EXACT,
     }
     /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1). `causal` lets query `i` see keys `0..=i` only. A query that sees no key gives NaN.
     Attention { scale: Real, causal: bool } "attention" 3..4 Attention {
-        infer: infer::attention, eval: Evaluator::Tensors(eval::attention),
+        infer: infer::attention, eval: Tensors(eval::attention),
+        work: work::attention, axes: Fixed, tolerance: ROUNDED,
     }
     /// The `k` greatest (or least) along `axis`, sorted, and their positions (`i64`); equal elements keep their order. NaN is greater than all.
     TopK { k: Dim, axis: usize, largest: bool } "top_k" 1..1 Sort {
-        infer: infer::top_k, eval: Evaluator::Tensors(eval::top_k),
+        infer: infer::top_k, eval: Tensors(eval::top_k),
+        work: work::sort, axes: Fixed, tolerance: EXACT,
     }
     /// Running sum along `axis`.
     CumSum { axis: usize, exclusive: bool, reverse: bool } "cum_sum" 1..1 Scan {
-        infer: infer::cum_sum, eval: Evaluator::Tensors(eval::cum_sum),
+        infer: infer::cum_sum, eval: Tensors(eval::cum_sum),
+        work: work::scan, axes: Leading(axes::lines), tolerance: ROUNDED,
     }
     /// Operands: condition (`bool`, one element), then what both regions take. Region 0 runs when true, else region 1.
     If "if" 1..many Control {
         infer: infer::if_, eval: Evaluator::Branch,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The region takes iteration number, condition, carried, invariants and gives condition, carried, then one value per stacked result. Results: carried, stacked (`trip` rows: a loop with stacked results that ends after another count is a run-time error).
     Loop { carried: usize, trip: Dim } "loop" 2..many Control {
         infer: infer::loop_, eval: Evaluator::Repeat,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Operands: `carried` values, `scanned` sequences (axis 0), then invariants. The region takes carried, one element of each sequence, invariants and gives carried, then stacked elements. `reverse` walks from the end; results are stacked in the same direction.
     Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control {
         infer: infer::scan, eval: Evaluator::Scan,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Current value of a variable in a resource container.
     ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim> } "read_variable" 0..0 State {
         infer: infer::read_variable, eval: Evaluator::Read,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Sets a variable; the result is the new value.
     AssignVariable { container: String, name: String } "assign_variable" 1..1 State {
         infer: infer::same, eval: Evaluator::Assign,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Gives the operand to device `to` under `key`; the result is the operand itself.
     Send { key: String, to: String } "send" 1..1 Transfer {
         infer: infer::same, eval: Evaluator::Send,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// The tensor sent by device `from` under `key`.
     Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer {
         infer: infer::recv, eval: Evaluator::Receive,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
     /// Element-wise reduction of operands of one type, in their order. As many results, all the same: result `i` is for where operand `i` is made.
     AllReduce { kind: ReduceKind } "all_reduce" 1..many Transfer {
-        infer: infer::all_reduce, eval: Evaluator::Tensors(eval::all_reduce),
+        infer: infer::all_reduce, eval: Tensors(eval::all_reduce),
+        work: work::none, axes: Fixed, tolerance: ROUNDED,
     }
     /// The part of one rank in an all-reduce by a library: element-wise reduction of operands of one type, where operand `rank` is made. The other operands only have to be made before. Ranks of one all-reduce have the same `group`, and no two a device in common.
     AllReduceRank { kind: ReduceKind, group: usize, rank: usize } "all_reduce_rank" 1..many Transfer {
-        infer: infer::all_reduce_rank, eval: Evaluator::Tensors(eval::all_reduce_rank),
+        infer: infer::all_reduce_rank, eval: Tensors(eval::all_reduce_rank),
+        work: work::none, axes: Fixed, tolerance: ROUNDED,
     }
     /// The same in the graph of one device, with the operand that is there: its reduction with those of the other `devices`, of which this is number `rank`.
     Collective { kind: ReduceKind, key: String, rank: usize, devices: Vec<String> } "collective" 1..1 Transfer {
         infer: infer::collective, eval: Evaluator::Elsewhere,
+        work: work::none, axes: Fixed, tolerance: ROUNDED,
     }
     /// One kernel: the region computes the results from the operands. Its node number `anchor` decides how the kernel loops; number `root` defines the results.
     Cluster { kind: ClusterKind, anchor: usize, root: usize } "cluster" 0..many Cluster {
         infer: infer::cluster, eval: Evaluator::Body,
+        work: work::none, axes: Fixed, tolerance: EXACT,
     }
 }
 

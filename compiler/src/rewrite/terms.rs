@@ -327,12 +327,3 @@ pub(crate) fn is_identity(perm: &[usize]) -> bool {
 pub(crate) fn compose(first: &[usize], second: &[usize]) -> Vec<usize> {
     second.iter().map(|&s| first[s]).collect()
 }
-
-/// The permutation that undoes `perm`.
-pub(crate) fn invert(perm: &[usize]) -> Vec<usize> {
-    let mut out = vec![0; perm.len()];
-    for (i, &p) in perm.iter().enumerate() {
-        out[p] = i;
-    }
-    out
-}

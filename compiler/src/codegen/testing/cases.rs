@@ -144,7 +144,7 @@ pub fn tensor_ops(rng: &mut Rng) -> Vec<Case> {
         assert!(!cases.is_empty(), "{name} has no case: add one");
         for (op, operands) in cases {
             assert_eq!(op.name(), name);
-            all.push(Case::of_op(&op, operands, 1e-6));
+            all.push(Case::of_table(&op, operands));
         }
     }
     all
@@ -169,7 +169,7 @@ pub fn special_selections(rng: &mut Rng) -> Vec<Case> {
                     plant_specials(t, rng);
                 }
             }
-            all.push(Case::of_op(&op, operands, 1e-6));
+            all.push(Case::of_table(&op, operands));
         }
     }
     all

@@ -19,6 +19,11 @@ pub struct Case {
 }
 
 impl Case {
+    /// One op, with its tolerance of the op table.
+    pub fn of_table(op: &Op, inputs: Vec<Tensor>) -> Case {
+        Case::of_op(op, inputs, op.spec().tolerance)
+    }
+
     /// One op.
     pub fn of_op(op: &Op, inputs: Vec<Tensor>, tolerance: f64) -> Case {
         Case {

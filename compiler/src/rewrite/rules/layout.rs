@@ -4,11 +4,12 @@
 //! `transpose-transpose` they bring the transposes of a whole convolutional network together, where they cancel. Moving
 //! transposes the other way is not needed: an operand's transpose moves out, then composes with the one above.
 
-use super::{norm_axis, rules};
-use crate::ir::{Dim, Layout, Op, ReduceKind};
+use super::rules;
+use crate::ir::axes::{Axes, Transposed, invert};
+use crate::ir::{Dim, Layout, Op};
 use crate::rewrite::run::Root;
 use crate::rewrite::terms::{
-    Miss, Miss::NoMatch, RuleResult, Terms, are_units, invert, is_identity, is_reshape,
+    Miss, Miss::NoMatch, RuleResult, Terms, are_units, is_identity, is_reshape,
 };
 use egg::Id;
 use std::ops::Range;
@@ -19,23 +20,23 @@ rules! {
     /// A channels-first pool is a channels-last one between transposes.
     "pool-channels-last" Rounding at Op::Pool { layout: Layout::ChannelsFirst, .. } => pool_channels_last;
     /// `f(T(a), b) -> T(f(a, T'(b)))` for element-wise `f`.
-    "transpose-out-of-map" Bits at Op::Map(_) => |t, r| out_of_operands(t, r, map_under);
+    "transpose-out-of-map" Bits at Op::Map(_) => out_of_operands;
     /// `concat(T(a), b) -> T(concat(a, T'(b)))`
-    "transpose-out-of-concat" Bits at Op::Concat { .. } => |t, r| out_of_operands(t, r, concat_under);
+    "transpose-out-of-concat" Bits at Op::Concat { .. } => out_of_operands;
     /// `slice(T(x)) -> T(slice(x))`; so for pad and cumulative sums.
-    "transpose-out-of-slice" Bits at Op::Slice { .. } | Op::Pad { .. } | Op::CumSum { .. } => |t, r| out_of_first(t, r, axiswise_under);
+    "transpose-out-of-slice" Bits at Op::Slice { .. } | Op::Pad { .. } | Op::CumSum { .. } => out_of_first;
     /// `reduce(T(x)) -> T(reduce(x))` with the axes renamed; so for argmax and argmin.
-    "transpose-out-of-reduce" Rounding at Op::Reduce { .. } | Op::ArgReduce { .. } => |t, r| out_of_first(t, r, reduce_under);
+    "transpose-out-of-reduce" Rounding at Op::Reduce { .. } | Op::ArgReduce { .. } => out_of_first;
     /// `softmax(T(x)) -> T(softmax(x))` along the renamed axis.
-    "transpose-out-of-softmax" Rounding at Op::Softmax { .. } => |t, r| out_of_first(t, r, softmax_under);
+    "transpose-out-of-softmax" Rounding at Op::Softmax { .. } => out_of_first;
     /// `norm(T(x)) -> T(norm(x))` when the normalised axes stay in place.
-    "transpose-out-of-norm" Bits at Op::LayerNorm { .. } | Op::RmsNorm { .. } => |t, r| out_of_first(t, r, norm_under);
+    "transpose-out-of-norm" Bits at Op::LayerNorm { .. } | Op::RmsNorm { .. } => out_of_first;
     /// `broadcast(T(x)) -> T(broadcast(x))`
-    "transpose-out-of-broadcast" Bits at Op::Broadcast { .. } => |t, r| out_of_first(t, r, broadcast_under);
+    "transpose-out-of-broadcast" Bits at Op::Broadcast { .. } => out_of_first;
     /// `gather(T(x), i) -> T(gather(x, i))` for indices of rank 0 or 1.
-    "transpose-out-of-gather" Bits at Op::Gather { .. } => |t, r| out_of_first(t, r, gather_under);
+    "transpose-out-of-gather" Bits at Op::Gather { .. } => out_of_first;
     /// `T(x) w -> T(x w)` for a weight matrix and a transpose that leaves the last axis.
-    "transpose-out-of-matmul" Rounding at Op::MatMul => |t, r| out_of_first(t, r, matmul_under);
+    "transpose-out-of-matmul" Rounding at Op::MatMul => out_of_first;
     /// `reshape(T(x)) -> T(reshape(x))`: axes that are merged or split together move together.
     "transpose-out-of-reshape" Bits at Op::Reshape { .. } => transpose_out_of_reshape;
     /// `R(x) w -> R'(x w)` for a weight matrix and a reshape of the other axes; transposes on both sides may then meet.
@@ -85,39 +86,32 @@ fn with_channels_first(t: &mut Terms, op: Op, args: &[Id]) -> RuleResult {
     t.transpose(y, &invert(&to_last(t.rank(y))))
 }
 
-/// The op below a transpose, and the permutation above it.
-struct TransposedOp {
-    op: Op,
-    perm: Vec<usize>,
-}
-
-impl TransposedOp {
-    fn new(op: Op, perm: &[usize]) -> Result<TransposedOp, Miss> {
-        let perm = perm.to_vec();
-        Ok(TransposedOp { op, perm })
-    }
-}
-
 /// Moves the transposes of the first operand out; the others stay as they are.
-fn out_of_first(
-    t: &mut Terms,
-    r: &Root,
-    under: fn(&Terms, &Root, &[usize]) -> Result<TransposedOp, Miss>,
-) -> RuleResult {
+fn out_of_first(t: &mut Terms, r: &Root) -> RuleResult {
+    let Axes::Leading(pass) = r.op.spec().axes else {
+        return Err(NoMatch);
+    };
+    let ranks: Vec<usize> = r.args.iter().map(|&a| t.rank(a)).collect();
     let mut result = Err(NoMatch);
     for (perm, x) in transposes(t, r.args[0]) {
-        let u = match under(t, r, &perm) {
-            Ok(u) => u,
-            Err(miss) => {
-                result = result.or(Err(miss));
-                continue;
-            }
+        let Some(passed) = pass(&transposed(r, &perm, &ranks)) else {
+            continue;
         };
-        let y = t.add(u.op, &[&[x], &r.args[1..]].concat())?;
-        let z = t.transpose(y, &u.perm)?;
+        let mut args = r.args.to_vec();
+        args[0] = x;
+        let y = t.add(passed.op, &args)?;
+        let z = t.transpose(y, &passed.perm)?;
         result = Ok(joined(t, result, z));
     }
     result
+}
+
+fn transposed<'a>(r: &'a Root, perm: &'a [usize], ranks: &'a [usize]) -> Transposed<'a> {
+    Transposed {
+        op: r.op,
+        perm,
+        ranks,
+    }
 }
 
 /// Unites an earlier result of the same rule with another.
@@ -142,15 +136,14 @@ fn transposes(t: &Terms, id: Id) -> Vec<(Vec<usize>, Id)> {
 }
 
 /// Moves transposes of any operand out; the other operands get the inverse.
-fn out_of_operands(
-    t: &mut Terms,
-    r: &Root,
-    under: fn(&Root, &[usize]) -> Result<Op, Miss>,
-) -> RuleResult {
+fn out_of_operands(t: &mut Terms, r: &Root) -> RuleResult {
+    let Axes::Aligned(pass) = r.op.spec().axes else {
+        return Err(NoMatch);
+    };
     let rank = t.rank(r.class);
     let mut result = Err(NoMatch);
     for perm in perms_of_operands(t, r) {
-        let op = under(r, &perm)?;
+        let op = pass(&transposed(r, &perm, &[])).ok_or(NoMatch)?;
         let inverse = invert(&perm);
         let args = each(r.args, |a| below(t, a, rank, &inverse))?;
         let y = t.add(op, &args)?;
@@ -193,124 +186,6 @@ fn extended(shape: &[Dim], rank: usize) -> Vec<Dim> {
     let mut full = vec![Dim::constant(1); rank - shape.len()];
     full.extend_from_slice(shape);
     full
-}
-
-fn map_under(r: &Root, _: &[usize]) -> Result<Op, Miss> {
-    Ok(r.op.clone())
-}
-
-fn concat_under(r: &Root, perm: &[usize]) -> Result<Op, Miss> {
-    let Op::Concat { axis } = r.op else {
-        return Err(NoMatch);
-    };
-    Ok(Op::Concat { axis: perm[*axis] })
-}
-
-/// Entry `i` of a per-axis attribute above becomes entry `perm[i]` below.
-fn moved<T: Clone>(values: &[T], perm: &[usize]) -> Vec<T> {
-    let inverse = invert(perm);
-    inverse.iter().map(|&i| values[i].clone()).collect()
-}
-
-fn axiswise_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let mut op = r.op.clone();
-    match &mut op {
-        Op::Slice {
-            starts,
-            sizes,
-            steps,
-        } => {
-            *starts = moved(starts, perm);
-            *sizes = moved(sizes, perm);
-            *steps = moved(steps, perm);
-        }
-        Op::Pad { low, high, .. } => {
-            *low = moved(low, perm);
-            *high = moved(high, perm);
-        }
-        Op::CumSum { axis, .. } => *axis = perm[*axis],
-        _ => return Err(NoMatch),
-    }
-    TransposedOp::new(op, perm)
-}
-
-/// The permutation that is left when the axes above in `gone` are dropped.
-fn without(perm: &[usize], gone: &[usize]) -> Vec<usize> {
-    let left = (0..perm.len()).filter(|i| !gone.contains(i));
-    let kept: Vec<usize> = left.map(|i| perm[i]).collect();
-    let position = |p: &usize| kept.iter().filter(|q| *q < p).count();
-    kept.iter().map(position).collect()
-}
-
-fn reduce_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let mut op = r.op.clone();
-    let (gone, keepdims) = match &mut op {
-        Op::Reduce {
-            kind: ReduceKind::Prod,
-            ..
-        } => return Err(NoMatch),
-        Op::Reduce { axes, keepdims, .. } => {
-            let mut below: Vec<usize> = axes.iter().map(|&a| perm[a]).collect();
-            below.sort_unstable();
-            (std::mem::replace(axes, below), *keepdims)
-        }
-        Op::ArgReduce { axis, keepdims, .. } => {
-            let above = *axis;
-            *axis = perm[above];
-            (vec![above], *keepdims)
-        }
-        _ => return Err(NoMatch),
-    };
-    let gone = if keepdims { vec![] } else { gone };
-    let perm = without(perm, &gone);
-    Ok(TransposedOp { op, perm })
-}
-
-fn softmax_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let Op::Softmax { axis, log } = *r.op else {
-        return Err(NoMatch);
-    };
-    let axis = perm[axis];
-    TransposedOp::new(Op::Softmax { axis, log }, perm)
-}
-
-fn norm_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let axis = norm_axis(r.op).ok_or(NoMatch)?;
-    if (axis..perm.len()).any(|i| perm[i] != i) {
-        return Err(NoMatch);
-    }
-    TransposedOp::new(r.op.clone(), perm)
-}
-
-fn broadcast_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let Op::Broadcast { shape } = r.op else {
-        return Err(NoMatch);
-    };
-    let lead = shape.len() - perm.len();
-    let perm: Vec<usize> = (0..lead).chain(perm.iter().map(|p| p + lead)).collect();
-    let shape = moved(shape, &perm);
-    TransposedOp::new(Op::Broadcast { shape }, &perm)
-}
-
-fn gather_under(t: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let Op::Gather { axis } = *r.op else {
-        return Err(NoMatch);
-    };
-    let above = match t.rank(r.args[1]) {
-        0 => without(perm, &[axis]),
-        1 => perm.to_vec(),
-        _ => return Err(NoMatch),
-    };
-    let axis = perm[axis];
-    TransposedOp::new(Op::Gather { axis }, &above)
-}
-
-fn matmul_under(t: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let last = perm.len() - 1;
-    if perm[last] != last || t.rank(r.args[1]) != 2 {
-        return Err(NoMatch);
-    }
-    TransposedOp::new(Op::MatMul, perm)
 }
 
 /// `reshape(T(x))` as `T''(reshape(T'(x)))`, where `T'` only brings axes together that are merged or split together; it is
