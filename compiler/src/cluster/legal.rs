@@ -10,8 +10,8 @@ use gristmill_runtime::DType;
 /// Kind of the cluster that an op founds, if it founds one.
 pub fn kind_of(op: &Op) -> Option<ClusterKind> {
     Some(match op.class() {
-        OpClass::Map | OpClass::View => ClusterKind::Map,
-        OpClass::Source if !matches!(op, Op::Constant { .. }) => ClusterKind::Map,
+        OpClass::Source if matches!(op, Op::Constant { .. }) => return None,
+        OpClass::Map | OpClass::View | OpClass::Source => ClusterKind::Map,
         OpClass::Reduce => ClusterKind::Reduce,
         OpClass::Contract => ClusterKind::Contract,
         OpClass::Window => ClusterKind::Window,
@@ -20,7 +20,7 @@ pub fn kind_of(op: &Op) -> Option<ClusterKind> {
         OpClass::Scatter => ClusterKind::Scatter,
         OpClass::Sort => ClusterKind::Sort,
         OpClass::Scan => ClusterKind::Scan,
-        _ => return None,
+        OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster => return None,
     })
 }
 

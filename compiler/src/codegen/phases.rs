@@ -256,14 +256,18 @@ impl<'a> Planner<'a> {
             if roots.is_empty() || matches!(node.op, Op::Constant { .. }) {
                 continue;
             }
-            match &node.op {
-                Op::CumSum { .. } => phases.push(Phase::Lines(id)),
-                Op::TopK { .. } => phases.push(Phase::TopK(id)),
-                Op::ScatterElements { .. } | Op::ScatterNd { .. } => {
-                    phases.push(Phase::Scatter(id))
+            match node.op.class() {
+                OpClass::Scan => phases.push(Phase::Lines(id)),
+                OpClass::Sort => phases.push(Phase::TopK(id)),
+                OpClass::Scatter => phases.push(Phase::Scatter(id)),
+                OpClass::Reduce | OpClass::Contract | OpClass::Window | OpClass::Attention => {
+                    phases.push(Phase::Elements(roots))
                 }
-                op if is_heavy(op) => phases.push(Phase::Elements(roots)),
-                _ => self.push_light(&mut phases, roots[0]),
+                OpClass::Source | OpClass::Map | OpClass::View | OpClass::Gather
+                // No cluster holds these; code by elements refuses them.
+                | OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster => {
+                    self.push_light(&mut phases, roots[0])
+                }
             }
         }
         phases

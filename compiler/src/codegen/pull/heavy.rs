@@ -1,12 +1,13 @@
-//! Pull-based code of ops with inner loops, and the loops.
+//! Loops inside of an element, for ops that pull several elements of an operand.
 //!
 //! Slow but correct for every dtype: floats accumulate in `f64` and round once, integers in 64 bits,
 //! wrapping.
 
 use super::{Emit, Ix, Puller};
 use crate::codegen::body::Body;
+use crate::cost::{Extents, work};
 use crate::error::{Error, Result};
-use crate::ir::{Node, Op};
+use crate::ir::{Node, Op, Type, ValueId};
 use gristmill_runtime::DType;
 use std::hash::Hash;
 
@@ -19,24 +20,6 @@ type NestedBody<'f, S, E> =
     dyn FnMut(&mut S, &mut E, &[Ix<ValueOf<E>>], &[ValueOf<E>]) -> Result<Vec<ValueOf<E>>> + 'f;
 
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
-    pub(super) fn heavy_value<E: Emit<Value = V>>(
-        &mut self,
-        e: &mut E,
-        node: &Node,
-        result: usize,
-        at: &[Ix<V>],
-    ) -> Result<V> {
-        match &node.op {
-            Op::Reduce { .. } => self.reduce(e, node, at),
-            Op::ArgReduce { .. } => self.arg_reduce(e, node, at),
-            Op::MatMul => self.matmul(e, node, at),
-            Op::Conv { .. } => self.conv(e, node, at),
-            Op::ConvTranspose { .. } => self.conv_transpose(e, node, at),
-            Op::Pool { .. } | Op::MaxPoolIndices { .. } => self.pool(e, node, result, at),
-            op => Err(no_code(op)),
-        }
-    }
-
     /// Loops over all indices below `extents` with carried values; returns them after the loops.
     pub(super) fn loops<E: Emit<Value = V>>(
         &mut self,
@@ -104,7 +87,16 @@ pub(in crate::codegen) fn inner_iterations(body: &Body, op: &Op, node: &Node) ->
         Op::MatMul => body.shape(node.inputs[0]).last().copied().unwrap_or(1),
         Op::Conv { .. } | Op::ConvTranspose { .. } => n(1) / body.shape(node.inputs[1])[0].max(1),
         Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => size.iter().product(),
-        _ => 1,
+        _ => flops(body, node) / out,
     }
     .max(1)
+}
+
+fn flops(body: &Body, node: &Node) -> usize {
+    let types = |values: &[ValueId]| -> Vec<&Type> {
+        let values = values.iter();
+        values.map(|&v| body.graph.ty(v)).collect()
+    };
+    let (operands, results) = (types(&node.inputs), types(&node.outputs));
+    work::of_op(&node.op, &operands, &results, &Extents::default()).flops as usize
 }

@@ -17,6 +17,7 @@ use crate::ir::{ConstData, Node, Op, PadMode, ScalarOp, ValueId};
 pub(super) use emit::{Emit, Ix, Kind, Order};
 use gristmill_runtime::{DType, status};
 pub(super) use heavy::inner_iterations;
+use heavy::no_code;
 pub(super) use reduce::{accumulator, beats, extreme_bits, mean, reduced_index};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -110,7 +111,34 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             Op::Gather { axis } => self.gather(e, node, *axis, at),
             Op::GatherElements { axis } => self.gather_elements(e, node, *axis, at),
             Op::GatherNd { batch_dims } => self.gather_nd(e, node, *batch_dims, at),
-            _ => self.heavy_value(e, node, result, at),
+            Op::Reduce { .. } => self.reduce(e, node, at),
+            Op::ArgReduce { .. } => self.arg_reduce(e, node, at),
+            Op::MatMul => self.matmul(e, node, at),
+            Op::Conv { .. } => self.conv(e, node, at),
+            Op::ConvTranspose { .. } => self.conv_transpose(e, node, at),
+            Op::Pool { .. } | Op::MaxPoolIndices { .. } => self.pool(e, node, result, at),
+            // Constants of several elements are in memory, composite ops are written out, and the
+            // others have phases or steps of their own.
+            op @ (Op::Constant { .. }
+            | Op::Softmax { .. }
+            | Op::LayerNorm { .. }
+            | Op::RmsNorm { .. }
+            | Op::Attention { .. }
+            | Op::ScatterElements { .. }
+            | Op::ScatterNd { .. }
+            | Op::TopK { .. }
+            | Op::CumSum { .. }
+            | Op::If
+            | Op::Loop { .. }
+            | Op::Scan { .. }
+            | Op::ReadVariable { .. }
+            | Op::AssignVariable { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::AllReduce { .. }
+            | Op::AllReduceRank { .. }
+            | Op::Collective { .. }
+            | Op::Cluster { .. }) => Err(no_code(op)),
         }
     }
 
