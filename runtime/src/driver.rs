@@ -41,7 +41,7 @@ pub trait Driver: Send + Sync {
     fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error>;
 
     /// Makes code ready to be launched. Errors with `Unsupported` when it is not for this device.
-    fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error>;
+    fn load(&self, code: &GpuCode) -> Result<Box<dyn DeviceCode>, Error>;
 
     /// Makes a product ready that a library of the device computes. Errors with `Unsupported` when there is no such library, or it has no way to
     /// compute it.
@@ -60,7 +60,7 @@ pub trait Driver: Send + Sync {
 
     /// A new event, which has passed.
     fn event(&self) -> Result<Arc<dyn Event>, Error> {
-        Ok(Arc::new(Passed))
+        Ok(Arc::new(PassedEvent))
     }
 
     /// Makes the queue wait until the last mark of `event` has passed. The event may be of another device.
@@ -276,9 +276,9 @@ pub trait Stamps: Send + Sync {
 }
 
 /// The event of a device on which everything is done when a call returns.
-pub struct Passed;
+pub struct PassedEvent;
 
-impl Event for Passed {
+impl Event for PassedEvent {
     fn raw(&self) -> u64 {
         0
     }
@@ -304,7 +304,7 @@ impl HostMemory for AlignedBytes {
 }
 
 /// Code on its device.
-pub trait Loaded: Send + Sync {
+pub trait DeviceCode: Send + Sync {
     /// Starts the kernel `entry` with arguments in the order of [`crate::gpu::GpuKernel::params`].
     ///
     /// Errors with `Internal` when there is no such kernel, with `DeviceFailed` when it faults (now or in a later call).

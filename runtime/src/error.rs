@@ -41,6 +41,11 @@ impl Error {
         Error::new(ErrorKind::InvalidInput, message)
     }
 
+    /// [`ErrorKind::Internal`].
+    pub(crate) fn internal(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Internal, message)
+    }
+
     /// Names the node of the user's model at which the error arose; the innermost name stays.
     pub fn at(mut self, node: impl Into<String>) -> Error {
         self.node.get_or_insert(node.into());

@@ -148,7 +148,7 @@ impl TensorMap {
         let good_stride = |s: &u64| s.is_multiple_of(CHUNK_BYTES) && *s < MAX_STRIDE_BYTES;
         if let Some(stride) = strides_bytes.iter().find(|s| !good_stride(s)) {
             return Some(format!(
-                "stride {stride} is no multiple of {CHUNK_BYTES} bytes, or not below {MAX_STRIDE_BYTES}"
+                "stride {stride} is not a multiple of {CHUNK_BYTES} bytes, or not below {MAX_STRIDE_BYTES}"
             ));
         }
         if let Some(side) = tile.iter().find(|t| !(1..=MAX_TILE).contains(*t)) {
@@ -165,7 +165,7 @@ impl TensorMap {
         }
         if !self.offset_bytes.is_multiple_of(CHUNK_BYTES) {
             return Some(format!(
-                "offset {} is no multiple of {CHUNK_BYTES} bytes",
+                "offset {} is not a multiple of {CHUNK_BYTES} bytes",
                 self.offset_bytes
             ));
         }

@@ -232,7 +232,7 @@ fn io_error(what: &str, e: io::Error) -> Error {
 }
 
 fn malformed(what: &str) -> Error {
-    Error::invalid(format!("not a good .npy file: {what}"))
+    Error::invalid(format!("malformed .npy file: {what}"))
 }
 
 /// Dtypes that NumPy has no name for: their bits are written as unsigned integers.

@@ -2,7 +2,7 @@
 
 use crate::{Args, Checks, Device, Fault, FaultKind, LaunchConfig, Limits, Module};
 use crate::{TensorElement, TensorMap, encode_tensor_map};
-use gristmill_runtime::driver::{Driver, Loaded};
+use gristmill_runtime::driver::{DeviceCode, Driver};
 use gristmill_runtime::gpu::{self, EncodedTensorMap, GpuArg, GpuCode, Launch};
 use gristmill_runtime::{DType, Error, ErrorKind};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Driver for EmulatedGpu {
         encode_tensor_map(&map).map(EncodedTensorMap).map_err(error)
     }
 
-    fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
+    fn load(&self, code: &GpuCode) -> Result<Box<dyn DeviceCode>, Error> {
         let module = Module::parse(&code.ptx).map_err(error)?;
         module.check().map_err(error)?;
         Ok(Box::new(LoadedModule {
@@ -115,7 +115,7 @@ struct LoadedModule {
     checks: Checks,
 }
 
-impl Loaded for LoadedModule {
+impl DeviceCode for LoadedModule {
     fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error> {
         let config = LaunchConfig {
             grid: launch.grid,

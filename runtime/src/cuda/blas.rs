@@ -183,7 +183,7 @@ impl Drop for Blas {
 }
 
 /// Objects that describe a product; each is destroyed with this, as far as it was made.
-struct Described {
+struct ProductDescriptors {
     api: &'static Api,
     product: Object,
     /// Of A, B and D.
@@ -192,12 +192,12 @@ struct Described {
 }
 
 // SAFETY: objects of the library belong to no thread; a lock is around their use.
-unsafe impl Send for Described {}
+unsafe impl Send for ProductDescriptors {}
 
-impl Described {
-    fn new(api: &'static Api, p: &Product) -> Result<Described, Error> {
+impl ProductDescriptors {
+    fn new(api: &'static Api, p: &Product) -> Result<ProductDescriptors, Error> {
         let none = ptr::null_mut();
-        let mut d = Described {
+        let mut d = ProductDescriptors {
             api,
             product: none,
             layouts: [none; 3],
@@ -329,7 +329,7 @@ impl Described {
     }
 }
 
-impl Drop for Described {
+impl Drop for ProductDescriptors {
     fn drop(&mut self) {
         let destroy = |f: unsafe extern "C" fn(Object) -> Status, object: Object| {
             if !object.is_null() {
@@ -430,7 +430,7 @@ pub(super) struct CudaProduct {
     streams: Arc<Streams>,
     blas: Arc<Blas>,
     /// Locked while the library looks at it, since the address of the bias is part of it.
-    described: Mutex<Described>,
+    described: Mutex<ProductDescriptors>,
     best: Heuristic,
     one: u64,
     /// Bytes from the beginning of each buffer: left-hand side, right-hand side, bias, result.
@@ -448,7 +448,7 @@ impl CudaProduct {
         checks: bool,
     ) -> Result<CudaProduct, Error> {
         streams.context.bind()?;
-        let described = Described::new(blas.api, p)?;
+        let described = ProductDescriptors::new(blas.api, p)?;
         let best = described.best(blas.handle)?;
         let bytes = |offset: usize, dtype: DType| (offset * dtype.size_bytes()) as u64;
         let of = |matrix: &Matrix| bytes(matrix.offset, matrix.dtype);

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::gpu::Streams;
-use crate::driver::Loaded;
+use crate::driver::DeviceCode;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{GpuArg, GpuCode, Launch};
 use crate::sync::lock;
@@ -110,7 +110,7 @@ impl LoadedCode {
 
     fn find(&self, entry: &str) -> Result<CUfunction, Error> {
         let context = &self.streams.context;
-        let internal = |why: String| Error::new(ErrorKind::Internal, why);
+        let internal = |why: String| Error::internal(why);
         let name = CString::new(entry).map_err(|e| internal(format!("kernel {entry:?}: {e}")))?;
         let mut function = ptr::null_mut();
         // SAFETY: the module lives; the driver reads the name and writes one handle.
@@ -158,7 +158,7 @@ impl LoadedCode {
     }
 }
 
-impl Loaded for LoadedCode {
+impl DeviceCode for LoadedCode {
     fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error> {
         let named = |e: Error| e.context(format!("kernel {entry}"));
         self.streams.context.bind()?;

@@ -141,9 +141,8 @@ impl Stream {
     /// Makes later work wait for the last record of an event, of any device.
     pub(super) fn wait(&self, event: u64) -> Result<(), Error> {
         self.context.bind()?;
-        let event = ptr::with_exposed_provenance_mut(event as usize);
         // SAFETY: stream and event live.
-        let code = unsafe { (self.context.api.wait_event)(self.handle, event, 0) };
+        let code = unsafe { (self.context.api.wait_event)(self.handle, event_handle(event), 0) };
         self.context.check(code, "waiting for an event")
     }
 
@@ -248,10 +247,14 @@ impl Event {
 /// Records an event after the work enqueued on a stream so far.
 pub(super) fn record(stream: &Stream, event: u64) -> Result<(), Error> {
     stream.context.bind()?;
-    let event = ptr::with_exposed_provenance_mut(event as usize);
     // SAFETY: stream and event live.
-    let code = unsafe { (stream.context.api.record_event)(event, stream.handle) };
+    let code = unsafe { (stream.context.api.record_event)(event_handle(event), stream.handle) };
     stream.context.check(code, "recording an event")
+}
+
+/// The driver's handle of an event, from [`driver::Event::raw`].
+fn event_handle(event: u64) -> CUevent {
+    ptr::with_exposed_provenance_mut(event as usize)
 }
 
 impl driver::Event for Event {
@@ -270,20 +273,20 @@ impl Drop for Event {
 }
 
 /// Memory of the host that every device of the driver copies from and to by itself. Cached, so that reading it is as fast as any other.
-pub(super) struct Pinned {
+pub(super) struct PinnedMemory {
     context: Arc<Context>,
     pointer: *mut c_void,
     size_bytes: usize,
 }
 
 // SAFETY: plain bytes; who reads and writes when is their users' affair.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Pinned {
+impl PinnedMemory {
     /// At least one byte, all zero.
-    pub(super) fn new(context: &Arc<Context>, size_bytes: usize) -> Result<Pinned, Error> {
+    pub(super) fn new(context: &Arc<Context>, size_bytes: usize) -> Result<PinnedMemory, Error> {
         let mut pointer = ptr::null_mut();
         context.bind()?;
         let room = size_bytes.max(1);
@@ -295,7 +298,7 @@ impl Pinned {
         context.check(code, "pinning memory of the host")?;
         // SAFETY: the driver gave so many bytes.
         unsafe { pointer.cast::<u8>().write_bytes(0, room) };
-        Ok(Pinned {
+        Ok(PinnedMemory {
             context: context.clone(),
             pointer,
             size_bytes,
@@ -303,7 +306,7 @@ impl Pinned {
     }
 }
 
-impl driver::HostMemory for Pinned {
+impl driver::HostMemory for PinnedMemory {
     fn as_ptr(&self) -> *mut u8 {
         self.pointer.cast()
     }
@@ -313,7 +316,7 @@ impl driver::HostMemory for Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: allocated in `new`, freed once; the driver waits for copies that use it.

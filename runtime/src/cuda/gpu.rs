@@ -3,11 +3,12 @@
 use super::api::Api;
 use super::blas::{Blas, CudaProduct};
 use super::code::LoadedCode;
-use super::context::{Context, Event, OUT_OF_MEMORY, Pinned, Stream, record};
+use super::context::{Context, Event, OUT_OF_MEMORY, PinnedMemory, Stream, record};
 use super::nccl::Clique;
 use super::ring::Ring;
 use crate::driver::{
-    self, Arrival, Driver, Group, HostMemory, Loaded, LoadedProduct, Peer, Queue, Replay, Stamps,
+    self, Arrival, DeviceCode, Driver, Group, HostMemory, LoadedProduct, Peer, Queue, Replay,
+    Stamps,
 };
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
@@ -87,14 +88,14 @@ impl Streams {
     /// Calls `ask` while this thread's requests go into the queues for captures. Captures take turns.
     fn while_captured<T>(&self, ask: impl FnOnce(&Queues) -> T) -> T {
         /// Restores the queues of before, however `ask` ends.
-        struct Before(usize);
-        impl Drop for Before {
+        struct RestoreQueues(usize);
+        impl Drop for RestoreQueues {
             fn drop(&mut self) {
                 CAPTURES.set(self.0);
             }
         }
         let _turn = lock(&self.capturing);
-        let _before = Before(CAPTURES.replace(ptr::from_ref(self).addr()));
+        let _before = RestoreQueues(CAPTURES.replace(ptr::from_ref(self).addr()));
         ask(&self.captured)
     }
 }
@@ -151,11 +152,11 @@ struct Pool {
     context: Arc<Context>,
     /// Null where the device has no pools.
     handle: CUmemoryPool,
-    state: Mutex<Allocated>,
+    state: Mutex<Allocations>,
 }
 
 #[derive(Default)]
-struct Allocated {
+struct Allocations {
     sizes: BTreeMap<u64, usize>,
     used_bytes: usize,
 }
@@ -199,7 +200,7 @@ impl Pool {
         Ok(pool)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Allocated> {
+    fn lock(&self) -> MutexGuard<'_, Allocations> {
         lock(&self.state)
     }
 
@@ -403,10 +404,9 @@ impl Driver for CudaGpu {
         let mut encoded = EncodedTensorMap([0; TENSOR_MAP_BYTES]);
         let (rank, steps) = (map.sizes.len(), vec![1; map.sizes.len()]);
         if map.strides_bytes.len() + 1 != rank || map.tile.len() != rank {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                format!("a tensor map of {rank} axes is not whole: {map:?}"),
-            ));
+            return Err(Error::internal(format!(
+                "a tensor map of {rank} axes is not whole: {map:?}"
+            )));
         }
         let (sizes, strides, tile) = (
             map.sizes.as_ptr(),
@@ -438,14 +438,14 @@ impl Driver for CudaGpu {
         };
         match code {
             0 => Ok(encoded),
-            code => Err(Error::new(
-                ErrorKind::Internal,
-                format!("{map:?}: {}", context.api.text(code)),
-            )),
+            code => Err(Error::internal(format!(
+                "{map:?}: {}",
+                context.api.text(code)
+            ))),
         }
     }
 
-    fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
+    fn load(&self, code: &GpuCode) -> Result<Box<dyn DeviceCode>, Error> {
         Ok(Box::new(LoadedCode::new(
             self.streams.clone(),
             code,
@@ -463,7 +463,7 @@ impl Driver for CudaGpu {
     }
 
     fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {
-        Ok(Box::new(Pinned::new(self.context(), size_bytes)?))
+        Ok(Box::new(PinnedMemory::new(self.context(), size_bytes)?))
     }
 
     fn event(&self) -> Result<Arc<dyn driver::Event>, Error> {

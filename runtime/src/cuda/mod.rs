@@ -126,7 +126,7 @@ fn device(ordinal: u32) -> Result<CudaDevice, Error> {
     let n = devices.len();
     devices.into_iter().nth(ordinal as usize).ok_or_else(|| {
         unsupported(format!(
-            "CUDA device {ordinal} is not there: the driver shows {n}, counted from 0"
+            "there is no CUDA device {ordinal}: the driver shows {n}, counted from 0"
         ))
     })
 }

@@ -259,10 +259,7 @@ impl Rank {
             return if is_over() {
                 Ok(false)
             } else {
-                Err(Error::new(
-                    ErrorKind::Internal,
-                    "an all-reduce without communicator",
-                ))
+                Err(Error::internal("an all-reduce without communicator"))
             };
         }
         self.context.bind()?;

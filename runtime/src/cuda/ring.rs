@@ -1,6 +1,6 @@
 //! Pinned memory through which bytes of any place on the host cross, piece by piece.
 
-use super::context::{Context, Event, Pinned, Stream};
+use super::context::{Context, Event, PinnedMemory, Stream};
 use crate::driver::HostMemory;
 use crate::error::Error;
 use std::ptr;
@@ -16,7 +16,7 @@ pub(super) struct Ring {
 }
 
 struct Piece {
-    memory: Pinned,
+    memory: PinnedMemory,
     /// The last copy that uses it.
     event: Event,
 }
@@ -24,7 +24,7 @@ struct Piece {
 impl Piece {
     fn new(context: &Arc<Context>) -> Result<Piece, Error> {
         Ok(Piece {
-            memory: Pinned::new(context, PIECE_BYTES)?,
+            memory: PinnedMemory::new(context, PIECE_BYTES)?,
             event: Event::new(context)?,
         })
     }

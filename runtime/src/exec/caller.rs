@@ -14,11 +14,11 @@ use std::sync::Arc;
 /// Copies on the device of those of the caller's tensors that a partition uses.
 pub(crate) struct CallerTensors {
     driver: Arc<dyn Driver>,
-    inputs: Vec<Copied>,
-    outputs: Vec<Copied>,
+    inputs: Vec<TensorCopy>,
+    outputs: Vec<TensorCopy>,
 }
 
-struct Copied {
+struct TensorCopy {
     /// Index among the program's inputs or outputs.
     index: usize,
     on_host: *mut u8,
@@ -48,7 +48,7 @@ impl CallerTensors {
             found.dedup();
             let copy = |(index, size_bytes)| {
                 let (pinned, on_device) = (driver.pin(size_bytes)?, memory.allocate(size_bytes)?);
-                Ok(Copied {
+                Ok(TensorCopy {
                     index,
                     on_host: ptr::null_mut(),
                     pinned,
@@ -93,12 +93,12 @@ impl CallerTensors {
 
     /// Takes the caller's tensors for the next run.
     pub(crate) fn bind(&mut self, inputs: &[Tensor], outputs: &mut [Tensor]) {
-        self.inputs
-            .iter_mut()
-            .for_each(|c| c.on_host = inputs[c.index].as_ptr().cast_mut());
-        self.outputs
-            .iter_mut()
-            .for_each(|c| c.on_host = outputs[c.index].as_mut_ptr());
+        for c in &mut self.inputs {
+            c.on_host = inputs[c.index].as_ptr().cast_mut();
+        }
+        for c in &mut self.outputs {
+            c.on_host = outputs[c.index].as_mut_ptr();
+        }
     }
 
     /// Copies the inputs into pinned memory. The device has finished its last run.

@@ -76,7 +76,7 @@ pub(crate) static RUNS: Runs = Runs {
 impl Runs {
     /// Waits for the runs of other programs that came before and exclude this one; the result lets later ones go when it is dropped. `program` tells
     /// programs apart.
-    pub(crate) fn enter(&self, program: usize, devices: &Arc<Devices>) -> Entered<'_> {
+    pub(crate) fn enter(&self, program: usize, devices: &Arc<Devices>) -> RunGuard<'_> {
         let mut runs = lock(&self.under_way);
         let ticket = runs.iter().map(|run| run.ticket + 1).max().unwrap_or(0);
         runs.push(Run {
@@ -90,17 +90,17 @@ impl Runs {
         while runs.iter().any(is_in_the_way) {
             runs = wait_on(&self.left, runs);
         }
-        Entered { runs: self, ticket }
+        RunGuard { runs: self, ticket }
     }
 }
 
 /// A run that may go on.
-pub(crate) struct Entered<'a> {
+pub(crate) struct RunGuard<'a> {
     runs: &'a Runs,
     ticket: u64,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
         lock(&self.runs.under_way).retain(|run| run.ticket != self.ticket);
         self.runs.left.notify_all();

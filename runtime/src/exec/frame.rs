@@ -7,7 +7,7 @@ use super::profile::Profile;
 use super::rendezvous::Rendezvous;
 use super::resources::{Resources, Variable};
 use crate::device::DeviceName;
-use crate::driver::{Arrival, Event, Group, Loaded, Passed, Queue, Reduction};
+use crate::driver::{Arrival, DeviceCode, Event, Group, PassedEvent, Queue, Reduction};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::program::{
@@ -223,27 +223,9 @@ impl Frame {
                 grain,
                 ..
             } => {
-                let first_arg = self.push_args(args, &source.partition.buffers);
-                match &source.partition.kernels[kernel.0 as usize] {
-                    Kernel::Cpu(kernel) => PreparedStep::Kernel(PreparedKernel {
-                        entry: kernel.entry.get(),
-                        args: first_arg..first_arg + args.len(),
-                        items: *items,
-                        grain: *grain,
-                        has_workspace: kernel.workspace_bytes_per_thread > 0,
-                    }),
-                    Kernel::Gpu(kernel) => PreparedStep::Launch(PreparedLaunch::new(
-                        kernel,
-                        &source.code,
-                        first_arg,
-                        &mut self.statuses,
-                    )),
-                    Kernel::Product(product) => {
-                        let made =
-                            PreparedLaunch::of_product(product, source.links.memory, first_arg);
-                        PreparedStep::Launch(made.map_err(|e| e.at(&step.origin))?)
-                    }
-                }
+                let kernel = &source.partition.kernels[kernel.0 as usize];
+                self.prepare_kernel(source, kernel, args, [*items, *grain])
+                    .map_err(|e| e.at(&step.origin))?
             }
             StepKind::Send { key, buffer } => source.send(key, *buffer),
             StepKind::Recv { key, buffer } => source.recv(key, *buffer),
@@ -268,14 +250,42 @@ impl Frame {
         })
     }
 
+    fn prepare_kernel(
+        &mut self,
+        source: &StepSource<'_>,
+        kernel: &Kernel,
+        args: &[BufferId],
+        [items, grain]: [u64; 2],
+    ) -> Result<PreparedStep, Error> {
+        let first_arg = self.push_args(args, &source.partition.buffers);
+        Ok(match kernel {
+            Kernel::Cpu(kernel) => PreparedStep::Kernel(PreparedKernel {
+                entry: kernel.entry.get(),
+                args: first_arg..first_arg + args.len(),
+                items,
+                grain,
+                has_workspace: kernel.workspace_bytes_per_thread > 0,
+            }),
+            Kernel::Gpu(kernel) => {
+                let statuses = &mut self.statuses;
+                let launch = PreparedLaunch::new(kernel, &source.code, first_arg, statuses);
+                PreparedStep::Launch(launch)
+            }
+            Kernel::Product(product) => {
+                let memory = source.links.memory;
+                PreparedStep::Launch(PreparedLaunch::of_product(product, memory, first_arg)?)
+            }
+        })
+    }
+
     /// Takes the device's copies of the caller's tensors, which stay where they are, by index: inputs and outputs.
     pub(crate) fn use_copies(&mut self, [inputs, outputs]: [Vec<(usize, *mut u8)>; 2]) {
-        inputs
-            .into_iter()
-            .for_each(|(i, address)| self.inputs[i] = address);
-        outputs
-            .into_iter()
-            .for_each(|(i, address)| self.outputs[i] = address);
+        for (i, address) in inputs {
+            self.inputs[i] = address;
+        }
+        for (i, address) in outputs {
+            self.outputs[i] = address;
+        }
         self.bind();
     }
 
@@ -330,7 +340,7 @@ impl Frame {
 
     /// Event at the end of a step that is a device's copy.
     pub(crate) fn event(&self, step: usize) -> &dyn Event {
-        self.events[step].as_deref().unwrap_or(&Passed)
+        self.events[step].as_deref().unwrap_or(&PassedEvent)
     }
 
     /// True when all its requests can be replayed as one: kernels, copies, and sends to the host.
@@ -356,9 +366,11 @@ impl Frame {
         match launches.as_slice() {
             _ if error.kind() != ErrorKind::DeviceFailed => error,
             [] => error,
-            [only] => error.context(format!("kernel {}", name(only))).at(self.origin(*only)),
+            [only] => error
+                .context(format!("kernel {}", name(only)))
+                .at(self.origin(*only)),
             [first, .., last] => error.context(format!(
-                "one of {} kernels, from {} to {}; with --verify each is waited for, which tells which one",
+                "one of {} kernels, from {} to {}; --verify waits for each and finds the one",
                 launches.len(),
                 name(first),
                 name(last)
@@ -389,7 +401,7 @@ struct StepSource<'a> {
     partition: &'a Partition,
     links: &'a Links<'a>,
     /// Loaded [`Partition::gpu_code`]; empty on the host.
-    code: Vec<Arc<dyn Loaded>>,
+    code: Vec<Arc<dyn DeviceCode>>,
 }
 
 impl<'a> StepSource<'a> {

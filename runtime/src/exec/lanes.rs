@@ -67,18 +67,18 @@ impl Lanes {
             }
         };
         drop(free);
-        let taken = Taken { lanes: self, lane };
+        let taken = LaneGuard { lanes: self, lane };
         run(&self.lanes[taken.lane])
     }
 }
 
 /// A lane in use; it is free again when this is dropped.
-struct Taken<'a> {
+struct LaneGuard<'a> {
     lanes: &'a Lanes,
     lane: usize,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for LaneGuard<'_> {
     fn drop(&mut self) {
         lock(&self.lanes.free).push(self.lane);
         self.lanes.freed.notify_one();

@@ -3,8 +3,8 @@
 use super::frame::{Addresses, Frame, PreparedStep};
 use super::memory::{Block, Memory};
 use super::transfer::bytes_of;
-use crate::driver::{Driver, Event, HostMemory, Loaded, LoadedProduct, ProductArgs, Stamps};
-use crate::error::{Error, ErrorKind};
+use crate::driver::{DeviceCode, Driver, Event, HostMemory, LoadedProduct, ProductArgs, Stamps};
+use crate::error::Error;
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, TensorMap};
 use crate::product::{Product, WORKSPACE_ALIGN_BYTES};
 use crate::status;
@@ -28,7 +28,7 @@ enum Work {
 }
 
 struct KernelWork {
-    code: Arc<dyn Loaded>,
+    code: Arc<dyn DeviceCode>,
     launch: Launch,
     params: Vec<GpuParam>,
     /// Room for the arguments.
@@ -46,7 +46,7 @@ struct ProductWork {
 impl PreparedLaunch {
     pub(crate) fn new(
         kernel: &GpuKernel,
-        code: &[Arc<dyn Loaded>],
+        code: &[Arc<dyn DeviceCode>],
         first_arg: usize,
         statuses: &mut Statuses,
     ) -> PreparedLaunch {
@@ -74,8 +74,7 @@ impl PreparedLaunch {
         first_arg: usize,
     ) -> Result<PreparedLaunch, Error> {
         let Some(driver) = memory.driver() else {
-            return Err(Error::new(
-                ErrorKind::Internal,
+            return Err(Error::internal(
                 "a library's product for a device without memory of its own",
             ));
         };
@@ -170,8 +169,7 @@ fn encode(
         return Ok(GpuArg::TensorMap(encoded));
     }
     let Some(driver) = memory.driver() else {
-        return Err(Error::new(
-            ErrorKind::Internal,
+        return Err(Error::internal(
             "a tensor map for a device without memory of its own",
         ));
     };
@@ -238,7 +236,10 @@ const N_SERIES: u32 = 5;
 const MOST_LAUNCHES: u32 = 1 << 16;
 
 /// Loads the code of a partition.
-pub(crate) fn load(driver: &dyn Driver, code: &[GpuCode]) -> Result<Vec<Arc<dyn Loaded>>, Error> {
+pub(crate) fn load(
+    driver: &dyn Driver,
+    code: &[GpuCode],
+) -> Result<Vec<Arc<dyn DeviceCode>>, Error> {
     code.iter().map(|c| Ok(driver.load(c)?.into())).collect()
 }
 

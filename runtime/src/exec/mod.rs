@@ -73,7 +73,7 @@ use step::Scratch;
 use team::{Leader, Team};
 use transfer::Staging;
 use wait::{Event, Patience};
-use worker::{Replaying, Schedule, Worker};
+use worker::{ReplayMode, Schedule, Worker};
 
 pub use lanes::Lanes;
 pub use resources::Resources;
@@ -171,7 +171,7 @@ impl Executor {
                 program.name,
                 violations.join("\n  ")
             );
-            return Err(Error::new(ErrorKind::Internal, message));
+            return Err(Error::internal(message));
         }
         let patience = Patience::for_threads(threads_per_device * n_devices * n_lanes);
         let shared = Arc::new(Shared {
@@ -222,37 +222,20 @@ impl Executor {
     /// sub-programs count for the step that runs them. Kernels of a GPU are timed by its own events, from where its queue comes to the step to
     /// where it is done with it; copies from and to other partitions by the time to ask for them.
     pub fn step_times(&self) -> Vec<Vec<u64>> {
-        let _turn = lock(&self.turn);
-        let times = |profile: &Profile| profile.total_ns.clone();
-        self.shared
-            .workers
-            .iter()
-            .map(|w| {
-                lock(w)
-                    .frame
-                    .profile
-                    .as_ref()
-                    .map(times)
-                    .unwrap_or_default()
-            })
-            .collect()
+        self.profiles(|profile| profile.total_ns.clone())
     }
 
     /// When each step began and ended in the last run, by partition and step; empty unless it was profiled, of no meaning when it failed.
     pub fn step_spans(&self) -> Vec<Vec<(Instant, Instant)>> {
+        self.profiles(|profile| profile.last.clone())
+    }
+
+    /// A list of each partition's profile; empty without one.
+    fn profiles<T>(&self, of: impl Fn(&Profile) -> Vec<T>) -> Vec<Vec<T>> {
         let _turn = lock(&self.turn);
-        let spans = |profile: &Profile| profile.last.clone();
-        self.shared
-            .workers
-            .iter()
-            .map(|w| {
-                lock(w)
-                    .frame
-                    .profile
-                    .as_ref()
-                    .map(spans)
-                    .unwrap_or_default()
-            })
+        let workers = self.shared.workers.iter();
+        workers
+            .map(|w| lock(w).frame.profile.as_ref().map(&of).unwrap_or_default())
             .collect()
     }
 
@@ -526,9 +509,9 @@ impl<'a> Setup<'a> {
             caller,
             schedule: Schedule::new(partition),
             replay: if self.options.step_by_step {
-                Replaying::Never
+                ReplayMode::Never
             } else {
-                Replaying::of(&frame, self.in_order)
+                ReplayMode::of(&frame, self.in_order)
             },
             frame,
         })
@@ -715,7 +698,5 @@ fn check_tensors(what: &str, specs: &[IoSpec], tensors: &[Tensor]) -> Result<(),
     Ok(())
 }
 
-#[cfg(test)]
-mod device_tests;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use super::emulate::Courier;
 use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
 use crate::driver::{Driver, Event};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -241,8 +241,7 @@ impl Rendezvous {
 
 fn check_send(slot: &Slot, staging: &Staging, epoch: u64, size_bytes: usize) -> Result<(), Error> {
     if slot.epoch.load(Ordering::Relaxed) >= epoch || staging.size_bytes() != size_bytes {
-        return Err(Error::new(
-            ErrorKind::Internal,
+        return Err(Error::internal(
             "a key was sent twice in one run, or with another size",
         ));
     }

@@ -1,7 +1,7 @@
 //! Variables: state that outlives a run, in containers that sessions can share.
 
 use crate::dtype::DType;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::program::VariableSpec;
 use crate::sync::lock;
 use crate::tensor::Tensor;
@@ -117,7 +117,7 @@ impl State {
                 initial.dtype(),
                 initial.shape()
             );
-            return Err(Error::new(ErrorKind::Internal, message));
+            return Err(Error::internal(message));
         }
         value.as_bytes_mut().copy_from_slice(initial.as_bytes());
         Ok(State {

@@ -1,6 +1,8 @@
 //! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri runs them too, those with a pool only
 //! with `-Zmiri-tree-borrows -Zmiri-ignore-leaks` (rayon's deque is not sound under stacked borrows); `team` and `rendezvous` need no flag.
 
+mod device;
+
 use super::emulate::{LinkRate, wait_kernel};
 use super::*;
 use crate::device::{DeviceKind, DeviceName};

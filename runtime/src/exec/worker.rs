@@ -27,7 +27,7 @@ pub(crate) struct Worker {
     /// `None` when no step can be held up: then program order is the schedule.
     pub(crate) schedule: Option<Schedule>,
     /// State of captures and replays of the device's requests.
-    pub(crate) replay: Replaying,
+    pub(crate) replay: ReplayMode,
 }
 
 impl Worker {
@@ -99,7 +99,7 @@ impl Worker {
 }
 
 /// Mode in which a device is asked for a run. The first run loads code and finds faults that concern a single request: its requests are made one by one.
-pub(crate) enum Replaying {
+pub(crate) enum ReplayMode {
     /// All at once, from the second run on.
     Whole(Progress),
     /// In pieces, from the second run on, which is to come if `is_first`.
@@ -115,29 +115,29 @@ pub(crate) enum Progress {
     Always(Box<dyn Replay>),
 }
 
-impl Replaying {
+impl ReplayMode {
     /// For a partition; `in_order` says whether the steps of all may run in program order.
-    pub(crate) fn of(frame: &Frame, in_order: bool) -> Replaying {
+    pub(crate) fn of(frame: &Frame, in_order: bool) -> ReplayMode {
         let is_apart = frame.addresses.memory.driver().is_some();
         match Some(frame)
             .filter(|_| is_apart && in_order)
             .and_then(Segments::of)
         {
-            _ if frame.is_replayable() => Replaying::Whole(Progress::NotYet),
-            Some(segments) => Replaying::Pieces {
+            _ if frame.is_replayable() => ReplayMode::Whole(Progress::NotYet),
+            Some(segments) => ReplayMode::Pieces {
                 segments,
                 is_first: true,
             },
-            None => Replaying::Never,
+            None => ReplayMode::Never,
         }
     }
 
     /// Number of requests for more than one step.
     pub(crate) fn n_captured(&self) -> usize {
         match self {
-            Replaying::Whole(Progress::Always(_)) => 1,
-            Replaying::Pieces { segments, .. } => segments.n_captured(),
-            Replaying::Whole(_) | Replaying::Never => 0,
+            ReplayMode::Whole(Progress::Always(_)) => 1,
+            ReplayMode::Pieces { segments, .. } => segments.n_captured(),
+            ReplayMode::Whole(_) | ReplayMode::Never => 0,
         }
     }
 }
@@ -168,7 +168,7 @@ impl DeviceRun<'_> {
         &self,
         frame: &mut Frame,
         schedule: &mut Option<Schedule>,
-        replay: &mut Replaying,
+        replay: &mut ReplayMode,
         context: &mut Context<'_>,
     ) -> Result<(), Stop> {
         // Times of single steps are wanted.
@@ -176,16 +176,16 @@ impl DeviceRun<'_> {
             return self.ask(frame, schedule, context);
         }
         match replay {
-            Replaying::Never => self.ask(frame, schedule, context),
-            Replaying::Whole(_) => self.start_whole(frame, schedule, replay, context),
-            Replaying::Pieces {
+            ReplayMode::Never => self.ask(frame, schedule, context),
+            ReplayMode::Whole(_) => self.start_whole(frame, schedule, replay, context),
+            ReplayMode::Pieces {
                 is_first: first @ true,
                 ..
             } => {
                 *first = false;
                 self.ask(frame, schedule, context)
             }
-            Replaying::Pieces { segments, .. } => self.around(frame, context, |frame, context| {
+            ReplayMode::Pieces { segments, .. } => self.around(frame, context, |frame, context| {
                 segments.run(self.index, frame, &**self.driver, context)
             }),
         }
@@ -195,21 +195,21 @@ impl DeviceRun<'_> {
         &self,
         frame: &mut Frame,
         schedule: &mut Option<Schedule>,
-        replay: &mut Replaying,
+        replay: &mut ReplayMode,
         context: &mut Context<'_>,
     ) -> Result<(), Stop> {
         match replay {
-            Replaying::Whole(Progress::Always(captured)) => return Ok(captured.start()?),
-            Replaying::Whole(progress @ Progress::NotYet) => *progress = Progress::Next,
+            ReplayMode::Whole(Progress::Always(captured)) => return Ok(captured.start()?),
+            ReplayMode::Whole(progress @ Progress::NotYet) => *progress = Progress::Next,
             _ => {
                 let mut ask = || self.ask(frame, schedule, context).map_err(Stop::into_error);
                 if let Some(captured) = self.driver.capture(true, &mut ask)? {
                     captured.start()?;
-                    *replay = Replaying::Whole(Progress::Always(captured));
+                    *replay = ReplayMode::Whole(Progress::Always(captured));
                     return Ok(());
                 }
                 // A capture that failed once is not tried again.
-                *replay = Replaying::Never;
+                *replay = ReplayMode::Never;
             }
         }
         self.ask(frame, schedule, context)

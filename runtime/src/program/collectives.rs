@@ -44,7 +44,7 @@ pub(super) fn check_collectives(p: &Program, violations: &mut Vec<String>) {
         numbers.sort_unstable();
         if !numbers.into_iter().eq(0..first.devices.len() as u32) {
             violations.push(format!(
-                "{key:?}: the program has not every rank of {:?} once",
+                "{key:?}: not every rank of {:?} occurs exactly once",
                 first.devices
             ));
         }

@@ -156,11 +156,15 @@ fn print_kind(p: &Partition, kind: &StepKind, f: &mut fmt::Formatter<'_>) -> fmt
 }
 
 fn print_all_reduce(s: &AllReduce, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (of, kind) = (s.devices.len(), format!("{:?}", s.kind).to_lowercase());
+    let kind = format!("{:?}", s.kind).to_lowercase();
     write!(
         f,
-        "{kind} b{} -> b{} {:?} rank {} of {of}",
-        s.src.0, s.dst.0, s.key, s.rank
+        "{kind} b{} -> b{} {:?} rank {} of {}",
+        s.src.0,
+        s.dst.0,
+        s.key,
+        s.rank,
+        s.devices.len()
     )
 }
 

@@ -519,12 +519,12 @@ impl StepCheck<'_> {
     }
 
     fn scalar(&mut self, what: &str, id: Option<BufferId>, dtype: DType) {
-        let Some(found) = id.map(|id| self.type_of(id)) else {
-            return;
-        };
-        self.expect(same_type(&found, &(dtype, vec![])), || {
-            format!("{what} is {found:?}, expected one {dtype}")
-        });
+        if let Some(id) = id {
+            let found = self.type_of(id);
+            self.expect(same_type(&found, &(dtype, vec![])), || {
+                format!("{what} is {found:?}, expected one {dtype}")
+            });
+        }
     }
 
     fn sub_program(

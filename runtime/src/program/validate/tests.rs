@@ -747,7 +747,7 @@ fn collectives_are_whole_and_nothing_passes_them() {
         ),
         (
             &|p| all_reduce(p, 1, 0, &|s| s.key = "c".into()),
-            "\"c\": the program has not every rank of",
+            "\"c\": not every rank of",
         ),
         (
             &|p| all_reduce(p, 1, 1, &|s| s.devices.truncate(1)),

@@ -1,10 +1,10 @@
 //! Partitions in the memory of a device: a device that is a table of byte arrays, whose kernels are Rust functions by name.
 
-use super::{ExecOptions, Executor};
 use crate::device::{DeviceKind, DeviceName};
-use crate::driver::{Driver, Loaded};
+use crate::driver::{DeviceCode, Driver};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
+use crate::exec::{ExecOptions, Executor};
 use crate::gpu::{
     EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, Swizzle, TensorMap,
 };
@@ -105,13 +105,13 @@ impl Driver for Fake {
         Ok(encoded)
     }
 
-    fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
+    fn load(&self, code: &GpuCode) -> Result<Box<dyn DeviceCode>, Error> {
         assert_eq!(code.arch, "table");
         Ok(Box::new(self.clone()))
     }
 }
 
-impl Loaded for Fake {
+impl DeviceCode for Fake {
     /// `add_one`: `[in, out]`, one float per thread. `fail_on_nan`: the same, with a status word. `below`: `[x, limit, next]`, `next = x + 1 < limit`.
     fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error> {
         let n = launch.block[0] as usize;
@@ -134,10 +134,7 @@ impl Loaded for Fake {
                 args[2],
                 &[u8::from(x[0] + 1.0 < self.0.floats(args[1], 1)[0])],
             ),
-            _ => Err(Error::new(
-                ErrorKind::Internal,
-                format!("no kernel {entry}"),
-            )),
+            _ => Err(Error::internal(format!("no kernel {entry}"))),
         }
     }
 }
