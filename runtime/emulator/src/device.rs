@@ -13,7 +13,10 @@ use crate::{
     exec::{self, Stats},
     fault::{Fault, FaultKind, Result},
     memory::Memory,
-    parse::{self, ast::Source, ast::Space},
+    parse::{
+        self,
+        ast::{Source, Space, Variable},
+    },
 };
 
 /// A parsed PTX module. Cheap to clone.
@@ -279,29 +282,32 @@ fn place_variables(memory: &mut Memory, source: &Source) -> Result<HashMap<Strin
         .collect();
     let mut addresses = HashMap::new();
     for variable in &variables {
-        let address = memory.allocate(
-            variable.size_bytes,
-            Some(&variable.name),
-            variable.space == Space::Const,
-        )?;
+        let is_constant = variable.space == Space::Const;
+        let address = memory.allocate(variable.size_bytes, Some(&variable.name), is_constant)?;
         memory.fill(address, 0, variable.size_bytes)?;
         memory.write(address, &variable.init)?;
         addresses.insert(variable.name.clone(), address);
     }
     for variable in &variables {
-        for (offset, name, addend) in &variable.pointers {
-            let target = addresses.get(name).ok_or_else(|| {
-                Fault::new(
-                    FaultKind::Unsupported,
-                    format!("variable `{}` refers to `{name}`", variable.name),
-                )
-            })?;
-            let value = target.wrapping_add_signed(*addend);
-            memory.write(
-                addresses[&variable.name] + *offset as u64,
-                &value.to_le_bytes(),
-            )?;
-        }
+        write_pointers(memory, variable, &addresses)?;
     }
     Ok(addresses)
+}
+
+/// Writes the addresses of other variables into a variable.
+fn write_pointers(
+    memory: &mut Memory,
+    variable: &Variable,
+    addresses: &HashMap<String, u64>,
+) -> Result<()> {
+    let start = addresses[&variable.name];
+    for (offset, name, addend) in &variable.pointers {
+        let target = addresses.get(name).ok_or_else(|| {
+            let what = format!("variable `{}` refers to `{name}`", variable.name);
+            Fault::new(FaultKind::Unsupported, what)
+        })?;
+        let value = target.wrapping_add_signed(*addend);
+        memory.write(start + *offset as u64, &value.to_le_bytes())?;
+    }
+    Ok(())
 }

@@ -38,6 +38,42 @@ pub(crate) struct Slots {
     pub r: u32,
 }
 
+impl Slots {
+    /// `d` alone.
+    pub fn target(d: u32) -> Slots {
+        Slots {
+            d,
+            ..Slots::default()
+        }
+    }
+
+    /// `d` of one source.
+    pub fn unary(d: u32, a: u32) -> Slots {
+        Slots {
+            a,
+            ..Slots::target(d)
+        }
+    }
+
+    /// `d` of two sources.
+    pub fn binary(d: u32, a: u32, b: u32) -> Slots {
+        Slots {
+            b,
+            ..Slots::unary(d, a)
+        }
+    }
+
+    /// Predicate `p` of two sources, registers or predicates.
+    pub fn predicate(p: u32, a: u32, b: u32) -> Slots {
+        Slots {
+            p,
+            a,
+            b,
+            ..Slots::default()
+        }
+    }
+}
+
 /// An instruction's work on the lanes of a mask.
 ///
 /// # Safety
@@ -197,32 +233,32 @@ lane!(f64, wide, wide_mut, f64::from_bits, f64::to_bits);
 
 /// Two values in one register, the first in the lower half.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Two<T>(pub T, pub T);
+pub(crate) struct Pair<T>(pub T, pub T);
 
-impl Lane for Two<f32> {
+impl Lane for Pair<f32> {
     #[inline(always)]
-    fn load(file: &File, slot: u32) -> [Two<f32>; LANES] {
+    fn load(file: &File, slot: u32) -> [Pair<f32>; LANES] {
         each(file.wide(slot), |x| {
-            Two(f32::from_bits(x as u32), f32::from_bits((x >> 32) as u32))
+            Pair(f32::from_bits(x as u32), f32::from_bits((x >> 32) as u32))
         })
     }
     #[inline(always)]
-    fn store(file: &mut File, slot: u32, mask: u32, values: &[Two<f32>; LANES]) {
-        let pack = |x: Two<f32>| u64::from(x.0.to_bits()) | u64::from(x.1.to_bits()) << 32;
+    fn store(file: &mut File, slot: u32, mask: u32, values: &[Pair<f32>; LANES]) {
+        let pack = |x: Pair<f32>| u64::from(x.0.to_bits()) | u64::from(x.1.to_bits()) << 32;
         blend(file.wide_mut(slot), mask, &each(values, pack));
     }
 }
 
-impl<T: Half> Lane for Two<T> {
+impl<T: Half> Lane for Pair<T> {
     #[inline(always)]
-    fn load(file: &File, slot: u32) -> [Two<T>; LANES] {
+    fn load(file: &File, slot: u32) -> [Pair<T>; LANES] {
         each(file.narrow(slot), |x| {
-            Two(T::from_bits(x as u16), T::from_bits((x >> 16) as u16))
+            Pair(T::from_bits(x as u16), T::from_bits((x >> 16) as u16))
         })
     }
     #[inline(always)]
-    fn store(file: &mut File, slot: u32, mask: u32, values: &[Two<T>; LANES]) {
-        let pack = |x: Two<T>| u32::from(x.0.bits()) | u32::from(x.1.bits()) << 16;
+    fn store(file: &mut File, slot: u32, mask: u32, values: &[Pair<T>; LANES]) {
+        let pack = |x: Pair<T>| u32::from(x.0.bits()) | u32::from(x.1.bits()) << 16;
         blend(file.narrow_mut(slot), mask, &each(values, pack));
     }
 }

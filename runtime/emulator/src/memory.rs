@@ -218,7 +218,7 @@ impl Memory {
     pub fn free(&mut self, address: u64) -> Result<()> {
         let Some(buffer) = self.buffers.remove(&address) else {
             let message = format!(
-                "free of {address:#x}, where no buffer starts{}",
+                "free of {address:#x}, which is not the start of a buffer{}",
                 self.nearest(address)
             );
             return Err(Fault::new(FaultKind::InvalidCall, message));

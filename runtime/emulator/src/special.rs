@@ -45,17 +45,7 @@ impl Special {
     pub fn parse(name: &str) -> Option<Special> {
         if let Some((stem, axis)) = name.rsplit_once('.') {
             let axis = ["x", "y", "z"].iter().position(|a| *a == axis)?;
-            return Some(match stem {
-                "%tid" => Special::Tid(axis),
-                "%ntid" => Special::Ntid(axis),
-                "%ctaid" => Special::Ctaid(axis),
-                "%nctaid" => Special::Nctaid(axis),
-                "%cluster_ctaid" => Special::ClusterCtaid(axis),
-                "%cluster_nctaid" => Special::ClusterNctaid(axis),
-                "%clusterid" => Special::ClusterId(axis),
-                "%nclusterid" => Special::Nclusterid(axis),
-                _ => return None,
-            });
+            return Special::of_axis(stem, axis);
         }
         Some(match name {
             "%laneid" => Special::LaneId,
@@ -75,6 +65,20 @@ impl Special {
             "%gridid" => Special::GridId,
             "%is_explicit_cluster" => Special::IsCluster,
             "WARP_SZ" => Special::WarpSize,
+            _ => return None,
+        })
+    }
+
+    fn of_axis(stem: &str, axis: usize) -> Option<Special> {
+        Some(match stem {
+            "%tid" => Special::Tid(axis),
+            "%ntid" => Special::Ntid(axis),
+            "%ctaid" => Special::Ctaid(axis),
+            "%nctaid" => Special::Nctaid(axis),
+            "%cluster_ctaid" => Special::ClusterCtaid(axis),
+            "%cluster_nctaid" => Special::ClusterNctaid(axis),
+            "%clusterid" => Special::ClusterId(axis),
+            "%nclusterid" => Special::Nclusterid(axis),
             _ => return None,
         })
     }

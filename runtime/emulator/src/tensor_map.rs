@@ -122,43 +122,58 @@ pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
 
 impl TensorMap {
     fn check(&self) -> Result<()> {
+        let problem = self.shape_problem().or_else(|| self.tile_problem());
+        problem.map_or(Ok(()), |problem| {
+            Err(Fault::new(
+                FaultKind::InvalidCall,
+                format!("tensor map: {problem}"),
+            ))
+        })
+    }
+
+    fn shape_problem(&self) -> Option<String> {
         let axes = self.sizes.len();
-        let inner =
-            u64::from(self.tile.first().copied().unwrap_or(0)) * self.element.size_bytes() as u64;
-        let problem = if !(1..=5).contains(&axes) {
-            format!("{axes} axes; 1 to 5 are possible")
+        let mut strides = self.strides_bytes.iter();
+        if !(1..=5).contains(&axes) {
+            Some(format!("{axes} axes; 1 to 5 are possible"))
         } else if self.tile.len() != axes || self.strides_bytes.len() != axes - 1 {
-            format!(
+            Some(format!(
                 "{axes} sizes, {} strides and {} sides of a tile",
                 self.strides_bytes.len(),
                 self.tile.len()
-            )
+            ))
         } else if !self.address.is_multiple_of(16) {
-            format!("address {:#x} is no multiple of 16", self.address)
+            Some(format!(
+                "address {:#x} is not a multiple of 16",
+                self.address
+            ))
         } else if let Some(size) = self.sizes.iter().find(|s| !(1..=1 << 32).contains(*s)) {
-            format!("size {size}; 1 to 2^32 are possible")
-        } else if let Some(stride) = self
-            .strides_bytes
-            .iter()
-            .find(|s| !s.is_multiple_of(16) || **s >= 1 << 40)
-        {
-            format!("stride {stride} is no multiple of 16, or not below 2^40")
-        } else if let Some(side) = self.tile.iter().find(|t| !(1..=256).contains(*t)) {
-            format!("a tile of {side}; 1 to 256 are possible")
-        } else if !inner.is_multiple_of(16) {
-            format!("the innermost side of the tile has {inner} bytes, no multiple of 16")
-        } else if self.swizzle != Swizzle::None && inner > width(self.swizzle) {
-            format!(
-                "the innermost side of the tile has {inner} bytes, more than the swizzle's {}",
-                width(self.swizzle)
-            )
+            Some(format!("size {size}; 1 to 2^32 are possible"))
         } else {
-            return Ok(());
-        };
-        Err(Fault::new(
-            FaultKind::InvalidCall,
-            format!("tensor map: {problem}"),
-        ))
+            let stride = strides.find(|s| !s.is_multiple_of(16) || **s >= 1 << 40)?;
+            Some(format!(
+                "stride {stride} is not a multiple of 16, or not below 2^40"
+            ))
+        }
+    }
+
+    fn tile_problem(&self) -> Option<String> {
+        if let Some(side) = self.tile.iter().find(|t| !(1..=256).contains(*t)) {
+            return Some(format!("a tile of {side}; 1 to 256 are possible"));
+        }
+        let inner = u64::from(self.tile[0]) * self.element.size_bytes() as u64;
+        let width = width(self.swizzle);
+        if !inner.is_multiple_of(16) {
+            Some(format!(
+                "the innermost side of the tile has {inner} bytes, not a multiple of 16"
+            ))
+        } else if self.swizzle != Swizzle::None && inner > width {
+            Some(format!(
+                "the innermost side of the tile has {inner} bytes, more than the swizzle's {width}"
+            ))
+        } else {
+            None
+        }
     }
 
     /// Reads an encoding; `None` if it is none.

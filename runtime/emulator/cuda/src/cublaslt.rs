@@ -45,14 +45,14 @@ const LONG_SUM: u64 = 48;
 #[derive(Clone)]
 enum Object {
     Library { context: usize },
-    Product(Described),
+    Product(Descriptor),
     Layout(Layout),
     Preference(Preference),
 }
 
 /// `cublasLtMatmulDesc_t`.
 #[derive(Clone, Copy, Hash)]
-struct Described {
+struct Descriptor {
     compute: c_int,
     factors: c_int,
     transposes: [bool; 2],
@@ -152,7 +152,7 @@ macro_rules! getters {
 }
 
 getters! {
-    described(Product) -> Described;
+    described(Product) -> Descriptor;
     layout(Layout) -> Layout;
     preference(Preference) -> Preference;
 }
@@ -178,7 +178,7 @@ exports! {
     };
     cublasLtDestroy(handle: Handle) => destroy(handle, |o| matches!(o, Object::Library { .. }));
     cublasLtMatmulDescCreate(product: *mut Handle, compute: c_int, factors: c_int) => {
-        let described = Described { compute, factors, transposes: [false; 2], epilogue: EPILOGUE_DEFAULT, bias: 0 };
+        let described = Descriptor { compute, factors, transposes: [false; 2], epilogue: EPILOGUE_DEFAULT, bias: 0 };
         create(product, Object::Product(described))
     };
     cublasLtMatmulDescSetAttribute(product: Handle, attribute: c_int, from: *const c_void, size: usize) => {
@@ -280,7 +280,7 @@ const EPILOGUE_DEFAULT: u32 = 1;
 const EPILOGUE_RELU: u32 = 2;
 const EPILOGUE_BIAS: u32 = 4;
 
-impl Described {
+impl Descriptor {
     fn set(&mut self, attribute: c_int, from: *const c_void, size: usize) -> Outcome {
         match attribute {
             3 | 4 => {
@@ -339,7 +339,7 @@ impl Preference {
 
 /// A product and the layouts of A, B, C and D.
 struct Problem {
-    described: Described,
+    described: Descriptor,
     layouts: [Layout; 4],
 }
 
@@ -374,6 +374,25 @@ impl Problem {
     }
 
     fn check(&self) -> Outcome {
+        let d = &self.layouts[3];
+        let is_good = |l: &Layout| {
+            let is_matrix = l.rows > 0 && l.columns > 0 && l.leading >= l.rows as i64;
+            is_matrix && l.n_batch >= 1 && l.n_batch == d.n_batch && l.batch_stride >= 0
+        };
+        let is_apart =
+            d.n_batch == 1 || d.batch_stride >= (d.columns as i64 - 1) * d.leading + d.rows as i64;
+        if !self.fits() || !self.layouts.iter().all(is_good) || !is_apart {
+            return Err(INVALID_VALUE);
+        }
+        if self.combines() {
+            Ok(())
+        } else {
+            Err(NOT_SUPPORTED)
+        }
+    }
+
+    /// True when the shapes are those of one product.
+    fn fits(&self) -> bool {
         let [a, b, c, d] = &self.layouts;
         let [m, n, k] = self.sizes();
         let turned = |transposed: bool, rows, columns| {
@@ -384,28 +403,14 @@ impl Problem {
             }
         };
         let [of_a, of_b] = self.described.transposes;
-        let fits = (a.rows, a.columns) == turned(of_a, m, k)
+        (a.rows, a.columns) == turned(of_a, m, k)
             && (b.rows, b.columns) == turned(of_b, k, n)
-            && c == d;
-        let is_good = |l: &Layout| {
-            let is_matrix = l.rows > 0 && l.columns > 0 && l.leading >= l.rows as i64;
-            is_matrix && l.n_batch >= 1 && l.n_batch == d.n_batch && l.batch_stride >= 0
-        };
-        let is_apart =
-            d.n_batch == 1 || d.batch_stride >= (d.columns as i64 - 1) * d.leading + d.rows as i64;
-        if !fits || !self.layouts.iter().all(is_good) || !is_apart {
-            return Err(INVALID_VALUE);
-        }
-        if self.combines() {
-            Ok(())
-        } else {
-            Err(NOT_SUPPORTED)
-        }
+            && c == d
     }
 
     /// The table of supported types, as far as it has real numbers of 8 bits and more; and the rules for integers.
     fn combines(&self) -> bool {
-        let Described {
+        let Descriptor {
             compute,
             factors,
             transposes,
@@ -436,7 +441,7 @@ impl Problem {
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (
-            Described {
+            Descriptor {
                 bias: 0,
                 ..self.described
             },
@@ -452,7 +457,7 @@ impl Problem {
         matrices: [u64; 4],
         (workspace, bytes): (u64, usize),
     ) -> Outcome {
-        let Described { bias, epilogue, .. } = self.described;
+        let Descriptor { bias, epilogue, .. } = self.described;
         let needs_bias = epilogue & EPILOGUE_BIAS != 0;
         let is_bias_good =
             bias != 0 && algorithm.bias_alignment != 0 && bias % algorithm.bias_alignment == 0;
@@ -480,7 +485,7 @@ impl Problem {
     }
 
     fn call(&self, [a, b, d]: [u64; 3], workspace: (u64, u64)) -> ProductCall {
-        let Described {
+        let Descriptor {
             compute,
             transposes,
             epilogue,
@@ -528,7 +533,7 @@ mod tests {
             layout_of(I32, 8, 5),
         ];
         let transposes = [true, false];
-        let described = Described {
+        let described = Descriptor {
             compute: COMPUTE_I32,
             factors: I32,
             transposes,

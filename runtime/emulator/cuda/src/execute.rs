@@ -5,7 +5,7 @@ use crate::modules::{self, LaunchCall};
 use crate::nccl::Part;
 use crate::product::ProductCall;
 use crate::world::{self, World};
-use gristmill_emulator::{Checks, Fault, FaultKind};
+use gristmill_emulator::{Checks, Device, Fault, FaultKind};
 use std::ffi::{CString, c_void};
 use std::slice;
 use std::time::Instant;
@@ -67,6 +67,50 @@ pub enum Op {
     },
 }
 
+/// Carries out a request that concerns the memory of one device.
+fn perform_on(device: &Device, op: Op) -> Result<(), Fault> {
+    match op {
+        Op::ToDevice {
+            from,
+            to,
+            size_bytes,
+        } => {
+            // SAFETY: pinned memory of at least this size (checked when asked for), which the caller keeps until the copy is done.
+            device.copy_in(to, unsafe {
+                slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes)
+            })
+        }
+        Op::Write { to, bytes } => device.copy_in(to, &bytes),
+        Op::ToHost {
+            from,
+            to,
+            size_bytes,
+        } => {
+            let to = std::ptr::with_exposed_provenance_mut(to);
+            // SAFETY: as for `ToDevice`; nobody reads it before the copy is done.
+            device.copy_out(unsafe { slice::from_raw_parts_mut(to, size_bytes) }, from)
+        }
+        Op::Copy {
+            from,
+            to,
+            size_bytes,
+        } => device.copy_within(to, from, size_bytes),
+        Op::Fill {
+            to,
+            value,
+            size_bytes,
+        } => device.fill(to, value, size_bytes),
+        Op::Free { address } => device.free(address),
+        Op::Launch(_)
+        | Op::Product(_)
+        | Op::Peer { .. }
+        | Op::Record { .. }
+        | Op::Wait { .. }
+        | Op::Host { .. }
+        | Op::Collective(_) => unreachable!("`perform` does these"),
+    }
+}
+
 impl World {
     /// Does all that the stream has been asked.
     pub fn finish_stream(&mut self, stream: usize) {
@@ -91,16 +135,19 @@ impl World {
     pub fn finish_event(&mut self, event: usize, generation: u64) {
         let records = |op: &Op| matches!(op, Op::Record { event: e, generation: g } if (*e, *g) == (event, generation));
         while !self.is_done(event, generation) {
-            let holder = self
-                .streams
-                .iter()
-                .find(|(_, s)| s.queue.iter().any(|(_, op)| records(op)));
-            match holder.map(|(handle, _)| *handle) {
+            match self.stream_with(records) {
                 Some(stream) if self.step(stream) => {}
                 // It waits for a request that is still to come.
                 _ => return,
             };
         }
+    }
+
+    /// The first stream that has such a request.
+    pub fn stream_with(&self, is_it: impl Fn(&Op) -> bool) -> Option<usize> {
+        let mut streams = self.streams.iter();
+        let found = streams.find(|(_, s)| s.queue.iter().any(|(_, op)| is_it(op)));
+        found.map(|(handle, _)| *handle)
     }
 
     pub fn is_done(&self, event: usize, generation: u64) -> bool {
@@ -122,39 +169,49 @@ impl World {
             return false;
         };
         let gpu = found.gpu;
-        let may_go = match found.queue.front() {
-            Some(&(_, Op::Wait { event, generation })) => {
-                self.finish_event(event, generation);
-                self.is_done(event, generation)
+        match self.is_ready(stream) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err((code, text)) => {
+                self.break_gpu(gpu, code, &text);
+                return true;
             }
-            Some((_, Op::Collective(part))) => match self.come_to(gpu, &part.clone()) {
-                Ok(may_go) => may_go,
-                Err((code, text)) => {
-                    self.break_gpu(gpu, code, &text);
-                    return true;
-                }
-            },
-            _ => true,
-        };
-        if !may_go {
-            return false;
         }
-        let Some(found) = self.streams.get_mut(&stream) else {
+        let Some(op) = self.pop(stream) else {
             return false;
         };
-        let (gpu, op) = (found.gpu, found.queue.pop_front().map(|(_, op)| op));
-        if found.is_branch && found.queue.is_empty() {
-            self.streams.remove(&stream);
-        }
-        let Some(op) = op else { return false };
         if let Err((code, text)) = self.perform(gpu, op) {
             self.break_gpu(gpu, code, &text);
         }
         true
     }
 
+    /// Carries out the requests that the first one of a stream waits for; false when one is still to come.
+    fn is_ready(&mut self, stream: usize) -> Result<bool, (Code, String)> {
+        let Some(found) = self.streams.get(&stream) else {
+            return Ok(false);
+        };
+        let gpu = found.gpu;
+        match found.queue.front() {
+            Some(&(_, Op::Wait { event, generation })) => {
+                self.finish_event(event, generation);
+                Ok(self.is_done(event, generation))
+            }
+            Some((_, Op::Collective(part))) => self.come_to(gpu, &part.clone()),
+            _ => Ok(true),
+        }
+    }
+
+    fn pop(&mut self, stream: usize) -> Option<Op> {
+        let found = self.streams.get_mut(&stream)?;
+        let op = found.queue.pop_front();
+        if found.is_branch && found.queue.is_empty() {
+            self.streams.remove(&stream);
+        }
+        op.map(|(_, op)| op)
+    }
+
     fn perform(&mut self, gpu: usize, op: Op) -> Result<(), (Code, String)> {
-        let device = &self.gpus[gpu].device;
         let result = match op {
             Op::Launch(call) => return self.launch(gpu, &call),
             Op::Product(call) => return self.product(gpu, &call),
@@ -175,31 +232,6 @@ impl World {
                 });
                 Ok(())
             }
-            Op::ToDevice {
-                from,
-                to,
-                size_bytes,
-            } => {
-                // SAFETY: pinned memory of at least this size (checked when asked for), which the caller keeps until the copy is done.
-                device.copy_in(to, unsafe {
-                    slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes)
-                })
-            }
-            Op::Write { to, bytes } => device.copy_in(to, &bytes),
-            Op::ToHost {
-                from,
-                to,
-                size_bytes,
-            } => {
-                let to = std::ptr::with_exposed_provenance_mut(to);
-                // SAFETY: as for `ToDevice`; nobody reads it before the copy is done.
-                device.copy_out(unsafe { slice::from_raw_parts_mut(to, size_bytes) }, from)
-            }
-            Op::Copy {
-                from,
-                to,
-                size_bytes,
-            } => device.copy_within(to, from, size_bytes),
             Op::Peer {
                 from,
                 to,
@@ -209,12 +241,7 @@ impl World {
                 let read = self.gpus[from.0].device.copy_out(&mut bytes, from.1);
                 read.and_then(|()| self.gpus[to.0].device.copy_in(to.1, &bytes))
             }
-            Op::Fill {
-                to,
-                value,
-                size_bytes,
-            } => device.fill(to, value, size_bytes),
-            Op::Free { address } => device.free(address),
+            op => perform_on(&self.gpus[gpu].device, op),
         };
         result.map_err(|fault| (code_of(&fault), fault.to_string()))
     }

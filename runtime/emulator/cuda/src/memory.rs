@@ -19,8 +19,24 @@ pub struct Pool {
     pub release_threshold: u64,
 }
 
+impl Pool {
+    fn has_room(&self, size_bytes: usize) -> bool {
+        self.max_bytes == 0 || self.used_bytes + size_bytes <= self.max_bytes
+    }
+
+    fn new(gpu: usize, max_bytes: usize) -> Pool {
+        Pool {
+            gpu,
+            max_bytes,
+            used_bytes: 0,
+            sizes: BTreeMap::new(),
+            release_threshold: 0,
+        }
+    }
+}
+
 /// Pinned memory by its first address.
-pub struct Pinned {
+pub struct PinnedMemory {
     layout: Layout,
 }
 
@@ -34,14 +50,7 @@ pub fn create_pool(gpu: usize, max_bytes: usize) -> Outcome<usize> {
             return Err(NOT_SUPPORTED);
         }
         let handle = world.handle();
-        let pool = Pool {
-            gpu,
-            max_bytes,
-            used_bytes: 0,
-            sizes: BTreeMap::new(),
-            release_threshold: 0,
-        };
-        world.pools.insert(handle, pool);
+        world.pools.insert(handle, Pool::new(gpu, max_bytes));
         Ok(handle)
     })
 }
@@ -57,8 +66,7 @@ pub fn allocate(pool: usize, size_bytes: usize, stream: usize) -> Outcome<u64> {
         if size_bytes == 0 || found.gpu != gpu {
             return Err(INVALID_VALUE);
         }
-        let has_room = found.max_bytes == 0 || found.used_bytes + size_bytes <= found.max_bytes;
-        if !has_room
+        if !found.has_room(size_bytes)
             || world.gpus[gpu].device.used_bytes() + size_bytes > world.settings.memory_bytes
         {
             // Memory that is given back late may be enough.
@@ -66,7 +74,7 @@ pub fn allocate(pool: usize, size_bytes: usize, stream: usize) -> Outcome<u64> {
             world.check(gpu)?;
         }
         let found = world.pools.get_mut(&pool).ok_or(INVALID_HANDLE)?;
-        if found.max_bytes != 0 && found.used_bytes + size_bytes > found.max_bytes {
+        if !found.has_room(size_bytes) {
             return Err(OUT_OF_MEMORY);
         }
         let address = world.gpus[gpu]
@@ -156,7 +164,7 @@ pub fn allocate_pinned(size_bytes: usize) -> Outcome<usize> {
         }
         world
             .pinned
-            .insert(pointer.expose_provenance(), Pinned { layout });
+            .insert(pointer.expose_provenance(), PinnedMemory { layout });
         Ok(pointer.expose_provenance())
     })
 }

@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_void};
 const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
 /// A module of a context.
-pub struct Loaded {
+pub struct LoadedModule {
     gpu: usize,
     module: Module,
 }
@@ -66,7 +66,7 @@ pub unsafe fn load(image: *const u8) -> Result<usize, (Code, String)> {
     let module = module.map_err(|fault| (INVALID_PTX, fault.to_string()))?;
     let loaded = world::with_context(|world, gpu| {
         let handle = world.handle();
-        world.modules.insert(handle, Loaded { gpu, module });
+        world.modules.insert(handle, LoadedModule { gpu, module });
         Ok(handle)
     });
     loaded.map_err(|code| (code, String::new()))
@@ -142,22 +142,33 @@ pub unsafe fn launch(
             return Err(INVALID_VALUE);
         }
         log::note("kernel", &found.entry);
-        let layout = found
-            .module
-            .parameters(&found.entry)
-            .map_err(|_| INVALID_VALUE)?;
-        let mut bytes = vec![0; layout.iter().map(|(at, size)| at + size).max().unwrap_or(0)];
+        let call = LaunchCall {
+            module: found.module.clone(),
+            entry: found.entry.clone(),
+            config,
+            // SAFETY: the caller's promise.
+            params: unsafe { found.params(params)? },
+        };
+        world.ask(stream, Op::Launch(call))
+    })
+}
+
+impl Function {
+    /// Bytes of the arguments, laid out as the kernel's parameters.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`].
+    unsafe fn params(&self, params: *const *const c_void) -> Outcome<Vec<u8>> {
+        let layout = self.module.parameters(&self.entry);
+        let layout = layout.map_err(|_| INVALID_VALUE)?;
+        let n_bytes = layout.iter().map(|(at, size)| at + size).max();
+        let mut bytes = vec![0; n_bytes.unwrap_or(0)];
         for (i, (at, size)) in layout.into_iter().enumerate() {
             // SAFETY: the caller's promise.
             let arg = unsafe { std::slice::from_raw_parts((*params.add(i)).cast::<u8>(), size) };
             bytes[at..at + size].copy_from_slice(arg);
         }
-        let call = LaunchCall {
-            module: found.module.clone(),
-            entry: found.entry.clone(),
-            config,
-            params: bytes,
-        };
-        world.ask(stream, Op::Launch(call))
-    })
+        Ok(bytes)
+    }
 }

@@ -70,7 +70,7 @@ struct Rank {
 
 /// An all-reduce that some ranks have come to.
 struct Collective {
-    what: What,
+    what: Reduction,
     from: BTreeMap<usize, u64>,
     /// Result of all ranks, once all have come.
     result: Option<Vec<u8>>,
@@ -79,10 +79,29 @@ struct Collective {
 
 /// Description of an all-reduce, the same for all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct What {
+struct Reduction {
     n: usize,
     dtype: DType,
     operation: c_int,
+}
+
+impl Reduction {
+    fn element_bytes(self) -> usize {
+        let found = DTYPES.iter().find(|d| d.0 == self.dtype);
+        found.map_or(1, |d| d.1)
+    }
+}
+
+impl Rank {
+    fn new(gpu: usize) -> Rank {
+        Rank {
+            gpu,
+            looks: LOOKS,
+            pending: None,
+            n_asked: 0,
+            is_aborted: false,
+        }
+    }
 }
 
 /// One rank's part.
@@ -91,7 +110,7 @@ pub struct Part {
     clique: usize,
     rank: usize,
     number: u64,
-    what: What,
+    what: Reduction,
     from: u64,
     to: u64,
 }
@@ -125,7 +144,7 @@ const DTYPES: [(DType, usize); 10] = [
 ];
 
 /// A rank that a thread wants in the group that it has begun.
-struct Wanted {
+struct RankRequest {
     comm: *mut usize,
     n: usize,
     id: [u8; 128],
@@ -135,7 +154,7 @@ struct Wanted {
 
 thread_local! {
     /// Depth of groups, and their requests.
-    static GROUP: RefCell<(usize, Vec<Wanted>)> = const { RefCell::new((0, Vec::new())) };
+    static GROUP: RefCell<(usize, Vec<RankRequest>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 /// Ranks of a clique are numbered from its handle on.
@@ -180,7 +199,7 @@ exports! {
             // Alone it would wait for the other ranks.
             0 => Err(INVALID_USAGE),
             _ => {
-                group.1.push(Wanted { comm, n, id: id.0, rank, gpu });
+                group.1.push(RankRequest { comm, n, id: id.0, rank, gpu });
                 Err(IN_PROGRESS)
             }
         })
@@ -212,7 +231,7 @@ exports! {
         if own.gpu != gpu || world::current() != gpu + 1 || !(0..4).contains(&operation) || own.looks > 0 {
             return Err(INVALID_USAGE);
         }
-        let part = Part { clique, rank, number: own.n_asked, what: What { n, dtype, operation }, from, to };
+        let part = Part { clique, rank, number: own.n_asked, what: Reduction { n, dtype, operation }, from, to };
         own.n_asked += 1;
         (own.looks, own.pending) = (LOOKS, Some((stream, part)));
         Err(IN_PROGRESS)
@@ -259,7 +278,7 @@ fn with_rank<T>(
 }
 
 /// Makes the communicators of a group.
-fn make(wanted: Vec<Wanted>) -> Result<(), Code> {
+fn make(wanted: Vec<RankRequest>) -> Result<(), Code> {
     let n = wanted.len();
     let gpus: BTreeSet<usize> = wanted.iter().map(|w| w.gpu).collect();
     let ranks: BTreeMap<usize, usize> = wanted.iter().map(|w| (w.rank, w.gpu)).collect();
@@ -275,15 +294,8 @@ fn make(wanted: Vec<Wanted>) -> Result<(), Code> {
             .try_for_each(|&gpu| world.check(gpu))
             .map_err(|_| UNHANDLED_CUDA_ERROR)?;
         let first = world.handle();
-        let rank = |&gpu: &usize| Rank {
-            gpu,
-            looks: LOOKS,
-            pending: None,
-            n_asked: 0,
-            is_aborted: false,
-        };
         let clique = Clique {
-            ranks: ranks.values().map(rank).collect(),
+            ranks: ranks.values().map(|&gpu| Rank::new(gpu)).collect(),
             collectives: BTreeMap::new(),
         };
         world.cliques.insert(first, clique);
@@ -366,11 +378,7 @@ impl World {
             .collective(part)
             .is_some_and(|c| c.result.is_none() && !c.from.contains_key(&rank))
         {
-            let holder = self
-                .streams
-                .iter()
-                .find(|(_, s)| s.queue.iter().any(|(_, op)| is_its(op)))
-                .map(|(h, _)| *h);
+            let holder = self.stream_with(is_its);
             if !holder.is_some_and(|stream| self.step(stream)) {
                 return;
             }
@@ -392,10 +400,7 @@ impl World {
         if found.from.len() < clique.ranks.len() || clique.ranks.iter().any(is_gone) {
             return Ok(false);
         }
-        let size = DTYPES
-            .iter()
-            .find(|d| d.0 == part.what.dtype)
-            .map_or(1, |d| d.1);
+        let size = part.what.element_bytes();
         let mut all = Vec::new();
         for (rank, from) in &found.from {
             let mut bytes = vec![0; part.what.n * size];
@@ -429,7 +434,7 @@ impl World {
 }
 
 /// Elements of all ranks as one: share `i` of them is reduced around the ring from rank `i + 1` on.
-fn reduce(what: What, size: usize, all: &[Vec<u8>]) -> Vec<u8> {
+fn reduce(what: Reduction, size: usize, all: &[Vec<u8>]) -> Vec<u8> {
     let ranks = all.len();
     let element = |i: usize| {
         let share = i * ranks / what.n.max(1);
@@ -440,7 +445,7 @@ fn reduce(what: What, size: usize, all: &[Vec<u8>]) -> Vec<u8> {
     (0..what.n).flat_map(element).collect()
 }
 
-fn join(what: What, a: &[u8], b: &[u8]) -> Vec<u8> {
+fn join(what: Reduction, a: &[u8], b: &[u8]) -> Vec<u8> {
     macro_rules! read {
         ($ty:ty, $bytes:expr) => {
             <$ty>::from_le_bytes($bytes.try_into().expect("an element has its size"))

@@ -2,7 +2,7 @@
 
 use crate::codes::Code;
 use crate::execute::code_of;
-use crate::world::{World, Wrong};
+use crate::world::{ProductError, World};
 use gristmill_emulator::{Device, Fault};
 use half::{bf16, f16};
 use std::ffi::c_int;
@@ -98,8 +98,27 @@ impl Matrix {
     }
 }
 
+/// Elements of an operand, column by column as they are in memory.
+struct OperandValues {
+    values: Vec<f64>,
+    /// Rows in memory.
+    n_rows: u64,
+    is_transposed: bool,
+}
+
+impl OperandValues {
+    fn at(&self, row: u64, column: u64) -> f64 {
+        let index = if self.is_transposed {
+            row * self.n_rows + column
+        } else {
+            column * self.n_rows + row
+        };
+        self.values[index as usize]
+    }
+}
+
 impl ProductCall {
-    fn run(&self, device: &Device, wrong: Option<Wrong>) -> Result<(), Fault> {
+    fn run(&self, device: &Device, wrong: Option<ProductError>) -> Result<(), Fault> {
         let [m, n, k] = self.sizes;
         if self.workspace.1 > 0 {
             device.fill(self.workspace.0, USED, self.workspace.1 as usize)?;
@@ -112,56 +131,56 @@ impl ProductCall {
             .read(device, 0, [m, 1])?,
             None => vec![0.0; m as usize],
         };
-        let turned = |transposed: bool, [rows, columns]: [u64; 2]| {
-            if transposed {
-                [columns, rows]
-            } else {
-                [rows, columns]
-            }
-        };
-        let [of_a, of_b] = [
-            turned(self.transposes[0], [m, k]),
-            turned(self.transposes[1], [k, n]),
-        ];
         for batch in 0..self.n_batch {
             let (a, b) = (
-                self.a.read(device, batch, of_a)?,
-                self.b.read(device, batch, of_b)?,
+                self.operand(device, batch, 0)?,
+                self.operand(device, batch, 1)?,
             );
-            let at = |values: &[f64], transposed: bool, rows: u64, i: u64, j: u64| {
-                let value = values[if transposed {
-                    i * rows + j
-                } else {
-                    j * rows + i
-                } as usize];
-                if self.rounds {
-                    f64::from(f32::from_bits((value as f32).to_bits() & !0x1fff))
-                } else {
-                    value
-                }
-            };
             for column in 0..n {
                 let mut bytes = Vec::new();
                 for row in 0..m {
-                    let terms = (0..k).map(|i| {
-                        at(&a, self.transposes[0], of_a[0], row, i)
-                            * at(&b, self.transposes[1], of_b[0], i, column)
-                    });
-                    let value = self.sum(terms)
-                        + bias[row as usize]
-                        + f64::from(u8::from(wrong == Some(Wrong::Sum)));
-                    let is_negative = value < 0.0 || value.is_nan() && wrong == Some(Wrong::Relu);
-                    let value = if self.epilogue.relu && is_negative {
-                        0.0
-                    } else {
-                        value
-                    };
-                    bytes.extend(self.d.bytes(value));
+                    let terms = (0..k).map(|i| a.at(row, i) * b.at(i, column));
+                    let value = self.sum(terms) + bias[row as usize];
+                    bytes.extend(self.d.bytes(self.finish(value, wrong)));
                 }
                 device.copy_in(self.d.column_at(batch, column), &bytes)?;
             }
         }
         Ok(())
+    }
+
+    /// A (0) or B (1) of one product of the batch, in the precision of the arithmetic.
+    fn operand(&self, device: &Device, batch: u64, index: usize) -> Result<OperandValues, Fault> {
+        let [m, n, k] = self.sizes;
+        let (matrix, [rows, columns]) = [(&self.a, [m, k]), (&self.b, [k, n])][index];
+        let is_transposed = self.transposes[index];
+        let shape = if is_transposed {
+            [columns, rows]
+        } else {
+            [rows, columns]
+        };
+        let mut values = matrix.read(device, batch, shape)?;
+        if self.rounds {
+            for value in &mut values {
+                *value = f64::from(f32::from_bits((*value as f32).to_bits() & !0x1fff));
+            }
+        }
+        Ok(OperandValues {
+            values,
+            n_rows: shape[0],
+            is_transposed,
+        })
+    }
+
+    /// The epilogue after the bias.
+    fn finish(&self, value: f64, wrong: Option<ProductError>) -> f64 {
+        let value = value + f64::from(u8::from(wrong == Some(ProductError::Sum)));
+        let is_negative = value < 0.0 || value.is_nan() && wrong == Some(ProductError::Relu);
+        if self.epilogue.relu && is_negative {
+            0.0
+        } else {
+            value
+        }
     }
 
     /// In the type of the arithmetic; integers are exact in `f64` as far as an `i32` goes.

@@ -2,8 +2,8 @@
 
 use crate::capture::{Capture, Graph};
 use crate::codes::*;
-use crate::memory::{Pinned, Pool};
-use crate::modules::{Function, Loaded};
+use crate::memory::{PinnedMemory, Pool};
+use crate::modules::{Function, LoadedModule};
 use crate::nccl::Clique;
 use crate::streams::{Event, Stream};
 use gristmill_emulator::{Device, Limits};
@@ -46,12 +46,12 @@ pub struct Settings {
     /// `product`: how many threads the clock that counts them takes for a product of cuBLASLt; one for each element.
     pub product_threads: Option<u64>,
     /// `wrong_product=sum` when cuBLASLt's sums are wrong, `relu` when it takes NaN for negative.
-    pub wrong_product: Option<Wrong>,
+    pub wrong_product: Option<ProductError>,
 }
 
 /// An error that a library makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum ProductError {
     Sum,
     Relu,
 }
@@ -100,42 +100,43 @@ impl Settings {
 
     fn set(&mut self, part: &str) -> Option<()> {
         let (name, value) = part.split_once('=')?;
-        let place = || {
-            let (device, launch) = value.split_once(':')?;
-            Some((device.parse().ok()?, launch.parse().ok()?))
-        };
+        let switch = || Some(value.parse::<u8>().ok()? != 0);
         match name {
             "devices" => self.n_devices = value.parse().ok()?,
             "memory" => self.memory_bytes = value.parse().ok()?,
             "capability" => self.capability = value.parse().ok()?,
             "driver" => self.driver = value.parse().ok()?,
             "nccl" => self.nccl = value.parse().ok()?,
-            "peers" => self.peers = value.parse::<u8>().ok()? != 0,
-            "graphs" => self.graphs = value.parse::<u8>().ok()? != 0,
+            "peers" => self.peers = switch()?,
+            "graphs" => self.graphs = switch()?,
             "log" => self.log = Some(value.into()),
-            "pools" => self.pools = value.parse::<u8>().ok()? != 0,
+            "pools" => self.pools = switch()?,
             "delay" => self.delay = Duration::from_millis(value.parse().ok()?),
-            "clock" => {
-                self.counts_threads = match value {
-                    "host" => false,
-                    "threads" => true,
-                    _ => return None,
-                }
-            }
-            "lose" => self.lose = Some(place()?),
-            "fault" => self.fault = Some(place()?),
+            "clock" => self.counts_threads = one_of(value, [("host", false), ("threads", true)])?,
+            "lose" => self.lose = Some(launch_of(value)?),
+            "fault" => self.fault = Some(launch_of(value)?),
             "product" => self.product_threads = Some(value.parse().ok()?),
             "wrong_product" => {
-                self.wrong_product = Some(match value {
-                    "sum" => Wrong::Sum,
-                    "relu" => Wrong::Relu,
-                    _ => return None,
-                })
+                let errors = [("sum", ProductError::Sum), ("relu", ProductError::Relu)];
+                self.wrong_product = Some(one_of(value, errors)?);
             }
             _ => return None,
         }
         Some(())
     }
+}
+
+fn one_of<T>(word: &str, values: [(&str, T); 2]) -> Option<T> {
+    let mut values = values.into_iter();
+    values
+        .find(|(name, _)| *name == word)
+        .map(|(_, value)| value)
+}
+
+/// `DEVICE:LAUNCH`, as numbers.
+fn launch_of(value: &str) -> Option<(usize, u64)> {
+    let (device, launch) = value.split_once(':')?;
+    Some((device.parse().ok()?, launch.parse().ok()?))
 }
 
 /// A device and its primary context.
@@ -159,10 +160,10 @@ pub struct World {
     pub gpus: Vec<Gpu>,
     pub streams: BTreeMap<usize, Stream>,
     pub events: BTreeMap<usize, Event>,
-    pub modules: BTreeMap<usize, Loaded>,
+    pub modules: BTreeMap<usize, LoadedModule>,
     pub functions: BTreeMap<usize, Function>,
     pub pools: BTreeMap<usize, Pool>,
-    pub pinned: BTreeMap<usize, Pinned>,
+    pub pinned: BTreeMap<usize, PinnedMemory>,
     pub captures: BTreeMap<usize, Capture>,
     pub graphs: BTreeMap<usize, Graph>,
     /// Communicators of NCCL.

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     fault::Result,
     lanes::{
-        LaneFn, Slots, Two, binary, carry, compare, logic, quaternary, select, ternary, unary,
+        LaneFn, Pair, Slots, binary, carry, compare, logic, quaternary, select, ternary, unary,
     },
     numeric::{
         format::{Bf16, F16, Half},
@@ -165,14 +165,7 @@ impl<'a> Decoder<'a> {
                 } else {
                     logic(|a, _, _| !a)
                 };
-                self.emit(
-                    Action::Lanes(run),
-                    Slots {
-                        p,
-                        a,
-                        ..Slots::default()
-                    },
-                );
+                self.emit_lane_fn(run, Slots::predicate(p, a, a));
             }
             (Operand::Vector(to), from) => self.unpack(to, from, ty)?,
             (to, Operand::Vector(from)) => self.pack(to, from, ty)?,
@@ -190,14 +183,7 @@ impl<'a> Decoder<'a> {
             return;
         }
         match ty.units() {
-            1 => self.emit(
-                Action::Lanes(unary(|a: u32| a)),
-                Slots {
-                    d,
-                    a,
-                    ..Slots::default()
-                },
-            ),
+            1 => self.emit_lane_fn(unary(|a: u32| a), Slots::unary(d, a)),
             units => {
                 for k in (0..units).step_by(2) {
                     let slots = Slots {
@@ -215,25 +201,8 @@ impl<'a> Decoder<'a> {
     fn unpack(&mut self, to: &[Operand], from: &Operand, ty: Type) -> Result<()> {
         let a = self.source(from, ty)?;
         let part = part_type(ty, to.len())?;
-        let runs: &[LaneFn] = match (ty.size_bytes(), to.len()) {
-            (2, 2) => &[unary(|a: u16| a as u8), unary(|a: u16| (a >> 8) as u8)],
-            (4, 2) => &[unary(|a: u32| a as u16), unary(|a: u32| (a >> 16) as u16)],
-            (8, 2) => &[unary(|a: u64| a as u32), unary(|a: u64| (a >> 32) as u32)],
-            (4, 4) => &[
-                unary(|a: u32| a as u8),
-                unary(|a: u32| (a >> 8) as u8),
-                unary(|a: u32| (a >> 16) as u8),
-                unary(|a: u32| (a >> 24) as u8),
-            ],
-            (8, 4) => &[
-                unary(|a: u64| a as u16),
-                unary(|a: u64| (a >> 16) as u16),
-                unary(|a: u64| (a >> 32) as u16),
-                unary(|a: u64| (a >> 48) as u16),
-            ],
-            (16, 2) => &[unary(|a: u64| a), unary(|a: u64| a)],
-            _ => return Err(unsupported("this vector form")),
-        };
+        let runs =
+            unpacking(ty.size_bytes(), to.len()).ok_or_else(|| unsupported("this vector form"))?;
         for (k, (to, run)) in to.iter().zip(runs).enumerate() {
             let d = self.target(to, part)?;
             let a = if ty == Type::B128 {
@@ -242,14 +211,7 @@ impl<'a> Decoder<'a> {
                 a
             };
             if d != NONE {
-                self.emit(
-                    Action::Lanes(*run),
-                    Slots {
-                        d,
-                        a,
-                        ..Slots::default()
-                    },
-                );
+                self.emit_lane_fn(run, Slots::unary(d, a));
             }
         }
         Ok(())
@@ -264,30 +226,19 @@ impl<'a> Decoder<'a> {
             .map(|f| self.source(f, part))
             .collect::<Result<_>>()?;
         let at = |k: usize| sources.get(k).copied().unwrap_or(0);
+        if (ty.size_bytes(), from.len()) == (16, 2) {
+            self.copy(d, at(0), Type::B64);
+            self.copy(d + 2, at(1), Type::B64);
+            return Ok(());
+        }
+        let run =
+            packing(ty.size_bytes(), from.len()).ok_or_else(|| unsupported("this vector form"))?;
         let slots = Slots {
-            d,
-            a: at(0),
-            b: at(1),
             c: at(2),
             e: at(3),
-            ..Slots::default()
+            ..Slots::binary(d, at(0), at(1))
         };
-        let run = match (ty.size_bytes(), from.len()) {
-            (2, 2) => binary(|a: u8, b: u8| u16::from(a) | u16::from(b) << 8),
-            (4, 2) => binary(|a: u16, b: u16| u32::from(a) | u32::from(b) << 16),
-            (8, 2) => binary(|a: u32, b: u32| u64::from(a) | u64::from(b) << 32),
-            (4, 4) => quaternary(|a: u8, b: u8, c: u8, e: u8| u32::from_le_bytes([a, b, c, e])),
-            (8, 4) => quaternary(|a: u16, b: u16, c: u16, e: u16| {
-                u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(e) << 48
-            }),
-            (16, 2) => {
-                self.copy(d, at(0), Type::B64);
-                self.copy(d + 2, at(1), Type::B64);
-                return Ok(());
-            }
-            _ => return Err(unsupported("this vector form")),
-        };
-        self.emit(Action::Lanes(run), slots);
+        self.emit_lane_fn(run, slots);
         Ok(())
     }
 
@@ -307,15 +258,7 @@ impl<'a> Decoder<'a> {
             "xor" => logic(|a, b, _| a ^ b),
             _ => logic(|a, _, _| !a),
         };
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                p,
-                a,
-                b,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(run, Slots::predicate(p, a, b));
         Ok(())
     }
 
@@ -325,14 +268,7 @@ impl<'a> Decoder<'a> {
             return a;
         }
         let p = self.new_register(Type::Pred);
-        self.emit(
-            Action::Lanes(logic(|a, _, _| !a)),
-            Slots {
-                p,
-                a,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(logic(|a, _, _| !a), Slots::predicate(p, a, a));
         p
     }
 
@@ -353,32 +289,13 @@ impl<'a> Decoder<'a> {
 
     /// Compares operands 1 and 2 into the scratch predicate; halves as the single-precision numbers that they are.
     fn compare(&mut self, ins: &Ins<'a>, ty: Type, part: Part) -> Result<()> {
-        let (mut a, mut b) = (
-            self.source(ins.operand(1)?, ty)?,
-            self.source(ins.operand(2)?, ty)?,
-        );
-        let widen = match (ty, part) {
-            (Type::F16, _) => Some(unary(|x: F16| x.to_f32())),
-            (Type::BF16, _) => Some(unary(|x: Bf16| x.to_f32())),
-            (Type::F16x2, Part::Lower) => Some(unary(|x: Two<F16>| x.0.to_f32())),
-            (Type::F16x2, Part::Upper) => Some(unary(|x: Two<F16>| x.1.to_f32())),
-            (Type::BF16x2, Part::Lower) => Some(unary(|x: Two<Bf16>| x.0.to_f32())),
-            (Type::BF16x2, Part::Upper) => Some(unary(|x: Two<Bf16>| x.1.to_f32())),
-            _ => None,
-        };
+        let (mut a, mut b) = self.lhs_rhs(ins, ty)?;
         let mut compared = ty;
-        if let Some(widen) = widen {
+        if let Some(widen) = widening(ty, part) {
             compared = Type::F32;
             for side in [&mut a, &mut b] {
                 let d = self.new_register(Type::F32);
-                self.emit(
-                    Action::Lanes(widen),
-                    Slots {
-                        d,
-                        a: *side,
-                        ..Slots::default()
-                    },
-                );
+                self.emit_lane_fn(widen, Slots::unary(d, *side));
                 *side = d;
             }
         }
@@ -386,15 +303,7 @@ impl<'a> Decoder<'a> {
         let ftz = ins.has("ftz") && ty == Type::F32;
         let run = comparison(name, compared, ftz)
             .ok_or_else(|| unsupported(format!("comparison `{name}`")))?;
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                p: SCRATCH,
-                a,
-                b,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(run, Slots::predicate(SCRATCH, a, b));
         Ok(())
     }
 
@@ -412,41 +321,18 @@ impl<'a> Decoder<'a> {
             .into_iter()
             .find(|m| ins.has(m))
             .filter(|_| ins.operands.len() > 3);
-        let run = match (combine, complement, flip != 0) {
-            (None, false, _) => logic(|a, _, _| a),
-            (None, true, _) => logic(|a, _, _| !a),
-            (Some("and"), false, false) => logic(|a, _, c| a & c),
-            (Some("and"), false, true) => logic(|a, _, c| a & !c),
-            (Some("and"), true, false) => logic(|a, _, c| !a & c),
-            (Some("and"), true, true) => logic(|a, _, c| !a & !c),
-            (Some("or"), false, false) => logic(|a, _, c| a | c),
-            (Some("or"), false, true) => logic(|a, _, c| a | !c),
-            (Some("or"), true, false) => logic(|a, _, c| !a | c),
-            (Some("or"), true, true) => logic(|a, _, c| !a | !c),
-            (Some(_), false, false) | (Some(_), true, true) => logic(|a, _, c| a ^ c),
-            (Some(_), ..) => logic(|a, _, c| !(a ^ c)),
+        let slots = Slots {
+            c,
+            ..Slots::predicate(p, from, from)
         };
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                p,
-                a: from,
-                b: from,
-                c,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(combination(combine, complement, flip != 0), slots);
         Ok(())
     }
 
     /// `set.lt.u32.f32 d, a, b`: all ones or 1.0 where it holds.
     fn set(&mut self, ins: &Ins<'a>) -> Result<()> {
         let ty = ins.ty()?;
-        let target = ins
-            .parts
-            .iter()
-            .find_map(|p| Type::parse(p))
-            .ok_or_else(|| malformed("no type suffix"))?;
+        let target = ins.first_type()?;
         self.compare(ins, ty, Part::Lower)?;
         self.set_predicate(ins, SCRATCH, SCRATCH, false)?;
         let d = self.target(ins.operand(0)?, target)?;
@@ -462,16 +348,11 @@ impl<'a> Decoder<'a> {
             _ => return Err(unsupported(format!("a result of type {}", target.name()))),
         };
         let (a, b) = (self.constant(one, target)?, self.constant(0, target)?);
-        self.emit(
-            Action::Lanes(select::<u32, _>(|p| p)),
-            Slots {
-                d,
-                a,
-                b,
-                r: SCRATCH,
-                ..Slots::default()
-            },
-        );
+        let slots = Slots {
+            r: SCRATCH,
+            ..Slots::binary(d, a, b)
+        };
+        self.emit_lane_fn(select::<u32, _>(|p| p), slots);
         Ok(())
     }
 
@@ -479,10 +360,7 @@ impl<'a> Decoder<'a> {
         ins.expect_operands(4)?;
         let ty = ins.ty()?;
         let d = self.target(ins.operand(0)?, ty)?;
-        let (a, b) = (
-            self.source(ins.operand(1)?, ty)?,
-            self.source(ins.operand(2)?, ty)?,
-        );
+        let (a, b) = self.lhs_rhs(ins, ty)?;
         let (r, flip) = self.condition(ins.operand(3)?)?;
         let run = match (ty.units(), flip) {
             (1, 0) => select::<u32, _>(|p| p),
@@ -490,27 +368,17 @@ impl<'a> Decoder<'a> {
             (_, 0) => select::<u64, _>(|p| p),
             _ => select::<u64, _>(|p| !p),
         };
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                d,
-                a,
-                b,
-                r,
-                ..Slots::default()
-            },
-        );
+        let slots = Slots {
+            r,
+            ..Slots::binary(d, a, b)
+        };
+        self.emit_lane_fn(run, slots);
         Ok(())
     }
 
     /// `slct.f32.s32 d, a, b, c`: `a` where `c >= 0`.
     fn slct(&mut self, ins: &Ins<'a>) -> Result<()> {
-        let by = ins.ty()?;
-        let ty = ins
-            .parts
-            .iter()
-            .find_map(|p| Type::parse(p))
-            .ok_or_else(|| malformed("no type suffix"))?;
+        let (by, ty) = (ins.ty()?, ins.first_type()?);
         let run = match (ty.units(), by) {
             (1, Type::S32) => ternary(|a: u32, b: u32, c: i32| if c >= 0 { a } else { b }),
             (1, Type::F32) => ternary(|a: u32, b: u32, c: f32| if c >= 0.0 { a } else { b }),
@@ -524,48 +392,23 @@ impl<'a> Decoder<'a> {
     /// Instructions that read or write the condition code.
     fn with_carry(&mut self, ins: &Ins<'a>) -> Result<()> {
         let ty = ins.ty()?;
-        let run = by_integer!(
-            ty,
-            T,
-            match (ins.root(), ins.has("hi")) {
-                ("add", _) => carry(|a: T, b: T, _, _| T::add_carry(a, b, false)),
-                ("addc", _) => carry(|a: T, b: T, _, carry| T::add_carry(a, b, carry)),
-                ("sub", _) => carry(|a: T, b: T, _, _| T::subtract_borrow(a, b, false)),
-                ("subc", _) => carry(|a: T, b: T, _, borrow| T::subtract_borrow(a, b, borrow)),
-                ("mad", false) =>
-                    carry(|a: T, b: T, c, _| T::add_carry(a.wrapping_mul(b), c, false)),
-                ("mad", true) =>
-                    carry(|a: T, b: T, c, _| T::add_carry(T::multiply_high(a, b), c, false)),
-                ("madc", false) =>
-                    carry(|a: T, b: T, c, carry| T::add_carry(a.wrapping_mul(b), c, carry)),
-                _ => carry(|a: T, b: T, c, carry| T::add_carry(T::multiply_high(a, b), c, carry)),
-            }
-        )
-        .ok_or_else(|| unsupported(format!("operands of type {}", ty.name())))?;
+        let run = carry_function(ins, ty)
+            .ok_or_else(|| unsupported(format!("operands of type {}", ty.name())))?;
         let d = self.target(ins.operand(0)?, ty)?;
-        let (a, b) = (
-            self.source(ins.operand(1)?, ty)?,
-            self.source(ins.operand(2)?, ty)?,
-        );
+        let (a, b) = self.lhs_rhs(ins, ty)?;
         let c = if ins.operands.len() > 3 {
             self.source(ins.operand(3)?, ty)?
         } else {
             a
         };
-        // Without `.cc` the carry out is dropped.
-        let p = if ins.has("cc") { self.carry } else { SCRATCH };
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                d,
-                a,
-                b,
-                c,
-                p,
-                r: self.carry,
-                ..Slots::default()
-            },
-        );
+        let slots = Slots {
+            c,
+            // Without `.cc` the carry out is dropped.
+            p: if ins.has("cc") { self.carry } else { SCRATCH },
+            r: self.carry,
+            ..Slots::binary(d, a, b)
+        };
+        self.emit_lane_fn(run, slots);
         Ok(())
     }
 }
@@ -580,6 +423,75 @@ fn widened(ty: Type) -> Type {
     }
 }
 
+/// Functions of `bytes` bytes that give each of `count` equal parts.
+fn unpacking(bytes: usize, count: usize) -> Option<Vec<LaneFn>> {
+    Some(match (bytes, count) {
+        (2, 2) => vec![unary(|a: u16| a as u8), unary(|a: u16| (a >> 8) as u8)],
+        (4, 2) => vec![unary(|a: u32| a as u16), unary(|a: u32| (a >> 16) as u16)],
+        (8, 2) => vec![unary(|a: u64| a as u32), unary(|a: u64| (a >> 32) as u32)],
+        (4, 4) => vec![
+            unary(|a: u32| a as u8),
+            unary(|a: u32| (a >> 8) as u8),
+            unary(|a: u32| (a >> 16) as u8),
+            unary(|a: u32| (a >> 24) as u8),
+        ],
+        (8, 4) => vec![
+            unary(|a: u64| a as u16),
+            unary(|a: u64| (a >> 16) as u16),
+            unary(|a: u64| (a >> 32) as u16),
+            unary(|a: u64| (a >> 48) as u16),
+        ],
+        (16, 2) => vec![unary(|a: u64| a), unary(|a: u64| a)],
+        _ => return None,
+    })
+}
+
+/// The function that makes `bytes` bytes, at most 8, of `count` equal parts.
+fn packing(bytes: usize, count: usize) -> Option<LaneFn> {
+    Some(match (bytes, count) {
+        (2, 2) => binary(|a: u8, b: u8| u16::from(a) | u16::from(b) << 8),
+        (4, 2) => binary(|a: u16, b: u16| u32::from(a) | u32::from(b) << 16),
+        (8, 2) => binary(|a: u32, b: u32| u64::from(a) | u64::from(b) << 32),
+        (4, 4) => quaternary(|a: u8, b: u8, c: u8, e: u8| u32::from_le_bytes([a, b, c, e])),
+        (8, 4) => quaternary(|a: u16, b: u16, c: u16, e: u16| {
+            u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(e) << 48
+        }),
+        _ => return None,
+    })
+}
+
+/// From a half to single precision; `None` for types that are compared as they are.
+fn widening(ty: Type, part: Part) -> Option<LaneFn> {
+    Some(match (ty, part) {
+        (Type::F16, _) => unary(|x: F16| x.to_f32()),
+        (Type::BF16, _) => unary(|x: Bf16| x.to_f32()),
+        (Type::F16x2, Part::Lower) => unary(|x: Pair<F16>| x.0.to_f32()),
+        (Type::F16x2, Part::Upper) => unary(|x: Pair<F16>| x.1.to_f32()),
+        (Type::BF16x2, Part::Lower) => unary(|x: Pair<Bf16>| x.0.to_f32()),
+        (Type::BF16x2, Part::Upper) => unary(|x: Pair<Bf16>| x.1.to_f32()),
+        _ => return None,
+    })
+}
+
+fn carry_function(ins: &Ins, ty: Type) -> Option<LaneFn> {
+    by_integer!(
+        ty,
+        T,
+        match (ins.root(), ins.has("hi")) {
+            ("add", _) => carry(|a: T, b: T, _, _| T::add_carry(a, b, false)),
+            ("addc", _) => carry(|a: T, b: T, _, carry| T::add_carry(a, b, carry)),
+            ("sub", _) => carry(|a: T, b: T, _, _| T::subtract_borrow(a, b, false)),
+            ("subc", _) => carry(|a: T, b: T, _, borrow| T::subtract_borrow(a, b, borrow)),
+            ("mad", false) => carry(|a: T, b: T, c, _| T::add_carry(a.wrapping_mul(b), c, false)),
+            ("mad", true) =>
+                carry(|a: T, b: T, c, _| T::add_carry(T::multiply_high(a, b), c, false)),
+            ("madc", false) =>
+                carry(|a: T, b: T, c, carry| T::add_carry(a.wrapping_mul(b), c, carry)),
+            _ => carry(|a: T, b: T, c, carry| T::add_carry(T::multiply_high(a, b), c, carry)),
+        }
+    )
+}
+
 /// The type of one of `count` equal parts.
 fn part_type(ty: Type, count: usize) -> Result<Type> {
     match ty.size_bytes() / count.max(1) {
@@ -588,6 +500,24 @@ fn part_type(ty: Type, count: usize) -> Result<Type> {
         4 => Ok(Type::B32),
         8 => Ok(Type::B64),
         _ => Err(malformed(format!("{count} parts of a {}", ty.name()))),
+    }
+}
+
+/// Function of predicate `a`, complemented or not, and of the condition `c`, flipped or not.
+fn combination(combine: Option<&str>, complement: bool, flip: bool) -> LaneFn {
+    match (combine, complement, flip) {
+        (None, false, _) => logic(|a, _, _| a),
+        (None, true, _) => logic(|a, _, _| !a),
+        (Some("and"), false, false) => logic(|a, _, c| a & c),
+        (Some("and"), false, true) => logic(|a, _, c| a & !c),
+        (Some("and"), true, false) => logic(|a, _, c| !a & c),
+        (Some("and"), true, true) => logic(|a, _, c| !a & !c),
+        (Some("or"), false, false) => logic(|a, _, c| a | c),
+        (Some("or"), false, true) => logic(|a, _, c| a | !c),
+        (Some("or"), true, false) => logic(|a, _, c| !a | c),
+        (Some("or"), true, true) => logic(|a, _, c| !a | !c),
+        (Some(_), false, false) | (Some(_), true, true) => logic(|a, _, c| a ^ c),
+        (Some(_), ..) => logic(|a, _, c| !(a ^ c)),
     }
 }
 
@@ -634,17 +564,10 @@ fn one_source(ins: &Ins, ty: Type) -> Option<LaneFn> {
 
 fn two_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
     match ins.root() {
-        "add" if ins.has("sat") => {
-            by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_add(b)))
-        }
-        "sub" if ins.has("sat") => {
-            by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_sub(b)))
-        }
         "add" | "sub" | "min" | "max" if matches!(ty, Type::U16x2 | Type::S16x2) => {
             packed_integers(ins, ty)
         }
-        "add" => by_width!(ty, T, binary(|a: T, b: T| a.wrapping_add(b))),
-        "sub" => by_width!(ty, T, binary(|a: T, b: T| a.wrapping_sub(b))),
+        "add" | "sub" => sum(ins, ty),
         "mul" if ins.has("wide") => {
             by_type!(ty, T, [U16 => u16, S16 => i16, U32 => u32, S32 => i32], binary(T::multiply_wide))
         }
@@ -655,25 +578,44 @@ fn two_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
         "rem" => by_integer!(ty, T, binary(T::remainder)),
         "min" => by_integer!(ty, T, binary(|a: T, b: T| a.min(b))),
         "max" => by_integer!(ty, T, binary(|a: T, b: T| a.max(b))),
+        _ => two_bit_strings(ins, ty),
+    }
+}
+
+fn sum(ins: &Ins, ty: Type) -> Option<LaneFn> {
+    match (ins.root(), ins.has("sat")) {
+        ("add", true) => {
+            by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_add(b)))
+        }
+        (_, true) => by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_sub(b))),
+        ("add", false) => by_width!(ty, T, binary(|a: T, b: T| a.wrapping_add(b))),
+        (_, false) => by_width!(ty, T, binary(|a: T, b: T| a.wrapping_sub(b))),
+    }
+}
+
+fn two_bit_strings(ins: &Ins, ty: Type) -> Option<LaneFn> {
+    match ins.root() {
         "and" => by_width!(ty, T, binary(|a: T, b: T| a & b)),
         "or" => by_width!(ty, T, binary(|a: T, b: T| a | b)),
         "xor" => by_width!(ty, T, binary(|a: T, b: T| a ^ b)),
         "shl" => by_width!(ty, T, binary(T::shift_left)),
         "shr" => by_integer!(ty, T, binary(T::shift_right)),
-        "bmsk" => Some(if ins.has("wrap") {
-            binary(|a: u32, b: u32| {
-                u32::shift_left(u32::shift_left(1, b & 31).wrapping_sub(1), a & 31)
-            })
-        } else {
-            binary(|a: u32, b: u32| {
-                let field = if b > 31 { !0 } else { (1 << b) - 1 };
-                u32::shift_left(field, a)
-            })
-        }),
+        "bmsk" => Some(bit_mask(ins)),
         "szext" => {
             by_type!(ty, T, [U32 => u32, S32 => i32], binary(|a: T, b: u32| T::extract(a, 0, b.min(32))))
         }
         _ => None,
+    }
+}
+
+fn bit_mask(ins: &Ins) -> LaneFn {
+    if ins.has("wrap") {
+        binary(|a: u32, b: u32| u32::shift_left(u32::shift_left(1, b & 31).wrapping_sub(1), a & 31))
+    } else {
+        binary(|a: u32, b: u32| {
+            let field = if b > 31 { !0 } else { (1 << b) - 1 };
+            u32::shift_left(field, a)
+        })
     }
 }
 
@@ -719,23 +661,7 @@ fn multiply_24(ins: &Ins, ty: Type) -> Option<LaneFn> {
 
 fn three_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
     match ins.root() {
-        "mad" if ins.has("wide") => {
-            by_type!(ty, T, [U16 => u16, S16 => i16, U32 => u32, S32 => i32], {
-                ternary(|a: T, b: T, c: <T as Integer>::Wide| T::multiply_wide(a, b).wrapping_add(c))
-            })
-        }
-        "mad" if ins.has("hi") => {
-            by_integer!(
-                ty,
-                T,
-                ternary(|a: T, b: T, c: T| T::multiply_high(a, b).wrapping_add(c))
-            )
-        }
-        "mad" => by_width!(
-            ty,
-            T,
-            ternary(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c))
-        ),
+        "mad" => multiply_add(ins, ty),
         "mad24" if ins.has("lo") && ty == Type::U32 => Some(ternary(|a: u32, b: u32, c: u32| {
             (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)
         })),
@@ -748,9 +674,29 @@ fn three_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
         }
         "prmt" => (ins.parts.len() == 2).then(|| ternary(permute)),
         "shf" => funnel_shift(ins),
-        "dp4a" => dot_products(ins, true),
-        "dp2a" => dot_products(ins, false),
+        "dp4a" => dot_of_four(ins),
+        "dp2a" => dot_of_two(ins),
         _ => None,
+    }
+}
+
+fn multiply_add(ins: &Ins, ty: Type) -> Option<LaneFn> {
+    if ins.has("wide") {
+        by_type!(ty, T, [U16 => u16, S16 => i16, U32 => u32, S32 => i32], {
+            ternary(|a: T, b: T, c: <T as Integer>::Wide| T::multiply_wide(a, b).wrapping_add(c))
+        })
+    } else if ins.has("hi") {
+        by_integer!(
+            ty,
+            T,
+            ternary(|a: T, b: T, c: T| T::multiply_high(a, b).wrapping_add(c))
+        )
+    } else {
+        by_width!(
+            ty,
+            T,
+            ternary(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c))
+        )
     }
 }
 
@@ -777,43 +723,52 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// `dp4a.s32.u32` (four bytes by four bytes) and `dp2a.lo.s32.u32` (two halves by two bytes).
-fn dot_products(ins: &Ins, four: bool) -> Option<LaneFn> {
-    let types: Vec<Type> = ins.parts.iter().filter_map(|p| Type::parse(p)).collect();
+/// `dp4a.s32.u32`: four bytes by four bytes.
+fn dot_of_four(ins: &Ins) -> Option<LaneFn> {
     macro_rules! dot {
-        ($A:ty, $A16:ty, $B:ty) => {
-            if four {
-                ternary(|a: u32, b: u32, c: u32| {
-                    (0..4).fold(c, |sum, k| {
-                        let (x, y) = ((a >> (8 * k)) as $A as i32, (b >> (8 * k)) as $B as i32);
-                        sum.wrapping_add((x * y) as u32)
-                    })
+        ($A:ty, $B:ty) => {
+            ternary(|a: u32, b: u32, c: u32| {
+                (0..4).fold(c, |sum, k| {
+                    let (x, y) = ((a >> (8 * k)) as $A as i32, (b >> (8 * k)) as $B as i32);
+                    sum.wrapping_add((x * y) as u32)
                 })
-            } else if ins.has("lo") {
-                ternary(|a: u32, b: u32, c: u32| {
-                    (0..2).fold(c, |sum, k| {
-                        let (x, y) = ((a >> (16 * k)) as $A16 as i32, (b >> (8 * k)) as $B as i32);
-                        sum.wrapping_add((x * y) as u32)
-                    })
-                })
-            } else {
-                ternary(|a: u32, b: u32, c: u32| {
-                    (0..2).fold(c, |sum, k| {
-                        let (x, y) = (
-                            (a >> (16 * k)) as $A16 as i32,
-                            (b >> (8 * k + 16)) as $B as i32,
-                        );
-                        sum.wrapping_add((x * y) as u32)
-                    })
-                })
-            }
+            })
         };
     }
-    Some(match types[..] {
-        [Type::U32, Type::U32] => dot!(u8, u16, u8),
-        [Type::U32, Type::S32] => dot!(u8, u16, i8),
-        [Type::S32, Type::U32] => dot!(i8, i16, u8),
-        [Type::S32, Type::S32] => dot!(i8, i16, i8),
+    Some(match ins.types()[..] {
+        [Type::U32, Type::U32] => dot!(u8, u8),
+        [Type::U32, Type::S32] => dot!(u8, i8),
+        [Type::S32, Type::U32] => dot!(i8, u8),
+        [Type::S32, Type::S32] => dot!(i8, i8),
+        _ => return None,
+    })
+}
+
+/// `dp2a.lo.s32.u32`: two halves by the lower two bytes; by the upper ones without `.lo`.
+fn dot_of_two(ins: &Ins) -> Option<LaneFn> {
+    macro_rules! dot {
+        ($A:ty, $B:ty) => {
+            if ins.has("lo") {
+                dot!($A, $B, 0)
+            } else {
+                dot!($A, $B, 16)
+            }
+        };
+        ($A:ty, $B:ty, $shift:expr) => {
+            ternary(|a: u32, b: u32, c: u32| {
+                (0..2).fold(c, |sum, k| {
+                    let x = (a >> (16 * k)) as $A as i32;
+                    let y = (b >> (8 * k + $shift)) as $B as i32;
+                    sum.wrapping_add((x * y) as u32)
+                })
+            })
+        };
+    }
+    Some(match ins.types()[..] {
+        [Type::U32, Type::U32] => dot!(u16, u8),
+        [Type::U32, Type::S32] => dot!(u16, i8),
+        [Type::S32, Type::U32] => dot!(i16, u8),
+        [Type::S32, Type::S32] => dot!(i16, i8),
         _ => return None,
     })
 }
@@ -867,6 +822,14 @@ impl Decoder<'_> {
             .iter()
             .map(|part| self.source(part, ty))
             .collect()
+    }
+
+    /// The first two sources, of one type.
+    pub(super) fn lhs_rhs(&mut self, ins: &Ins, ty: Type) -> Result<(u32, u32)> {
+        Ok((
+            self.source(ins.operand(1)?, ty)?,
+            self.source(ins.operand(2)?, ty)?,
+        ))
     }
 
     pub(super) fn targets(&mut self, operand: &Operand, ty: Type) -> Result<Vec<u32>> {

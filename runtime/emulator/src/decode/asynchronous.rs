@@ -9,6 +9,24 @@ use super::{
 };
 use crate::{fault::Result, lanes::Slots, parse::ast::Operand, types::Type};
 
+/// Operation of an mbarrier by the opcode, and the index of its address operand.
+fn mbarrier_op(ins: &Ins) -> Option<(MbarrierOp, usize)> {
+    Some(match ins.parts[1] {
+        "init" => (MbarrierOp::Init, 0),
+        "inval" => (MbarrierOp::Invalidate, 0),
+        "arrive" if ins.has("expect_tx") => (MbarrierOp::ArriveExpect, 1),
+        "arrive" => (MbarrierOp::Arrive, 1),
+        "arrive_drop" if !ins.has("expect_tx") => (MbarrierOp::ArriveDrop, 1),
+        "expect_tx" => (MbarrierOp::Expect, 0),
+        wait @ ("try_wait" | "test_wait") => {
+            let parity = ins.has("parity");
+            let blocking = wait == "try_wait";
+            (MbarrierOp::Wait { parity, blocking }, 1)
+        }
+        _ => return None,
+    })
+}
+
 impl<'a> Decoder<'a> {
     /// `false` if the opcode is none of these.
     pub(super) fn asynchronous(&mut self, ins: &Ins<'a>) -> Result<bool> {
@@ -16,16 +34,14 @@ impl<'a> Decoder<'a> {
             "cp" if ins.has("bulk") => return self.bulk(ins),
             "cp" if ins.has("async") => return self.copy_async(ins),
             "mbarrier" => return self.mbarrier(ins),
-            "fence" if ins.has("proxy") && ins.has("async") => {
-                self.emit(Action::ProxyFence, Slots::default())
-            }
+            "fence" if ins.has("proxy") && ins.has("async") => self.emit_action(Action::ProxyFence),
             "fence" if ins.has("proxy") || ins.has("mbarrier_init") => {
-                self.emit(Action::Nothing, Slots::default())
+                self.emit_action(Action::Nothing)
             }
             "barrier" if ins.has("cluster") && ins.has("arrive") => {
-                self.emit(Action::ClusterArrive, Slots::default())
+                self.emit_action(Action::ClusterArrive)
             }
-            "barrier" if ins.has("cluster") => self.emit(Action::ClusterWait, Slots::default()),
+            "barrier" if ins.has("cluster") => self.emit_action(Action::ClusterWait),
             "mapa" | "getctarank" => self.cluster_address(ins)?,
             _ => return Ok(false),
         }
@@ -39,27 +55,12 @@ impl<'a> Decoder<'a> {
         let a = self.source(ins.operand(1)?, ty)?;
         if ins.root() == "getctarank" {
             let d = self.target(ins.operand(0)?, Type::U32)?;
-            self.emit(
-                Action::RankOf { wide },
-                Slots {
-                    d,
-                    a,
-                    ..Slots::default()
-                },
-            );
+            self.emit(Action::RankOf { wide }, Slots::unary(d, a));
             return Ok(());
         }
         let d = self.target(ins.operand(0)?, ty)?;
         let b = self.source(ins.operand(2)?, Type::U32)?;
-        self.emit(
-            Action::MapRank { wide },
-            Slots {
-                d,
-                a,
-                b,
-                ..Slots::default()
-            },
-        );
+        self.emit(Action::MapRank { wide }, Slots::binary(d, a, b));
         Ok(())
     }
 
@@ -76,50 +77,38 @@ impl<'a> Decoder<'a> {
             }
             Action::CopyArrive(self.address(ins.operand(0)?, AddressSpace::Shared)?)
         } else if ins.has("global") {
-            let to = self.address(ins.operand(0)?, AddressSpace::Shared)?;
-            let from = self.address(ins.operand(1)?, AddressSpace::Global)?;
-            let bytes = immediate(ins.operand(2)?)? as u32;
-            if !matches!(bytes, 4 | 8 | 16) {
-                return Err(malformed(format!("{bytes} bytes; 4, 8 or 16 are possible")));
-            }
-            let source_bytes = match ins
-                .operands
-                .get(3)
-                .filter(|_| !ins.has("L2::cache_hint") || ins.operands.len() > 4)
-            {
-                Some(Operand::Not(_)) => return Err(unsupported("an ignored source")),
-                Some(size) => self.source(size, Type::U32)?,
-                None => NONE,
-            };
-            Action::Copy(Box::new(Copy {
-                to,
-                from,
-                bytes,
-                source_bytes,
-            }))
+            Action::Copy(Box::new(self.copy_to_shared(ins)?))
         } else {
             return Ok(false);
         };
-        self.emit(action, Slots::default());
+        self.emit_action(action);
         Ok(true)
     }
 
+    fn copy_to_shared(&mut self, ins: &Ins<'a>) -> Result<Copy> {
+        let to = self.address(ins.operand(0)?, AddressSpace::Shared)?;
+        let from = self.address(ins.operand(1)?, AddressSpace::Global)?;
+        let bytes = immediate(ins.operand(2)?)? as u32;
+        if !matches!(bytes, 4 | 8 | 16) {
+            return Err(malformed(format!("{bytes} bytes; 4, 8 or 16 are possible")));
+        }
+        let is_size = !ins.has("L2::cache_hint") || ins.operands.len() > 4;
+        let source_bytes = match ins.operands.get(3).filter(|_| is_size) {
+            Some(Operand::Not(_)) => return Err(unsupported("an ignored source")),
+            Some(size) => self.source(size, Type::U32)?,
+            None => NONE,
+        };
+        Ok(Copy {
+            to,
+            from,
+            bytes,
+            source_bytes,
+        })
+    }
+
     fn mbarrier(&mut self, ins: &Ins<'a>) -> Result<bool> {
-        let (op, at) = match ins.parts[1] {
-            "init" => (MbarrierOp::Init, 0),
-            "inval" => (MbarrierOp::Invalidate, 0),
-            "arrive" if ins.has("expect_tx") => (MbarrierOp::ArriveExpect, 1),
-            "arrive" => (MbarrierOp::Arrive, 1),
-            "arrive_drop" if !ins.has("expect_tx") => (MbarrierOp::ArriveDrop, 1),
-            "expect_tx" => (MbarrierOp::Expect, 0),
-            "try_wait" | "test_wait" => (
-                MbarrierOp::Wait {
-                    parity: ins.has("parity"),
-                    blocking: ins.parts[1] == "try_wait",
-                },
-                1,
-            ),
-            _ => return Ok(false),
+        let Some((op, at)) = mbarrier_op(ins) else {
+            return Ok(false);
         };
         let address = self.address(ins.operand(at)?, space(ins))?;
         let mut mbarrier = Mbarrier {
@@ -129,20 +118,17 @@ impl<'a> Decoder<'a> {
             token: NONE,
             done: NONE,
         };
-        match op {
-            MbarrierOp::Wait { parity, .. } => {
-                mbarrier.done = self.predicate(ins.operand(0)?)?;
-                // A time limit may follow; waiting for ever is allowed.
-                mbarrier.operand =
-                    self.source(ins.operand(2)?, if parity { Type::U32 } else { Type::B64 })?;
+        if let MbarrierOp::Wait { parity, .. } = op {
+            mbarrier.done = self.predicate(ins.operand(0)?)?;
+            // A time limit may follow; waiting for ever is allowed.
+            mbarrier.operand =
+                self.source(ins.operand(2)?, if parity { Type::U32 } else { Type::B64 })?;
+        } else {
+            if at == 1 {
+                mbarrier.token = self.target(ins.operand(0)?, Type::B64)?;
             }
-            _ => {
-                if at == 1 {
-                    mbarrier.token = self.target(ins.operand(0)?, Type::B64)?;
-                }
-                if let Some(operand) = ins.operands.get(at + 1) {
-                    mbarrier.operand = self.source(operand, Type::U32)?;
-                }
+            if let Some(operand) = ins.operands.get(at + 1) {
+                mbarrier.operand = self.source(operand, Type::U32)?;
             }
         }
         let needs = matches!(
@@ -152,18 +138,18 @@ impl<'a> Decoder<'a> {
         if needs && mbarrier.operand == NONE {
             return Err(malformed("a count is missing"));
         }
-        self.emit(Action::Mbarrier(Box::new(mbarrier)), Slots::default());
+        self.emit_action(Action::Mbarrier(Box::new(mbarrier)));
         Ok(true)
     }
 
     fn bulk(&mut self, ins: &Ins<'a>) -> Result<bool> {
         if ins.has("commit_group") {
-            self.emit(Action::BulkCommit, Slots::default());
+            self.emit_action(Action::BulkCommit);
         } else if ins.has("wait_group") {
             let n = immediate(ins.operand(0)?)? as u32;
-            self.emit(Action::BulkWait(n), Slots::default());
+            self.emit_action(Action::BulkWait(n));
         } else if ins.has("prefetch") {
-            self.emit(Action::Nothing, Slots::default());
+            self.emit_action(Action::Nothing);
         } else if ins.has("im2col") || ins.has("im2col::w") {
             return Err(unsupported("im2col mode"));
         } else if ins.has("tensor") {
@@ -210,10 +196,8 @@ impl<'a> Decoder<'a> {
         let Operand::Tensor(base, coordinates) = ins.operand(map)? else {
             return Err(malformed("expected a tensor map with coordinates"));
         };
-        let axes = ["1d", "2d", "3d", "4d", "5d"]
-            .iter()
-            .position(|d| ins.has(d))
-            .map(|k| k + 1);
+        let axes = ["1d", "2d", "3d", "4d", "5d"];
+        let axes = axes.iter().position(|d| ins.has(d)).map(|k| k + 1);
         if axes != Some(coordinates.len()) {
             return Err(malformed(format!("{} coordinates", coordinates.len())));
         }
@@ -228,11 +212,6 @@ impl<'a> Decoder<'a> {
         } else {
             None
         };
-        let ranks = if ins.has("multicast::cluster") {
-            self.source(ins.operand(3)?, Type::U16)?
-        } else {
-            NONE
-        };
         let bulk = Bulk {
             kind,
             shared,
@@ -240,40 +219,37 @@ impl<'a> Decoder<'a> {
             size: NONE,
             coordinates,
             mbarrier,
-            ranks,
+            ranks: self.multicast_ranks(ins, 3)?,
         };
-        self.emit(Action::Bulk(Box::new(bulk)), Slots::default());
+        self.emit_action(Action::Bulk(Box::new(bulk)));
         Ok(())
+    }
+
+    /// Mask of ranks in operand `k`, if the copy goes to several.
+    fn multicast_ranks(&mut self, ins: &Ins<'a>, k: usize) -> Result<u32> {
+        if ins.has("multicast::cluster") {
+            self.source(ins.operand(k)?, Type::U16)
+        } else {
+            Ok(NONE)
+        }
     }
 
     fn bulk_range(&mut self, ins: &Ins<'a>) -> Result<()> {
         let kind = self.bulk_kind(ins)?;
         let (to, from) = (ins.operand(0)?, ins.operand(1)?);
-        let (shared, global) = match kind {
-            BulkKind::Load => (
-                self.address(to, AddressSpace::Shared)?,
-                self.address(from, AddressSpace::Global)?,
-            ),
-            BulkKind::Across => (
-                self.address(to, AddressSpace::Shared)?,
-                self.address(from, AddressSpace::Shared)?,
-            ),
-            _ => (
-                self.address(from, AddressSpace::Shared)?,
-                self.address(to, AddressSpace::Global)?,
-            ),
+        let (shared, global, space) = match kind {
+            BulkKind::Load => (to, from, AddressSpace::Global),
+            BulkKind::Across => (to, from, AddressSpace::Shared),
+            _ => (from, to, AddressSpace::Global),
         };
+        let shared = self.address(shared, AddressSpace::Shared)?;
+        let global = self.address(global, space)?;
         let size = self.source(ins.operand(2)?, Type::U32)?;
         let completes = matches!(kind, BulkKind::Load | BulkKind::Across);
         let mbarrier = if completes {
             Some(self.address(ins.operand(3)?, AddressSpace::Shared)?)
         } else {
             None
-        };
-        let ranks = if ins.has("multicast::cluster") {
-            self.source(ins.operand(4)?, Type::U16)?
-        } else {
-            NONE
         };
         let bulk = Bulk {
             kind,
@@ -282,9 +258,9 @@ impl<'a> Decoder<'a> {
             size,
             coordinates: vec![],
             mbarrier,
-            ranks,
+            ranks: self.multicast_ranks(ins, 4)?,
         };
-        self.emit(Action::Bulk(Box::new(bulk)), Slots::default());
+        self.emit_action(Action::Bulk(Box::new(bulk)));
         Ok(())
     }
 }

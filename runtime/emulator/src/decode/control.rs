@@ -15,14 +15,53 @@ use crate::{
     types::Type,
 };
 
+fn shuffle_mode(ins: &Ins) -> Option<Shuffle> {
+    ins.parts.iter().find_map(|part| match *part {
+        "up" => Some(Shuffle::Up),
+        "down" => Some(Shuffle::Down),
+        "bfly" => Some(Shuffle::Butterfly),
+        "idx" => Some(Shuffle::Index),
+        _ => None,
+    })
+}
+
+fn vote_mode(ins: &Ins) -> Option<Vote> {
+    ins.parts.iter().find_map(|part| match *part {
+        "all" => Some(Vote::All),
+        "any" => Some(Vote::Any),
+        "uni" => Some(Vote::Uniform),
+        "ballot" => Some(Vote::Ballot),
+        _ => None,
+    })
+}
+
+fn redux_op(ins: &Ins) -> Option<AtomicOp> {
+    Some(match *ins.parts.get(2)? {
+        "add" => AtomicOp::Add,
+        "min" => AtomicOp::Min,
+        "max" => AtomicOp::Max,
+        "and" => AtomicOp::And,
+        "or" => AtomicOp::Or,
+        "xor" => AtomicOp::Xor,
+        _ => return None,
+    })
+}
+
+fn is_clock(name: &str) -> bool {
+    matches!(
+        name,
+        "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo"
+    )
+}
+
 impl<'a> Decoder<'a> {
     /// `false` if the opcode is none of these.
     pub(super) fn control(&mut self, ins: &Ins<'a>) -> Result<bool> {
         match ins.root() {
             "bra" => self.branch(ins)?,
             "ret" => self.ret(),
-            "exit" => self.emit(Action::Exit, Slots::default()),
-            "trap" | "brkpt" => self.emit(Action::Trap, Slots::default()),
+            "exit" => self.emit_action(Action::Exit),
+            "trap" | "brkpt" => self.emit_action(Action::Trap),
             "call" => self.call(ins)?,
             "mov" => return self.clock(ins),
             "bar" | "barrier" if ins.has("warp") => self.warp_barrier(ins)?,
@@ -34,19 +73,11 @@ impl<'a> Decoder<'a> {
             "elect" => self.elect(ins)?,
             "activemask" => {
                 let d = self.target(ins.operand(0)?, Type::B32)?;
-                self.emit(
-                    Action::ActiveMask,
-                    Slots {
-                        d,
-                        ..Slots::default()
-                    },
-                );
+                self.emit(Action::ActiveMask, Slots::target(d));
             }
             "membar" | "nanosleep" | "pmevent" | "griddepcontrol" | "setmaxnreg" | "prefetch"
-            | "prefetchu" | "discard" | "applypriority" => {
-                self.emit(Action::Nothing, Slots::default())
-            }
-            "fence" if !ins.has("proxy") => self.emit(Action::Nothing, Slots::default()),
+            | "prefetchu" | "discard" | "applypriority" => self.emit_action(Action::Nothing),
+            "fence" if !ins.has("proxy") => self.emit_action(Action::Nothing),
             _ => return Ok(false),
         }
         Ok(true)
@@ -69,13 +100,13 @@ impl<'a> Decoder<'a> {
             entry: self.label_list,
             label,
         });
-        self.emit(Action::Branch(0), Slots::default());
+        self.emit_action(Action::Branch(0));
     }
 
     /// Ends the thread in an entry; in an inlined function leads to its end.
     fn ret(&mut self) {
         if self.stack.len() == 1 {
-            self.emit(Action::Exit, Slots::default());
+            self.emit_action(Action::Exit);
         } else {
             let end = self.function_now().labels.len();
             self.jump(end);
@@ -97,7 +128,7 @@ impl<'a> Decoder<'a> {
             return Err(unsupported(format!("`{name}`")));
         }
         if name == "__assertfail" {
-            self.emit(Action::Trap, Slots::default());
+            self.emit_action(Action::Trap);
             return Ok(());
         }
         let function = self
@@ -111,25 +142,40 @@ impl<'a> Decoder<'a> {
                 "wrong number of arguments or results of `{name}`"
             )));
         }
-        let (guard, line, loc) = (
-            std::mem::replace(&mut self.guard, Guard::ALWAYS),
-            self.line,
-            self.loc,
-        );
-        let skip = (guard.predicate != NONE).then(|| {
-            self.guard = Guard {
-                predicate: guard.predicate,
-                flip: !guard.flip,
-            };
-            self.emit(Action::Branch(0), Slots::default());
-            self.guard = Guard::ALWAYS;
-            self.code.len() - 1
-        });
-        // The frame must exist before its parameters can be written.
-        if !self.frames.contains_key(name) {
-            let frame = self.new_frame(function);
-            self.frames.insert(name.clone(), frame);
+        let skip = self.branch_around();
+        self.inline(function, arguments, results)?;
+        if let Some(at) = skip {
+            let here = self.code.len() as u32;
+            self.code[at].action = Action::Branch(here);
         }
+        Ok(())
+    }
+
+    /// Turns the statement's guard into a branch, whose target is still to be set; `None` if there is no guard.
+    fn branch_around(&mut self) -> Option<usize> {
+        let guard = std::mem::replace(&mut self.guard, Guard::ALWAYS);
+        if guard.predicate == NONE {
+            return None;
+        }
+        self.guard = Guard {
+            predicate: guard.predicate,
+            flip: !guard.flip,
+        };
+        self.emit_action(Action::Branch(0));
+        self.guard = Guard::ALWAYS;
+        Some(self.code.len() - 1)
+    }
+
+    /// Decodes a body between the copies of its arguments and results.
+    fn inline(
+        &mut self,
+        function: &'a Function,
+        arguments: &[Operand],
+        results: &[Operand],
+    ) -> Result<()> {
+        let (line, loc) = (self.line, self.loc);
+        // The frame must exist before its parameters can be written.
+        self.add_frame(function);
         for (argument, parameter) in arguments.iter().zip(&function.params) {
             let (from, bytes) = self.local_variable(argument)?;
             self.copy_local(from, self.place_of(function, *parameter)?, bytes);
@@ -140,16 +186,12 @@ impl<'a> Decoder<'a> {
             let (to, bytes) = self.local_variable(result)?;
             self.copy_local(self.place_of(function, *variable)?, to, bytes);
         }
-        if let Some(at) = skip {
-            let here = self.code.len() as u32;
-            self.code[at].action = Action::Branch(here);
-        }
         Ok(())
     }
 
     fn copy_local(&mut self, from: usize, to: usize, bytes: usize) {
         self.guard = Guard::ALWAYS;
-        self.emit(Action::CopyLocal { from, to, bytes }, Slots::default());
+        self.emit_action(Action::CopyLocal { from, to, bytes });
     }
 
     fn place_of(&self, function: &Function, variable: usize) -> Result<usize> {
@@ -165,26 +207,13 @@ impl<'a> Decoder<'a> {
 
     /// `mov.u32 %r, %clock` and its kin; other moves are not for this module.
     fn clock(&mut self, ins: &Ins<'a>) -> Result<bool> {
-        let Some(Operand::Special(name)) = ins.operands.get(1) else {
-            return Ok(false);
-        };
-        if !matches!(
-            name.as_str(),
-            "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo"
-        ) {
+        if !matches!(ins.operands.get(1), Some(Operand::Special(name)) if is_clock(name)) {
             return Ok(false);
         }
         let ty = ins.ty()?;
         let d = self.target(ins.operand(0)?, ty)?;
-        self.emit(
-            Action::Clock {
-                wide: ty.units() == 2,
-            },
-            Slots {
-                d,
-                ..Slots::default()
-            },
-        );
+        let wide = ty.units() == 2;
+        self.emit(Action::Clock { wide }, Slots::target(d));
         Ok(true)
     }
 
@@ -193,9 +222,22 @@ impl<'a> Decoder<'a> {
     }
 
     fn warp_barrier(&mut self, ins: &Ins<'a>) -> Result<()> {
-        let members = self.source(ins.operand(0)?, Type::B32)?;
+        let members = self.members(ins, 0)?;
         self.warp_sync(WarpOp::Barrier, members, Slots::default());
         Ok(())
+    }
+
+    /// Mask of the lanes that take part.
+    fn members(&mut self, ins: &Ins<'a>, k: usize) -> Result<u32> {
+        self.source(ins.operand(k)?, Type::B32)
+    }
+
+    /// Targets `d|p`, or `d` alone.
+    fn target_pair(&mut self, ins: &Ins<'a>) -> Result<(u32, u32)> {
+        match ins.operand(0)? {
+            Operand::Pair(d, p) => Ok((self.target(d, Type::B32)?, self.predicate(p)?)),
+            d => Ok((self.target(d, Type::B32)?, NONE)),
+        }
     }
 
     /// `bar.sync`, `barrier.cta.arrive`, `bar.red.popc.u32 d, a, {b,} c` and so on.
@@ -210,185 +252,122 @@ impl<'a> Decoder<'a> {
         } else if ins.has("arrive") {
             (BarrierKind::Arrive, 0)
         } else if ins.has("red") {
-            let (r, flip) = self.condition(
-                ins.operands
-                    .last()
-                    .ok_or_else(|| malformed("no operands"))?,
-            )?;
-            slots.r = r;
-            let op = if ins.has("popc") {
-                slots.d = self.target(ins.operand(0)?, Type::U32)?;
-                Vote::Count
-            } else {
-                slots.p = self.predicate(ins.operand(0)?)?;
-                if ins.has("and") { Vote::All } else { Vote::Any }
-            };
-            (BarrierKind::Reduce { op, flip }, 1)
+            (self.barrier_reduction(ins, &mut slots)?, 1)
         } else {
             return Ok(false);
         };
-        let is_aligned = ins.root() == "bar" || ins.has("aligned");
-        let last = ins.operands.len() - usize::from(matches!(kind, BarrierKind::Reduce { .. }));
+        let last = ins.operands.len() - first;
         let id = self.source(ins.operand(first)?, Type::U32)?;
         let threads = if last > first + 1 {
             self.source(ins.operand(first + 1)?, Type::U32)?
         } else {
             NONE
         };
-        self.emit(
-            Action::Barrier(Box::new(Barrier {
-                id,
-                threads,
-                is_aligned,
-                kind,
-            })),
-            slots,
-        );
+        let barrier = Barrier {
+            id,
+            threads,
+            is_aligned: ins.root() == "bar" || ins.has("aligned"),
+            kind,
+        };
+        self.emit(Action::Barrier(Box::new(barrier)), slots);
         Ok(true)
+    }
+
+    /// The reduction of a barrier: its last operand is the vote, its first the result.
+    fn barrier_reduction(&mut self, ins: &Ins<'a>, slots: &mut Slots) -> Result<BarrierKind> {
+        let vote = ins.operands.last();
+        let vote = vote.ok_or_else(|| malformed("no operands"))?;
+        let (r, flip) = self.condition(vote)?;
+        slots.r = r;
+        let op = if ins.has("popc") {
+            slots.d = self.target(ins.operand(0)?, Type::U32)?;
+            Vote::Count
+        } else {
+            slots.p = self.predicate(ins.operand(0)?)?;
+            if ins.has("and") { Vote::All } else { Vote::Any }
+        };
+        Ok(BarrierKind::Reduce { op, flip })
     }
 
     /// `shfl.sync.bfly.b32 d|p, a, b, c, members`
     fn shuffle(&mut self, ins: &Ins<'a>) -> Result<()> {
         ins.expect_operands(5)
             .map_err(|_| unsupported("shuffles without a member mask"))?;
-        let (d, p) = match ins.operand(0)? {
-            Operand::Pair(d, p) => (self.target(d, Type::B32)?, self.predicate(p)?),
-            d => (self.target(d, Type::B32)?, NONE),
+        let (d, p) = self.target_pair(ins)?;
+        let mode = shuffle_mode(ins).ok_or_else(|| malformed("no mode"))?;
+        let (a, b) = self.lhs_rhs(ins, Type::B32)?;
+        let slots = Slots {
+            c: self.source(ins.operand(3)?, Type::B32)?,
+            p,
+            ..Slots::binary(d, a, b)
         };
-        let mode = match ins
-            .parts
-            .iter()
-            .find(|p| ["up", "down", "bfly", "idx"].contains(p))
-        {
-            Some(&"up") => Shuffle::Up,
-            Some(&"down") => Shuffle::Down,
-            Some(&"bfly") => Shuffle::Butterfly,
-            Some(_) => Shuffle::Index,
-            None => return Err(malformed("no mode")),
-        };
-        let a = self.source(ins.operand(1)?, Type::B32)?;
-        let (b, c) = (
-            self.source(ins.operand(2)?, Type::B32)?,
-            self.source(ins.operand(3)?, Type::B32)?,
-        );
-        let members = self.source(ins.operand(4)?, Type::B32)?;
-        self.warp_sync(
-            WarpOp::Shuffle { mode },
-            members,
-            Slots {
-                d,
-                a,
-                b,
-                c,
-                p,
-                ..Slots::default()
-            },
-        );
+        let members = self.members(ins, 4)?;
+        self.warp_sync(WarpOp::Shuffle { mode }, members, slots);
         Ok(())
     }
 
     fn vote(&mut self, ins: &Ins<'a>) -> Result<()> {
         ins.expect_operands(3)
             .map_err(|_| unsupported("votes without a member mask"))?;
-        let mut slots = Slots {
-            d: NONE,
-            p: NONE,
-            ..Slots::default()
+        let op = vote_mode(ins).ok_or_else(|| malformed("no mode"))?;
+        let (d, p) = match op {
+            Vote::Ballot => (self.target(ins.operand(0)?, Type::B32)?, NONE),
+            _ => (NONE, self.predicate(ins.operand(0)?)?),
         };
-        let op = match ins
-            .parts
-            .iter()
-            .find(|p| ["all", "any", "uni", "ballot"].contains(p))
-        {
-            Some(&"all") => Vote::All,
-            Some(&"any") => Vote::Any,
-            Some(&"uni") => Vote::Uniform,
-            Some(_) => Vote::Ballot,
-            None => return Err(malformed("no mode")),
-        };
-        match op {
-            Vote::Ballot => slots.d = self.target(ins.operand(0)?, Type::B32)?,
-            _ => slots.p = self.predicate(ins.operand(0)?)?,
-        }
         let (r, flip) = self.condition(ins.operand(1)?)?;
-        slots.r = r;
-        let members = self.source(ins.operand(2)?, Type::B32)?;
+        let slots = Slots {
+            p,
+            r,
+            ..Slots::target(d)
+        };
+        let members = self.members(ins, 2)?;
         self.warp_sync(WarpOp::Vote { op, flip }, members, slots);
         Ok(())
     }
 
     fn match_lanes(&mut self, ins: &Ins<'a>) -> Result<()> {
         ins.expect_operands(3)?;
-        let all = ins.has("all");
-        let wide = ins.has("b64");
-        let (d, p) = match ins.operand(0)? {
-            Operand::Pair(d, p) => (self.target(d, Type::B32)?, self.predicate(p)?),
-            d => (self.target(d, Type::B32)?, NONE),
-        };
+        let (all, wide) = (ins.has("all"), ins.has("b64"));
+        let (d, p) = self.target_pair(ins)?;
         let a = self.source(ins.operand(1)?, if wide { Type::B64 } else { Type::B32 })?;
-        let members = self.source(ins.operand(2)?, Type::B32)?;
-        self.warp_sync(
-            WarpOp::Match { all, wide },
-            members,
-            Slots {
-                d,
-                a,
-                p,
-                ..Slots::default()
-            },
-        );
+        let slots = Slots {
+            p,
+            ..Slots::unary(d, a)
+        };
+        let members = self.members(ins, 2)?;
+        self.warp_sync(WarpOp::Match { all, wide }, members, slots);
         Ok(())
     }
 
     /// `redux.sync.add.u32 d, a, members`
     fn redux(&mut self, ins: &Ins<'a>) -> Result<bool> {
         ins.expect_operands(3)?;
-        let op = match ins.parts.get(2) {
-            Some(&"add") => AtomicOp::Add,
-            Some(&"min") => AtomicOp::Min,
-            Some(&"max") => AtomicOp::Max,
-            Some(&"and") => AtomicOp::And,
-            Some(&"or") => AtomicOp::Or,
-            Some(&"xor") => AtomicOp::Xor,
-            _ => return Ok(false),
+        let Some(op) = redux_op(ins) else {
+            return Ok(false);
         };
         let ty = ins.ty()?;
         if ty.units() != 1 || ins.has("abs") || ins.has("NaN") {
             return Ok(false);
         }
-        let (d, a) = (
-            self.target(ins.operand(0)?, ty)?,
-            self.source(ins.operand(1)?, ty)?,
-        );
-        let members = self.source(ins.operand(2)?, Type::B32)?;
-        self.warp_sync(
-            WarpOp::Reduce { op, ty },
-            members,
-            Slots {
-                d,
-                a,
-                ..Slots::default()
-            },
-        );
+        let d = self.target(ins.operand(0)?, ty)?;
+        let slots = Slots::unary(d, self.source(ins.operand(1)?, ty)?);
+        let members = self.members(ins, 2)?;
+        self.warp_sync(WarpOp::Reduce { op, ty }, members, slots);
         Ok(true)
     }
 
     /// `elect.sync d|p, members`
     fn elect(&mut self, ins: &Ins<'a>) -> Result<()> {
-        let Operand::Pair(d, p) = ins.operand(0)? else {
+        let Operand::Pair(..) = ins.operand(0)? else {
             return Err(malformed("expected `d|p`"));
         };
-        let (d, p) = (self.target(d, Type::B32)?, self.predicate(p)?);
-        let members = self.source(ins.operand(1)?, Type::B32)?;
-        self.warp_sync(
-            WarpOp::Elect,
-            members,
-            Slots {
-                d,
-                p,
-                ..Slots::default()
-            },
-        );
+        let (d, p) = self.target_pair(ins)?;
+        let slots = Slots {
+            p,
+            ..Slots::target(d)
+        };
+        let members = self.members(ins, 1)?;
+        self.warp_sync(WarpOp::Elect, members, slots);
         Ok(())
     }
 }

@@ -1,15 +1,16 @@
 //! `cvt` and `cvta`: integers, floats, packed and 8-bit floats, in every rounding mode.
 
-use super::{Decoder, Ins, float::rounding, program::Action, unsupported};
+use super::{Decoder, Ins, float::rounding, unsupported};
 use crate::{
     fault::Result,
-    lanes::{LaneFn, Slots, Two, binary, compare, rare, unary},
+    lanes::{LaneFn, Pair, Slots, binary, compare, rare, unary},
     memory::window,
     numeric::{
         approximate::canonical,
         exact::{Number, Rounding},
         format::{Bf16, F16, Format, Half},
     },
+    parse::ast::Operand,
     types::Type,
 };
 
@@ -66,8 +67,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn cvt(&mut self, ins: &Ins<'a>) -> Result<bool> {
-        let types: Vec<Type> = ins.parts.iter().filter_map(|p| Type::parse(p)).collect();
-        let [to, from] = types[..] else {
+        let [to, from] = ins.types()[..] else {
             return Ok(false);
         };
         if ins.operands.len() == 3 {
@@ -90,61 +90,48 @@ impl<'a> Decoder<'a> {
                 None => return Ok(false),
             },
         };
-        // Registers may be wider than the types: the source is cut, the target extended.
-        let source_is_wide = from.units() == 1 && self.is_wide(ins.operand(1)?);
-        let target_is_wide = to.units() == 1 && self.is_wide(ins.operand(0)?);
-        let mut a = self.source(
-            ins.operand(1)?,
-            if source_is_wide { Type::B64 } else { from },
-        )?;
-        let d = self.target(ins.operand(0)?, if target_is_wide { Type::B64 } else { to })?;
-        if source_is_wide {
-            let cut = self.new_register(Type::B32);
-            self.emit(
-                Action::Lanes(unary(|a: u64| a as u32)),
-                Slots {
-                    d: cut,
-                    a,
-                    ..Slots::default()
-                },
-            );
-            a = cut;
-        }
-        let result = if target_is_wide {
+        let a = self.cvt_source(ins.operand(1)?, from)?;
+        self.emit_cvt(ins.operand(0)?, to, run, (a, variant))?;
+        Ok(true)
+    }
+
+    /// Converts `a` by a function with this variant, and extends the result if the target's register is wider.
+    fn emit_cvt(
+        &mut self,
+        target: &Operand,
+        to: Type,
+        run: LaneFn,
+        (a, variant): (u32, u32),
+    ) -> Result<()> {
+        let is_wide = to.units() == 1 && self.is_wide(target);
+        let d = self.target(target, if is_wide { Type::B64 } else { to })?;
+        let result = if is_wide {
             self.new_register(Type::B32)
         } else {
             d
         };
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                d: result,
-                a,
-                b: a,
-                c: a,
-                e: variant,
-                ..Slots::default()
-            },
-        );
-        // A narrow signed result fills its register.
-        let extend = match (to, target_is_wide) {
-            (Type::S8, false) => unary(|x: i8| i32::from(x)),
-            (Type::S16, false) => unary(|x: i16| i32::from(x)),
-            (Type::S8, true) => unary(|x: i8| i64::from(x)),
-            (Type::S16, true) => unary(|x: i16| i64::from(x)),
-            (Type::S32, true) => unary(|x: i32| i64::from(x)),
-            (_, true) => unary(|x: u32| u64::from(x)),
-            _ => return Ok(true),
+        let slots = Slots {
+            b: a,
+            c: a,
+            e: variant,
+            ..Slots::unary(result, a)
         };
-        self.emit(
-            Action::Lanes(extend),
-            Slots {
-                d,
-                a: result,
-                ..Slots::default()
-            },
-        );
-        Ok(true)
+        self.emit_lane_fn(run, slots);
+        if let Some(extend) = extension(to, is_wide) {
+            self.emit_lane_fn(extend, Slots::unary(d, result));
+        }
+        Ok(())
+    }
+
+    /// Registers may be wider than the type: then the lower word.
+    fn cvt_source(&mut self, operand: &Operand, from: Type) -> Result<u32> {
+        if from.units() != 1 || !self.is_wide(operand) {
+            return self.source(operand, from);
+        }
+        let a = self.source(operand, Type::B64)?;
+        let cut = self.new_register(Type::B32);
+        self.emit_lane_fn(unary(|a: u64| a as u32), Slots::unary(cut, a));
+        Ok(cut)
     }
 
     /// `cvt.rn.f16x2.f32 d, a, b`: `a` goes to the upper half.
@@ -153,62 +140,36 @@ impl<'a> Decoder<'a> {
             return Ok(false);
         }
         let plain = is_plain(ins);
-        let run = match to {
-            Type::F16x2 if plain => {
-                binary(|a: f32, b: f32| Two(F16::from_f32(b), F16::from_f32(a)))
-            }
-            Type::BF16x2 if plain => {
-                binary(|a: f32, b: f32| Two(Bf16::from_f32(b), Bf16::from_f32(a)))
-            }
-            Type::F16x2 | Type::BF16x2 | Type::E4M3x2 | Type::E5M2x2 => {
-                rare(|a: u32, b: u32, _, variant| {
-                    let plan = Plan::unpack(variant);
-                    let (low, high) = (
-                        plan.convert(u64::from(b)) as u32,
-                        plan.convert(u64::from(a)) as u32,
-                    );
-                    low | high
-                        << if matches!(plan.to, Type::F16 | Type::BF16) {
-                            16
-                        } else {
-                            8
-                        }
-                })
-            }
+        let (part, run) = match to {
+            Type::F16x2 => (
+                Type::F16,
+                binary(|a: f32, b: f32| Pair(F16::from_f32(b), F16::from_f32(a))),
+            ),
+            Type::BF16x2 => (
+                Type::BF16,
+                binary(|a: f32, b: f32| Pair(Bf16::from_f32(b), Bf16::from_f32(a))),
+            ),
+            Type::E4M3x2 => (Type::E4M3, planned_pair()),
+            Type::E5M2x2 => (Type::E5M2, planned_pair()),
             _ => return Ok(false),
-        };
-        let part = match to {
-            Type::F16x2 => Type::F16,
-            Type::BF16x2 => Type::BF16,
-            Type::E4M3x2 => Type::E4M3,
-            _ => Type::E5M2,
         };
         let Some(plan) = Plan::new(ins, part, from) else {
             return Ok(false);
         };
         ins.expect_operands(3)?;
         let d = self.target(ins.operand(0)?, to)?;
-        let (a, b) = (
-            self.source(ins.operand(1)?, from)?,
-            self.source(ins.operand(2)?, from)?,
-        );
-        let e = if plain { 0 } else { plan.pack() };
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                d,
-                a,
-                b,
-                c: a,
-                e,
-                ..Slots::default()
-            },
-        );
+        let (a, b) = self.lhs_rhs(ins, from)?;
+        let slots = Slots {
+            c: a,
+            e: if plain { 0 } else { plan.pack() },
+            ..Slots::binary(d, a, b)
+        };
+        self.emit_lane_fn(if plain { run } else { planned_pair() }, slots);
         Ok(true)
     }
 
-    fn is_wide(&self, operand: &crate::parse::ast::Operand) -> bool {
-        matches!(operand, crate::parse::ast::Operand::Register(r) if self.register_type(*r).units() == 2)
+    fn is_wide(&self, operand: &Operand) -> bool {
+        matches!(operand, Operand::Register(r) if self.register_type(*r).units() == 2)
     }
 
     /// Addresses between their state space and the generic one.
@@ -252,34 +213,14 @@ impl<'a> Decoder<'a> {
             self.constant(high, Type::U64)?,
         );
         let above = self.new_register(Type::Pred);
-        self.emit(
-            Action::Lanes(compare(|a: u64, b: u64| a >= b)),
-            Slots {
-                p: above,
-                a,
-                b: low,
-                ..Slots::default()
-            },
+        let (at_least, below) = (
+            compare(|a: u64, b: u64| a >= b),
+            compare(|a: u64, b: u64| a < b),
         );
-        self.emit(
-            Action::Lanes(compare(|a: u64, b: u64| a < b)),
-            Slots {
-                p,
-                a,
-                b: high,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(at_least, Slots::predicate(above, a, low));
+        self.emit_lane_fn(below, Slots::predicate(p, a, high));
         let both = crate::lanes::logic(|a, b, _| a & b);
-        self.emit(
-            Action::Lanes(both),
-            Slots {
-                p,
-                a: p,
-                b: above,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(both, Slots::predicate(p, p, above));
         Ok(true)
     }
 }
@@ -299,14 +240,46 @@ fn quick(ins: &Ins, to: Type, from: Type) -> Option<LaneFn> {
         (Type::F64, Type::F32) => Some(unary(|a: f64| canonical(a as f32))),
         (_, Type::F32) => by_integer!(from, A, Some(unary(|a: A| a as f32))),
         (_, Type::F64) => by_integer!(from, A, Some(unary(|a: A| a as f64))),
-        _ => match to.size_bytes() {
-            _ if is_float(to) || is_float(from) => None,
-            1 => by_integer!(from, A, Some(unary(|a: A| a as u8))),
-            2 => by_integer!(from, A, Some(unary(|a: A| a as u16))),
-            4 => by_integer!(from, A, Some(unary(|a: A| a as u32))),
-            _ => by_integer!(from, A, Some(unary(|a: A| a as u64))),
-        },
+        _ if is_float(to) || is_float(from) => None,
+        _ => truncation(to, from),
     }
+}
+
+/// Between integers.
+#[allow(clippy::unnecessary_cast)] // The types are a macro's.
+fn truncation(to: Type, from: Type) -> Option<LaneFn> {
+    match to.size_bytes() {
+        1 => by_integer!(from, A, Some(unary(|a: A| a as u8))),
+        2 => by_integer!(from, A, Some(unary(|a: A| a as u16))),
+        4 => by_integer!(from, A, Some(unary(|a: A| a as u32))),
+        _ => by_integer!(from, A, Some(unary(|a: A| a as u64))),
+    }
+}
+
+/// Fills a register by a narrow signed result, or by one that is narrower than the register.
+fn extension(to: Type, is_wide: bool) -> Option<LaneFn> {
+    Some(match (to, is_wide) {
+        (Type::S8, false) => unary(|x: i8| i32::from(x)),
+        (Type::S16, false) => unary(|x: i16| i32::from(x)),
+        (Type::S8, true) => unary(|x: i8| i64::from(x)),
+        (Type::S16, true) => unary(|x: i16| i64::from(x)),
+        (Type::S32, true) => unary(|x: i32| i64::from(x)),
+        (_, true) => unary(|x: u32| u64::from(x)),
+        _ => return None,
+    })
+}
+
+/// Two floats by the packed plan in slot `e`.
+fn planned_pair() -> LaneFn {
+    rare(|a: u32, b: u32, _, variant| {
+        let plan = Plan::unpack(variant);
+        let convert = |x: u32| plan.convert(u64::from(x)) as u32;
+        let (low, high) = (convert(b), convert(a));
+        match plan.to {
+            Type::F16 | Type::BF16 => low | high << 16,
+            _ => low | high << 8,
+        }
+    })
 }
 
 /// To whole numbers.
@@ -314,21 +287,30 @@ fn quick_rounding(ins: &Ins, to: Type, from: Type) -> Option<LaneFn> {
     let [_, mode, _, _] = ins.parts[..] else {
         return None;
     };
-    Some(match (from, to, mode) {
-        (Type::F32, Type::S32, "rzi") => unary(|a: f32| a as i32),
-        (Type::F32, Type::U32, "rzi") => unary(|a: f32| a as u32),
-        (Type::F32, Type::S32, "rni") => unary(|a: f32| a.round_ties_even() as i32),
-        (Type::F32, Type::S32, "rmi") => unary(|a: f32| a.floor() as i32),
-        (Type::F32, Type::F32, "rzi") => unary(|a: f32| canonical(a.trunc())),
-        (Type::F32, Type::F32, "rni") => unary(|a: f32| canonical(a.round_ties_even())),
-        (Type::F32, Type::F32, "rmi") => unary(|a: f32| canonical(a.floor())),
-        (Type::F32, Type::F32, "rpi") => unary(|a: f32| canonical(a.ceil())),
-        (Type::F64, Type::F64, "rzi") => unary(f64::trunc),
-        (Type::F64, Type::F64, "rni") => unary(f64::round_ties_even),
-        (Type::F64, Type::F64, "rmi") => unary(f64::floor),
-        (Type::F64, Type::F64, "rpi") => unary(f64::ceil),
-        _ => return None,
-    })
+    match (from, to) {
+        (Type::F32, Type::S32) => match mode {
+            "rzi" => Some(unary(|a: f32| a as i32)),
+            "rni" => Some(unary(|a: f32| a.round_ties_even() as i32)),
+            "rmi" => Some(unary(|a: f32| a.floor() as i32)),
+            _ => None,
+        },
+        (Type::F32, Type::U32) => (mode == "rzi").then(|| unary(|a: f32| a as u32)),
+        (Type::F32, Type::F32) => match mode {
+            "rzi" => Some(unary(|a: f32| canonical(a.trunc()))),
+            "rni" => Some(unary(|a: f32| canonical(a.round_ties_even()))),
+            "rmi" => Some(unary(|a: f32| canonical(a.floor()))),
+            "rpi" => Some(unary(|a: f32| canonical(a.ceil()))),
+            _ => None,
+        },
+        (Type::F64, Type::F64) => match mode {
+            "rzi" => Some(unary(f64::trunc)),
+            "rni" => Some(unary(f64::round_ties_even)),
+            "rmi" => Some(unary(f64::floor)),
+            "rpi" => Some(unary(f64::ceil)),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// To nearest, with nothing else asked.
@@ -572,7 +554,7 @@ fn clamped(x: f64) -> f64 {
     }
 }
 
-fn unpack_small(bits: u16, format: Format) -> Two<F16> {
+fn unpack_small(bits: u16, format: Format) -> Pair<F16> {
     let half = |bits: u16| F16::from_f32(format.to_f64(u64::from(bits & 0xff)) as f32);
-    Two(half(bits), half(bits >> 8))
+    Pair(half(bits), half(bits >> 8))
 }

@@ -1,9 +1,9 @@
 //! Floating-point arithmetic: native where Rust has the operation, exact integer arithmetic for other rounding modes.
 
-use super::{Decoder, Ins, program::Action, unsupported};
+use super::{Decoder, Ins, unsupported};
 use crate::{
     fault::Result,
-    lanes::{Lane, LaneFn, Slots, Two, binary, rare, ternary, unary},
+    lanes::{Lane, LaneFn, Pair, Slots, binary, rare, ternary, unary},
     numeric::{
         approximate::{self, canonical, flush},
         exact::{Number, Rounding},
@@ -42,17 +42,9 @@ impl<'a> Decoder<'a> {
         if mode != Rounding::Nearest && matches!(ty, Type::F32 | Type::F64) {
             return self.directed(ins, ty, arity, mode);
         }
-        let run = match ty {
-            Type::F32 => single(ins, arity),
-            Type::F64 => double(ins, arity),
-            Type::F16 => half::<F16>(ins, arity, false),
-            Type::BF16 => half::<Bf16>(ins, arity, false),
-            Type::F16x2 => half::<F16>(ins, arity, true),
-            Type::BF16x2 => half::<Bf16>(ins, arity, true),
-            Type::F32x2 => singles(ins, arity),
-            _ => return Ok(false),
+        let Some(run) = nearest(ins, ty, arity) else {
+            return Ok(false);
         };
-        let Some(run) = run else { return Ok(false) };
         self.emit_lanes(ins, ty, &vec![ty; arity], run)?;
         self.emit_modifiers(ins, ty)?;
         Ok(true)
@@ -77,8 +69,8 @@ impl<'a> Decoder<'a> {
                 directed_value([a, b, c], variant, Format::F64)
             }),
         };
-        self.emit(
-            Action::Lanes(run),
+        self.emit_lane_fn(
+            run,
             Slots {
                 d,
                 a,
@@ -95,48 +87,19 @@ impl<'a> Decoder<'a> {
     /// Applies `.sat` and `.relu`, and `.ftz` of halves, to the result by instructions of their own.
     fn emit_modifiers(&mut self, ins: &Ins<'a>, ty: Type) -> Result<()> {
         let d = self.target(ins.operand(0)?, ty)?;
-        let of_half = |f16, f16x2, bf16, bf16x2| match ty {
-            Type::F16 => Some(f16),
-            Type::F16x2 => Some(f16x2),
-            Type::BF16 => Some(bf16),
-            Type::BF16x2 => Some(bf16x2),
-            _ => None,
-        };
         let mut runs = Vec::new();
         if ins.has("ftz") {
-            runs.extend(of_half(
-                of_one(false, flush_half::<F16>),
-                of_one(true, flush_half::<F16>),
-                of_one(false, flush_half::<Bf16>),
-                of_one(true, flush_half::<Bf16>),
-            ));
+            runs.extend(of_halves(ty, flush_half::<F16>, flush_half::<Bf16>));
         }
         if ins.has("sat") {
             runs.extend((ty == Type::F32).then(|| unary(clamp_single)));
-            runs.extend(of_half(
-                of_one(false, clamp::<F16>),
-                of_one(true, clamp::<F16>),
-                of_one(false, clamp::<Bf16>),
-                of_one(true, clamp::<Bf16>),
-            ));
+            runs.extend(of_halves(ty, clamp::<F16>, clamp::<Bf16>));
         }
         if ins.has("relu") {
-            runs.extend(of_half(
-                of_one(false, relu::<F16>),
-                of_one(true, relu::<F16>),
-                of_one(false, relu::<Bf16>),
-                of_one(true, relu::<Bf16>),
-            ));
+            runs.extend(of_halves(ty, relu::<F16>, relu::<Bf16>));
         }
         for run in runs {
-            self.emit(
-                Action::Lanes(run),
-                Slots {
-                    d,
-                    a: d,
-                    ..Slots::default()
-                },
-            );
+            self.emit_lane_fn(run, Slots::unary(d, d));
         }
         Ok(())
     }
@@ -165,15 +128,7 @@ impl<'a> Decoder<'a> {
             self.predicate(ins.operand(0)?)?,
             self.source(ins.operand(1)?, ty)?,
         );
-        self.emit(
-            Action::Lanes(run),
-            Slots {
-                p,
-                a,
-                b: a,
-                ..Slots::default()
-            },
-        );
+        self.emit_lane_fn(run, Slots::predicate(p, a, a));
         Ok(())
     }
 }
@@ -189,6 +144,20 @@ pub(super) fn rounding(ins: &Ins) -> Rounding {
         _ => None,
     });
     found.unwrap_or(Rounding::Nearest)
+}
+
+/// Arithmetic that rounds to nearest.
+fn nearest(ins: &Ins, ty: Type, arity: usize) -> Option<LaneFn> {
+    match ty {
+        Type::F32 => single(ins, arity),
+        Type::F64 => double(ins, arity),
+        Type::F16 => half::<F16>(ins, arity, false),
+        Type::BF16 => half::<Bf16>(ins, arity, false),
+        Type::F16x2 => half::<F16>(ins, arity, true),
+        Type::BF16x2 => half::<Bf16>(ins, arity, true),
+        Type::F32x2 => singles(ins, arity),
+        _ => None,
+    }
 }
 
 /// The smaller of two, the number where one is NaN, -0 before +0.
@@ -232,33 +201,63 @@ fn least_f64(a: f64, b: f64) -> f64 {
 }
 
 fn single(ins: &Ins, arity: usize) -> Option<LaneFn> {
+    match ins.root() {
+        "min" | "max" => single_extremum(ins, arity),
+        "abs" | "neg" | "copysign" => single_sign(ins, arity),
+        _ if arity == 1 => single_function(ins),
+        _ => single_arithmetic(ins, arity),
+    }
+}
+
+fn single_arithmetic(ins: &Ins, arity: usize) -> Option<LaneFn> {
     Some(match (ins.root(), arity) {
         ("add", 2) => single!(ins, binary, |a, b| a + b),
         ("sub", 2) => single!(ins, binary, |a, b| a - b),
         ("mul", 2) => single!(ins, binary, |a, b| a * b),
         ("fma" | "mad", 3) => single!(ins, ternary, |a, b, c| a.mul_add(b, c)),
         ("div", 2) => single!(ins, binary, |a, b| a / b),
-        ("min", 2) if ins.has("xorsign") => return None,
-        ("max", 2) if ins.has("xorsign") => return None,
-        ("min", 2) if ins.has("NaN") => single!(ins, binary, |a, b| or_nan(a, b, least(a, b))),
-        ("max", 2) if ins.has("NaN") => single!(ins, binary, |a, b| or_nan(a, b, most(a, b))),
+        _ => return None,
+    })
+}
+
+fn single_extremum(ins: &Ins, arity: usize) -> Option<LaneFn> {
+    let or_nans = ins.has("NaN");
+    if arity == 2 && ins.has("xorsign") || arity == 3 && or_nans {
+        return None;
+    }
+    Some(match (ins.root(), arity) {
+        ("min", 2) if or_nans => single!(ins, binary, |a, b| or_nan(a, b, least(a, b))),
+        ("max", 2) if or_nans => single!(ins, binary, |a, b| or_nan(a, b, most(a, b))),
         ("min", 2) => single!(ins, binary, |a, b| least(a, b)),
         ("max", 2) => single!(ins, binary, |a, b| most(a, b)),
-        ("min", 3) if !ins.has("NaN") => single!(ins, ternary, |a, b, c| least(least(a, b), c)),
-        ("max", 3) if !ins.has("NaN") => single!(ins, ternary, |a, b, c| most(most(a, b), c)),
+        ("min", 3) => single!(ins, ternary, |a, b, c| least(least(a, b), c)),
+        ("max", 3) => single!(ins, ternary, |a, b, c| most(most(a, b), c)),
+        _ => return None,
+    })
+}
+
+/// These do not quieten NaNs.
+fn single_sign(ins: &Ins, arity: usize) -> Option<LaneFn> {
+    Some(match (ins.root(), arity) {
         ("abs", 1) if ins.has("ftz") => unary(|a: f32| flush(a).abs()),
         ("abs", 1) => unary(f32::abs),
         ("neg", 1) if ins.has("ftz") => unary(|a: f32| -flush(a)),
         ("neg", 1) => unary(|a: f32| -a),
         ("copysign", 2) => binary(|a: f32, b: f32| b.copysign(a)),
-        ("sqrt", 1) => single!(ins, unary, |a| approximate::sqrt(a)),
-        ("rcp", 1) => single!(ins, unary, |a| approximate::rcp(a)),
-        ("rsqrt", 1) => single!(ins, unary, |a| approximate::rsqrt(a)),
-        ("ex2", 1) => single!(ins, unary, |a| approximate::ex2(a)),
-        ("lg2", 1) => single!(ins, unary, |a| approximate::lg2(a)),
-        ("sin", 1) => single!(ins, unary, |a| approximate::sin(a)),
-        ("cos", 1) => single!(ins, unary, |a| approximate::cos(a)),
-        ("tanh", 1) => single!(ins, unary, |a| approximate::tanh(a)),
+        _ => return None,
+    })
+}
+
+fn single_function(ins: &Ins) -> Option<LaneFn> {
+    Some(match ins.root() {
+        "sqrt" => single!(ins, unary, |a| approximate::sqrt(a)),
+        "rcp" => single!(ins, unary, |a| approximate::rcp(a)),
+        "rsqrt" => single!(ins, unary, |a| approximate::rsqrt(a)),
+        "ex2" => single!(ins, unary, |a| approximate::ex2(a)),
+        "lg2" => single!(ins, unary, |a| approximate::lg2(a)),
+        "sin" => single!(ins, unary, |a| approximate::sin(a)),
+        "cos" => single!(ins, unary, |a| approximate::cos(a)),
+        "tanh" => single!(ins, unary, |a| approximate::tanh(a)),
         _ => return None,
     })
 }
@@ -377,15 +376,28 @@ fn flush_half<H: Half>(x: H) -> H {
 /// A function of halves as a lane function, of single values or of pairs.
 fn of_one<H: Half + Lane>(packed: bool, f: impl Fn(H) -> H + Copy + 'static) -> LaneFn {
     if packed {
-        unary(move |a: Two<H>| Two(f(a.0), f(a.1)))
+        unary(move |a: Pair<H>| Pair(f(a.0), f(a.1)))
     } else {
         unary(f)
     }
 }
 
+/// One of two functions, for a 16-bit type or a pair of one; `None` for other types.
+fn of_halves(
+    ty: Type,
+    f16: impl Fn(F16) -> F16 + Copy + 'static,
+    bf16: impl Fn(Bf16) -> Bf16 + Copy + 'static,
+) -> Option<LaneFn> {
+    match ty {
+        Type::F16 | Type::F16x2 => Some(of_one(ty == Type::F16x2, f16)),
+        Type::BF16 | Type::BF16x2 => Some(of_one(ty == Type::BF16x2, bf16)),
+        _ => None,
+    }
+}
+
 fn of_two<H: Half + Lane>(packed: bool, f: impl Fn(H, H) -> H + Copy + 'static) -> LaneFn {
     if packed {
-        binary(move |a: Two<H>, b: Two<H>| Two(f(a.0, b.0), f(a.1, b.1)))
+        binary(move |a: Pair<H>, b: Pair<H>| Pair(f(a.0, b.0), f(a.1, b.1)))
     } else {
         binary(f)
     }
@@ -393,7 +405,7 @@ fn of_two<H: Half + Lane>(packed: bool, f: impl Fn(H, H) -> H + Copy + 'static) 
 
 fn of_three<H: Half + Lane>(packed: bool, f: impl Fn(H, H, H) -> H + Copy + 'static) -> LaneFn {
     if packed {
-        ternary(move |a: Two<H>, b: Two<H>, c: Two<H>| Two(f(a.0, b.0, c.0), f(a.1, b.1, c.1)))
+        ternary(move |a: Pair<H>, b: Pair<H>, c: Pair<H>| Pair(f(a.0, b.0, c.0), f(a.1, b.1, c.1)))
     } else {
         ternary(f)
     }
@@ -455,13 +467,13 @@ fn singles(ins: &Ins, arity: usize) -> Option<LaneFn> {
     }
     Some(match (ins.root(), arity) {
         ("add", 2) => {
-            binary(|a: Two<f32>, b: Two<f32>| Two(canonical(a.0 + b.0), canonical(a.1 + b.1)))
+            binary(|a: Pair<f32>, b: Pair<f32>| Pair(canonical(a.0 + b.0), canonical(a.1 + b.1)))
         }
         ("mul", 2) => {
-            binary(|a: Two<f32>, b: Two<f32>| Two(canonical(a.0 * b.0), canonical(a.1 * b.1)))
+            binary(|a: Pair<f32>, b: Pair<f32>| Pair(canonical(a.0 * b.0), canonical(a.1 * b.1)))
         }
-        ("fma", 3) => ternary(|a: Two<f32>, b: Two<f32>, c: Two<f32>| {
-            Two(
+        ("fma", 3) => ternary(|a: Pair<f32>, b: Pair<f32>, c: Pair<f32>| {
+            Pair(
                 canonical(a.0.mul_add(b.0, c.0)),
                 canonical(a.1.mul_add(b.1, c.1)),
             )

@@ -6,7 +6,7 @@ use super::{
     program::{Access, Action, Address, AddressSpace, Atomic, AtomicOp, Extend, NONE},
     unsupported,
 };
-use crate::{fault::Result, lanes::Slots, parse::ast::Operand, types::Type};
+use crate::{fault::Result, parse::ast::Operand, types::Type};
 
 impl<'a> Decoder<'a> {
     /// `false` if the opcode is none of these.
@@ -23,7 +23,7 @@ impl<'a> Decoder<'a> {
     fn load(&mut self, ins: &Ins<'a>) -> Result<()> {
         ins.expect_operands(2)?;
         let access = self.access(ins, ins.operand(1)?, ins.operand(0)?)?;
-        self.emit(Action::Load(Box::new(access)), Slots::default());
+        self.emit_action(Action::Load(Box::new(access)));
         Ok(())
     }
 
@@ -33,7 +33,7 @@ impl<'a> Decoder<'a> {
         if access.address.space == AddressSpace::Param {
             return Err(malformed("a store to the parameters of an entry"));
         }
-        self.emit(Action::Store(Box::new(access)), Slots::default());
+        self.emit_action(Action::Store(Box::new(access)));
         Ok(())
     }
 
@@ -44,33 +44,25 @@ impl<'a> Decoder<'a> {
         for part in parts(values) {
             list.push(self.element(part, ty)?);
         }
-        let expected = ins.parts.iter().find_map(|p| match *p {
-            "v2" => Some(2),
-            "v4" => Some(4),
-            "v8" => Some(8),
-            _ => None,
-        });
-        if list.len() != expected.unwrap_or(1) {
+        let expected = vector_length(ins);
+        if list.len() != expected {
             return Err(malformed(format!(
-                "expected {} registers, found {}",
-                expected.unwrap_or(1),
+                "expected {expected} registers, found {}",
                 list.len()
             )));
         }
         let address = self.address(address, space)?;
-        let extend = if ty.is_signed() {
-            Extend::Sign
-        } else {
-            Extend::Zero
-        };
         let strong = ["volatile", "relaxed", "acquire", "release", "mmio"];
-        let is_strong = strong.iter().any(|s| ins.has(s));
         self.note_grain(address, ty);
         Ok(Access {
             address,
             size_bytes: ty.size_bytes(),
-            extend,
-            is_strong,
+            extend: if ty.is_signed() {
+                Extend::Sign
+            } else {
+                Extend::Zero
+            },
+            is_strong: strong.iter().any(|s| ins.has(s)),
             parts: list,
         })
     }
@@ -109,15 +101,7 @@ impl<'a> Decoder<'a> {
         let first = usize::from(!is_red);
         let op = operation(ins).ok_or_else(|| unsupported("this operation"))?;
         let ty = ins.ty()?;
-        let supported = match ty {
-            Type::F32 | Type::F64 | Type::F16 | Type::BF16 | Type::F16x2 | Type::BF16x2 => {
-                matches!(op, AtomicOp::Add | AtomicOp::Min | AtomicOp::Max)
-            }
-            Type::B16 => op == AtomicOp::CompareAndSwap,
-            Type::B128 => false,
-            other => matches!(other.size_bytes(), 4 | 8),
-        };
-        if !supported {
+        if !is_atomic(op, ty) {
             return Err(unsupported(format!("operands of type {}", ty.name())));
         }
         let d = if is_red {
@@ -141,8 +125,29 @@ impl<'a> Decoder<'a> {
             b,
             c,
         };
-        self.emit(Action::Atomic(Box::new(atomic)), Slots::default());
+        self.emit_action(Action::Atomic(Box::new(atomic)));
         Ok(())
+    }
+}
+
+fn vector_length(ins: &Ins) -> usize {
+    let length = ins.parts.iter().find_map(|p| match *p {
+        "v2" => Some(2),
+        "v4" => Some(4),
+        "v8" => Some(8),
+        _ => None,
+    });
+    length.unwrap_or(1)
+}
+
+fn is_atomic(op: AtomicOp, ty: Type) -> bool {
+    match ty {
+        Type::F32 | Type::F64 | Type::F16 | Type::BF16 | Type::F16x2 | Type::BF16x2 => {
+            matches!(op, AtomicOp::Add | AtomicOp::Min | AtomicOp::Max)
+        }
+        Type::B16 => op == AtomicOp::CompareAndSwap,
+        Type::B128 => false,
+        other => matches!(other.size_bytes(), 4 | 8),
     }
 }
 

@@ -18,7 +18,7 @@ use program::{Action, Constant, Guard, Instruction, NONE, ParamLayout, Program};
 
 use crate::{
     fault::{Fault, FaultKind, Result},
-    lanes::Slots,
+    lanes::{LaneFn, Slots},
     parse::ast::{Function, Operand, Source, Space, Statement},
     types::Type,
 };
@@ -171,14 +171,14 @@ impl<'a> Decoder<'a> {
                 "kernel `{name}` needs {} bytes of local memory per thread; {MAX_LOCAL_BYTES} are possible",
                 self.local_bytes
             );
-            return Err(Fault::new(FaultKind::Unsupported, message));
+            return Err(unsupported(message));
         }
         if self.units > MAX_UNITS {
             let message = format!(
                 "kernel `{name}` has registers for {} words per thread; {MAX_UNITS} are possible",
                 self.units
             );
-            return Err(Fault::new(FaultKind::Unsupported, message));
+            return Err(unsupported(message));
         }
         Ok(())
     }
@@ -236,10 +236,7 @@ impl<'a> Decoder<'a> {
             );
             return Err(Fault::at(FaultKind::Unsupported, function.line, message));
         }
-        if !self.frames.contains_key(&function.name) {
-            let frame = self.new_frame(function);
-            self.frames.insert(function.name.clone(), frame);
-        }
+        self.add_frame(function);
         let outer = std::mem::replace(&mut self.label_list, self.labels.len());
         // One label more than the function has: its end, where `ret` leads.
         self.labels.push(vec![0; function.labels.len() + 1]);
@@ -260,6 +257,13 @@ impl<'a> Decoder<'a> {
         self.stack.pop();
         self.label_list = outer;
         Ok(())
+    }
+
+    fn add_frame(&mut self, function: &Function) {
+        if !self.frames.contains_key(&function.name) {
+            let frame = self.new_frame(function);
+            self.frames.insert(function.name.clone(), frame);
+        }
     }
 
     fn set_label(&mut self, label: usize) {
@@ -307,48 +311,40 @@ impl<'a> Decoder<'a> {
     fn statement(&mut self, statement: &'a Statement) -> Result<()> {
         self.line = statement.line;
         self.loc = statement.loc;
-        self.guard = match statement.guard {
-            None => Guard::ALWAYS,
-            Some((register, negated)) => {
-                let predicate = self.predicate(&Operand::Register(register))?;
-                Guard {
-                    predicate,
-                    flip: if negated { u32::MAX } else { 0 },
-                }
-            }
-        };
+        self.guard = self.guard_of(statement)?;
         if self.code.len() > MAX_INSTRUCTIONS {
-            return Err(Fault::new(
-                FaultKind::Unsupported,
+            return Err(unsupported(
                 "the kernel is too long once its functions are inlined",
             ));
         }
-        let parts: Vec<&str> = statement.opcode.split('.').collect();
         let ins = Ins {
-            parts,
+            parts: statement.opcode.split('.').collect(),
             operands: &statement.operands,
         };
-        let done = match self.instruction(&ins) {
-            Ok(done) => done,
-            Err(fault) if fault.kind() == FaultKind::Unsupported && fault.ptx_line().is_none() => {
-                self.unsupported
-                    .push((statement.line, format!("{}: {fault}", statement.opcode)));
-                true
+        let lacks = match self.instruction(&ins) {
+            Ok(true) => return Ok(()),
+            Ok(false) => statement.opcode.clone(),
+            Err(fault) if fault.ptx_line().is_some() => return Err(fault),
+            Err(fault) => {
+                let what = format!("{}: {fault}", statement.opcode);
+                if fault.kind() != FaultKind::Unsupported {
+                    return Err(Fault::at(fault.kind(), statement.line, what));
+                }
+                what
             }
-            Err(fault) if fault.ptx_line().is_none() => {
-                return Err(Fault::at(
-                    fault.kind(),
-                    statement.line,
-                    format!("{}: {fault}", statement.opcode),
-                ));
-            }
-            Err(fault) => return Err(fault),
         };
-        if !done {
-            self.unsupported
-                .push((statement.line, statement.opcode.clone()));
-        }
+        self.unsupported.push((statement.line, lacks));
         Ok(())
+    }
+
+    fn guard_of(&mut self, statement: &Statement) -> Result<Guard> {
+        let Some((register, negated)) = statement.guard else {
+            return Ok(Guard::ALWAYS);
+        };
+        Ok(Guard {
+            predicate: self.predicate(&Operand::Register(register))?,
+            flip: if negated { u32::MAX } else { 0 },
+        })
     }
 
     /// Decodes into actions; `false` if there is no such instruction.
@@ -377,12 +373,21 @@ impl<'a> Decoder<'a> {
         });
     }
 
+    /// Appends an instruction without registers in its slots.
+    fn emit_action(&mut self, action: Action) {
+        self.emit(action, Slots::default());
+    }
+
+    fn emit_lane_fn(&mut self, run: LaneFn, slots: Slots) {
+        self.emit(Action::Lanes(run), slots);
+    }
+
     fn patch_branches(&mut self) -> Result<()> {
         for fixup in &self.fixups {
             let target = self.labels[fixup.entry][fixup.label];
             match &mut self.code[fixup.at].action {
                 Action::Branch(to) => *to = target,
-                _ => return Err(Fault::new(FaultKind::Unsupported, "a branch that is none")),
+                _ => return Err(unsupported("a branch that is none")),
             }
         }
         Ok(())
@@ -423,11 +428,22 @@ impl<'a> Ins<'a> {
 
     /// The last type suffix.
     fn ty(&self) -> Result<Type> {
-        self.parts
-            .iter()
-            .rev()
+        let mut suffixes = self.parts.iter().rev();
+        suffixes
             .find_map(|p| Type::parse(p))
             .ok_or_else(|| malformed("no type suffix"))
+    }
+
+    fn first_type(&self) -> Result<Type> {
+        let mut suffixes = self.parts.iter();
+        suffixes
+            .find_map(|p| Type::parse(p))
+            .ok_or_else(|| malformed("no type suffix"))
+    }
+
+    /// All type suffixes.
+    fn types(&self) -> Vec<Type> {
+        self.parts.iter().filter_map(|p| Type::parse(p)).collect()
     }
 
     fn operand(&self, k: usize) -> Result<&'a Operand> {

@@ -3,6 +3,7 @@
 use super::{
     Decoder, Place, malformed,
     program::{Address, AddressSpace, Base, Constant, NONE},
+    unsupported,
 };
 use crate::{
     fault::Result,
@@ -104,13 +105,11 @@ impl Decoder<'_> {
     }
 
     fn predicate_constant(&mut self, value: bool) -> Result<u32> {
-        if let Some(slot) = self.known.get(&format!("p{value}")) {
+        let key = format!("p{value}");
+        if let Some(slot) = self.known.get(&key) {
             return Ok(*slot);
         }
-        let slot = self.new_register(Type::Pred);
-        self.constants.push((slot, Constant::Predicate(value)));
-        self.known.insert(format!("p{value}"), slot);
-        Ok(slot)
+        Ok(self.new_constant(key, Constant::Predicate(value), Type::Pred))
     }
 
     /// A register that holds `bits`.
@@ -132,11 +131,16 @@ impl Decoder<'_> {
         if let Some(slot) = self.known.get(&key) {
             return *slot;
         }
-        let slot = self.new_register(if ty.units() == 2 {
+        let ty = if ty.units() == 2 {
             Type::B64
         } else {
             Type::B32
-        });
+        };
+        self.new_constant(key, value, ty)
+    }
+
+    fn new_constant(&mut self, key: String, value: Constant, ty: Type) -> u32 {
+        let slot = self.new_register(ty);
         self.constants.push((slot, value));
         self.known.insert(key, slot);
         slot
@@ -144,9 +148,9 @@ impl Decoder<'_> {
 
     fn special(&mut self, name: &str, ty: Type) -> Result<u32> {
         let special = Special::parse(name)
-            .ok_or_else(|| super::unsupported(format!("special register `{name}`")))?;
+            .ok_or_else(|| unsupported(format!("special register `{name}`")))?;
         if ty.units() != 1 {
-            return Err(super::unsupported(format!(
+            return Err(unsupported(format!(
                 "special register `{name}` as {}",
                 ty.name()
             )));
@@ -211,42 +215,50 @@ impl Decoder<'_> {
                 describe(operand)
             )));
         };
+        let (base, offset) = match &**base {
+            Operand::Register(register) => (self.address_register(*register)?, *offset),
+            Operand::Integer(at) => (Base::Zero, (*at as i64).wrapping_add(*offset)),
+            symbol => return self.symbol_address(symbol, *offset, space),
+        };
+        Ok(Address {
+            space,
+            base,
+            offset,
+        })
+    }
+
+    fn address_register(&self, register: u32) -> Result<Base> {
+        let slot = self.slot_of(register);
+        match self.register_type(register).units() {
+            1 => Ok(Base::Narrow(slot)),
+            2 => Ok(Base::Wide(slot)),
+            _ => Err(malformed("an address is 32 or 64 bits wide")),
+        }
+    }
+
+    /// Address of a variable, in the variable's own state space if the emulator knows it.
+    fn symbol_address(
+        &mut self,
+        symbol: &Operand,
+        offset: i64,
+        space: AddressSpace,
+    ) -> Result<Address> {
         let fixed = |space, at: usize, more: i64| Address {
             space,
             base: Base::Zero,
-            offset: at as i64 + more,
+            offset: at as i64 + more + offset,
         };
-        Ok(match &**base {
-            Operand::Register(register) => {
-                let slot = self.slot_of(*register);
-                let base = match self.register_type(*register).units() {
-                    1 => Base::Narrow(slot),
-                    2 => Base::Wide(slot),
-                    _ => return Err(malformed("an address is 32 or 64 bits wide")),
-                };
-                Address {
-                    space,
-                    base,
-                    offset: *offset,
-                }
+        Ok(match self.place(symbol)? {
+            (Some(Place::Param(at)), more) => fixed(AddressSpace::Param, at, more),
+            (Some(Place::Local(at)), more) => fixed(AddressSpace::Local, at, more),
+            (Some(Place::Shared(at)), more) if space == AddressSpace::Generic => {
+                fixed(space, at + window::SHARED as usize, more)
             }
-            Operand::Integer(at) => Address {
+            (Some(Place::Shared(at)), more) => fixed(AddressSpace::Shared, at, more),
+            (None, _) => Address {
                 space,
-                base: Base::Zero,
-                offset: (*at as i64).wrapping_add(*offset),
-            },
-            symbol => match self.place(symbol)? {
-                (Some(Place::Param(at)), more) => fixed(AddressSpace::Param, at, more + offset),
-                (Some(Place::Local(at)), more) => fixed(AddressSpace::Local, at, more + offset),
-                (Some(Place::Shared(at)), more) if space == AddressSpace::Generic => {
-                    fixed(space, at + window::SHARED as usize, more + offset)
-                }
-                (Some(Place::Shared(at)), more) => fixed(AddressSpace::Shared, at, more + offset),
-                (None, _) => Address {
-                    space,
-                    base: Base::Wide(self.address_of(symbol, Type::U64)?),
-                    offset: *offset,
-                },
+                base: Base::Wide(self.address_of(symbol, Type::U64)?),
+                offset,
             },
         })
     }

@@ -292,6 +292,13 @@ pub(crate) struct Access {
     pub parts: Vec<(u32, bool)>,
 }
 
+impl Access {
+    /// Of all elements.
+    pub fn total_bytes(&self) -> u64 {
+        (self.size_bytes * self.parts.len()) as u64
+    }
+}
+
 /// Arithmetic of an atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtomicOp {

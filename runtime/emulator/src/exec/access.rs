@@ -2,8 +2,7 @@
 
 use super::{
     gang::Gang,
-    report,
-    warp::{At, Warp, lanes},
+    warp::{Issue, Warp, lanes},
 };
 use crate::{
     decode::program::{Access, Address, AddressSpace, Base, Extend, NONE},
@@ -46,7 +45,7 @@ impl Kind {
 
 /// Access of one lane to memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
+pub(super) struct LaneAccess {
     pub lane: usize,
     pub target: Target,
     pub address: u64,
@@ -72,10 +71,8 @@ pub(super) fn addresses(warp: &Warp, address: &Address) -> [u64; LANES] {
 }
 
 impl Gang<'_> {
-    pub(super) fn load(&mut self, warp: &mut Warp, at: At, access: &Access) -> Result<()> {
+    pub(super) fn load(&mut self, warp: &mut Warp, at: Issue, access: &Access) -> Result<()> {
         let from = addresses(warp, &access.address);
-        let size = access.size_bytes;
-        let count = (size * access.parts.len()) as u64;
         if access.address.space == AddressSpace::Param {
             return if self.quick_param(warp, at, access) {
                 Ok(())
@@ -88,46 +85,49 @@ impl Gang<'_> {
         }
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, access.address.space, from[lane]);
-            if target == Target::Global {
-                let view = self.global(
-                    warp,
-                    at,
-                    Want {
-                        lane,
-                        target,
-                        address,
-                        count,
-                        kind: Kind::Load,
-                    },
-                )?;
-                for (k, part) in access.parts.iter().enumerate() {
-                    load_element(warp, lane, *part, access, |o, n| {
-                        view.load(address + (k * size + o) as u64, n)
-                    });
-                }
-                continue;
-            }
-            let want = Want {
+            let want = LaneAccess {
                 lane,
                 target,
                 address,
-                count,
+                count: access.total_bytes(),
                 kind: Kind::Load,
             };
-            let start = self.local_range(warp, at, want)?;
-            self.race_access(warp, at, want, access.is_strong)?;
-            for (k, part) in access.parts.iter().enumerate() {
-                let bytes = match target {
-                    Target::Shared(block) => &self.blocks[block].shared,
-                    _ => &warp.local,
-                };
-                let first = start + k * size;
-                let mut value = [0; 16];
-                value[..size].copy_from_slice(&bytes[first..first + size]);
-                load_element(warp, lane, *part, access, |o, n| {
-                    little_endian(&value[o..o + n])
-                });
+            if target == Target::Global {
+                let view = self.global(warp, at, want)?;
+                for (k, part) in access.parts.iter().enumerate() {
+                    load_element(warp, lane, *part, access, |o, n| {
+                        view.load(address + (k * access.size_bytes + o) as u64, n)
+                    });
+                }
+            } else {
+                self.load_local(warp, at, access, want)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Loads from shared or local memory.
+    fn load_local(
+        &mut self,
+        warp: &mut Warp,
+        at: Issue,
+        access: &Access,
+        want: LaneAccess,
+    ) -> Result<()> {
+        let size = access.size_bytes;
+        let start = self.local_range(warp, at, want)?;
+        self.race_access(warp, at, want, access.is_strong)?;
+        for (k, part) in access.parts.iter().enumerate() {
+            let bytes = match want.target {
+                Target::Shared(block) => &self.blocks[block].shared,
+                _ => &warp.local,
+            };
+            let first = start + k * size;
+            let mut value = [0; 16];
+            value[..size].copy_from_slice(&bytes[first..first + size]);
+            load_element(warp, want.lane, *part, access, |o, n| {
+                little_endian(&value[o..o + n])
+            });
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Gang<'_> {
     fn load_params(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         access: &Access,
         from: &[u64; LANES],
     ) -> Result<()> {
@@ -145,7 +145,7 @@ impl Gang<'_> {
             let start = self.local_range(
                 warp,
                 at,
-                Want {
+                LaneAccess {
                     lane,
                     target: Target::Param,
                     address: from[lane],
@@ -164,55 +164,57 @@ impl Gang<'_> {
         Ok(())
     }
 
-    pub(super) fn store(&mut self, warp: &mut Warp, at: At, access: &Access) -> Result<()> {
+    pub(super) fn store(&mut self, warp: &mut Warp, at: Issue, access: &Access) -> Result<()> {
         let to = addresses(warp, &access.address);
         if self.quick_store(warp, at, access, &to)? {
             return Ok(());
         }
         let size = access.size_bytes;
-        let count = (size * access.parts.len()) as u64;
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, access.address.space, to[lane]);
+            let want = LaneAccess {
+                lane,
+                target,
+                address,
+                count: access.total_bytes(),
+                kind: Kind::Store,
+            };
             if target == Target::Global {
-                let view = self.global(
-                    warp,
-                    at,
-                    Want {
-                        lane,
-                        target,
-                        address,
-                        count,
-                        kind: Kind::Store,
-                    },
-                )?;
+                let view = self.global(warp, at, want)?;
                 for (k, part) in access.parts.iter().enumerate() {
                     for o in (0..size).step_by(8) {
                         let value = element(warp, lane, *part, o);
                         view.store(address + (k * size + o) as u64, size.min(8), value);
                     }
                 }
-                continue;
+            } else {
+                self.store_local(warp, at, access, want)?;
             }
-            let want = Want {
-                lane,
-                target,
-                address,
-                count,
-                kind: Kind::Store,
-            };
-            let start = self.local_range(warp, at, want)?;
-            self.race_access(warp, at, want, access.is_strong)?;
-            for (k, part) in access.parts.iter().enumerate() {
-                for o in (0..size).step_by(8) {
-                    let value = element(warp, lane, *part, o).to_le_bytes();
-                    let bytes = match target {
-                        Target::Shared(block) => &mut self.blocks[block].shared,
-                        _ => &mut warp.local,
-                    };
-                    let first = start + k * size + o;
-                    let n = size.min(8);
-                    bytes[first..first + n].copy_from_slice(&value[..n]);
-                }
+        }
+        Ok(())
+    }
+
+    /// Stores to shared or local memory.
+    fn store_local(
+        &mut self,
+        warp: &mut Warp,
+        at: Issue,
+        access: &Access,
+        want: LaneAccess,
+    ) -> Result<()> {
+        let size = access.size_bytes;
+        let start = self.local_range(warp, at, want)?;
+        self.race_access(warp, at, want, access.is_strong)?;
+        for (k, part) in access.parts.iter().enumerate() {
+            for o in (0..size).step_by(8) {
+                let value = element(warp, want.lane, *part, o).to_le_bytes();
+                let bytes = match want.target {
+                    Target::Shared(block) => &mut self.blocks[block].shared,
+                    _ => &mut warp.local,
+                };
+                let first = start + k * size + o;
+                let n = size.min(8);
+                bytes[first..first + n].copy_from_slice(&value[..n]);
             }
         }
         Ok(())
@@ -220,7 +222,7 @@ impl Gang<'_> {
 
     /// Where an address leads, and the address there.
     #[inline(always)]
-    pub(super) fn resolve(&self, at: At, space: AddressSpace, address: u64) -> (Target, u64) {
+    pub(super) fn resolve(&self, at: Issue, space: AddressSpace, address: u64) -> (Target, u64) {
         match space {
             AddressSpace::Global => (Target::Global, address),
             AddressSpace::Shared => self.resolve_shared(at, address),
@@ -237,7 +239,7 @@ impl Gang<'_> {
     }
 
     /// A shared address: the block's own, or of a block of the cluster as `mapa` made it.
-    fn resolve_shared(&self, at: At, address: u64) -> (Target, u64) {
+    fn resolve_shared(&self, at: Issue, address: u64) -> (Target, u64) {
         if address < CLUSTER_STRIDE {
             return (Target::Shared(at.block), address);
         }
@@ -261,8 +263,8 @@ impl Gang<'_> {
 
     /// The buffer that the bytes are in, checked for alignment too.
     #[inline(always)]
-    pub(super) fn global(&mut self, warp: &Warp, at: At, want: Want) -> Result<View> {
-        let Want { address, count, .. } = want;
+    pub(super) fn global(&mut self, warp: &Warp, at: Issue, want: LaneAccess) -> Result<View> {
+        let LaneAccess { address, count, .. } = want;
         let hint = &self.views[at.pc as usize];
         if hint.holds(address, count)
             && address & (count - 1) == 0
@@ -274,57 +276,49 @@ impl Gang<'_> {
     }
 
     #[cold]
-    fn global_slow(&mut self, warp: &Warp, at: At, want: Want) -> Result<View> {
-        let Want { address, count, .. } = want;
+    fn global_slow(&mut self, warp: &Warp, at: Issue, want: LaneAccess) -> Result<View> {
+        let LaneAccess { address, count, .. } = want;
         let memory = self.launch.call.memory;
-        let place = report::Place {
-            lanes: 1 << want.lane,
-            ..at.place(warp)
-        };
-        let what = |problem: &str| {
-            let nearest = memory.nearest(address);
-            format!(
-                "{problem} {count}-byte {} at global address {address:#x}{nearest}",
-                want.kind.name()
-            )
-        };
+        let fault = |kind, problem| Err(self.global_fault(warp, at, want, kind, problem));
         let Some(view) = memory
             .view(address)
             .filter(|view| view.holds(address, count))
         else {
-            return Err(report::fault(
-                self,
-                FaultKind::OutOfBounds,
-                place,
-                what("out of bounds:"),
-            ));
+            return fault(FaultKind::OutOfBounds, "out of bounds:");
         };
         if !address.is_multiple_of(count.next_power_of_two()) {
-            return Err(report::fault(
-                self,
-                FaultKind::Misaligned,
-                place,
-                what("misaligned:"),
-            ));
+            return fault(FaultKind::Misaligned, "misaligned:");
         }
         if view.is_constant && want.kind != Kind::Load {
-            return Err(report::fault(
-                self,
-                FaultKind::Misuse,
-                place,
-                what("constant memory is read-only:"),
-            ));
+            return fault(FaultKind::Misuse, "constant memory is read-only:");
         }
         self.views[at.pc as usize] = view;
         Ok(view)
+    }
+
+    fn global_fault(
+        &self,
+        warp: &Warp,
+        at: Issue,
+        want: LaneAccess,
+        kind: FaultKind,
+        problem: &str,
+    ) -> Fault {
+        let LaneAccess { address, count, .. } = want;
+        let nearest = self.launch.call.memory.nearest(address);
+        let what = format!(
+            "{problem} {count}-byte {} at global address {address:#x}{nearest}",
+            want.kind.name()
+        );
+        self.fault(kind, warp, at.of_lane(want.lane), what)
     }
 
     /// The buffer of an access of which only the first `part` bytes are read.
     pub(super) fn global_part(
         &mut self,
         warp: &Warp,
-        at: At,
-        want: Want,
+        at: Issue,
+        want: LaneAccess,
         part: u64,
     ) -> Result<View> {
         if part == want.count || !want.address.is_multiple_of(want.count) {
@@ -345,7 +339,7 @@ impl Gang<'_> {
     pub(super) fn shared_range(
         &self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         space: AddressSpace,
         address: u64,
         count: u64,
@@ -355,15 +349,10 @@ impl Gang<'_> {
         let (target, address) = self.resolve(at, space, address);
         let Target::Shared(block) = target else {
             let what = format!(
-                "{} at {address:#x}, which is no shared address",
+                "{} at {address:#x}, which is not a shared address",
                 kind.name()
             );
-            return Err(report::fault(
-                self,
-                FaultKind::OutOfBounds,
-                at.place(warp),
-                what,
-            ));
+            return Err(self.fault(FaultKind::OutOfBounds, warp, at, what));
         };
         let size = self.blocks[block].shared.len() as u64;
         if address < size && count <= size - address && address.is_multiple_of(count.clamp(1, 16)) {
@@ -372,7 +361,7 @@ impl Gang<'_> {
         Err(self.range_fault(
             warp,
             at,
-            Want {
+            LaneAccess {
                 lane,
                 target,
                 address,
@@ -384,7 +373,7 @@ impl Gang<'_> {
 
     /// Bytes that a lane has of shared, local or parameter memory, and where its part starts.
     #[inline(always)]
-    fn extent(&self, want: Want) -> (u64, usize) {
+    fn extent(&self, want: LaneAccess) -> (u64, usize) {
         match want.target {
             Target::Shared(block) => (self.blocks[block].shared.len() as u64, 0),
             Target::Local => {
@@ -397,8 +386,8 @@ impl Gang<'_> {
 
     /// Offset of the bytes in shared, local or parameter memory, checked for bounds and alignment.
     #[inline(always)]
-    pub(super) fn local_range(&self, warp: &Warp, at: At, want: Want) -> Result<usize> {
-        let Want { address, count, .. } = want;
+    pub(super) fn local_range(&self, warp: &Warp, at: Issue, want: LaneAccess) -> Result<usize> {
+        let LaneAccess { address, count, .. } = want;
         let (size, base) = self.extent(want);
         if address < size && count <= size - address && address & (count - 1) == 0 {
             return Ok(base + address as usize);
@@ -407,8 +396,8 @@ impl Gang<'_> {
     }
 
     #[cold]
-    fn range_fault(&self, warp: &Warp, at: At, want: Want) -> Fault {
-        let Want { address, count, .. } = want;
+    fn range_fault(&self, warp: &Warp, at: Issue, want: LaneAccess) -> Fault {
+        let LaneAccess { address, count, .. } = want;
         let size = self.extent(want).0;
         let space = match want.target {
             Target::Shared(_) => "shared",
@@ -426,15 +415,7 @@ impl Gang<'_> {
             "{problem} {count}-byte {} at {space} address {address:#x}, of {size:#x} bytes",
             want.kind.name()
         );
-        report::fault(
-            self,
-            kind,
-            report::Place {
-                lanes: 1 << want.lane,
-                ..at.place(warp)
-            },
-            what,
-        )
+        self.fault(kind, warp, at.of_lane(want.lane), what)
     }
 }
 

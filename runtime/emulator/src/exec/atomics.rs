@@ -1,9 +1,9 @@
 //! Atomics and reductions, in global memory across blocks and in shared memory.
 
 use super::{
-    access::{Kind, Target, Want, addresses},
+    access::{Kind, LaneAccess, Target, addresses},
     gang::Gang,
-    warp::{At, Warp, lanes},
+    warp::{Issue, Warp, lanes},
 };
 use crate::{
     decode::program::{Atomic, AtomicOp, NONE},
@@ -16,17 +16,16 @@ use crate::{
 };
 
 impl Gang<'_> {
-    pub(super) fn atomic(&mut self, warp: &mut Warp, at: At, atomic: &Atomic) -> Result<()> {
+    pub(super) fn atomic(&mut self, warp: &mut Warp, at: Issue, atomic: &Atomic) -> Result<()> {
         let to = addresses(warp, &atomic.address);
         let size = atomic.ty.size_bytes();
-        let count = (size * atomic.b.len()) as u64;
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, atomic.address.space, to[lane]);
-            let want = Want {
+            let want = LaneAccess {
                 lane,
                 target,
                 address,
-                count,
+                count: (size * atomic.b.len()) as u64,
                 kind: Kind::Atomic,
             };
             for (k, slot) in atomic.b.iter().enumerate() {
@@ -36,36 +35,43 @@ impl Gang<'_> {
                 } else {
                     read(warp, atomic.c, size, lane)
                 };
-                let element = address + (k * size) as u64;
-                let old = if target == Target::Global {
-                    let view = self.global(warp, at, want)?;
-                    update_global(&view, element, size, |old| {
-                        combine(atomic.op, atomic.ty, old, b, c)
-                    })
-                } else {
-                    let start = self.local_range(warp, at, want)? + k * size;
-                    self.race_access(warp, at, want, true)?;
-                    let bytes = match target {
-                        Target::Shared(block) => &mut self.blocks[block].shared,
-                        _ => &mut warp.local,
-                    };
-                    let mut all = [0; 8];
-                    all[..size].copy_from_slice(&bytes[start..start + size]);
-                    let old = u64::from_le_bytes(all);
-                    let new = combine(atomic.op, atomic.ty, old, b, c).to_le_bytes();
-                    bytes[start..start + size].copy_from_slice(&new[..size]);
-                    old
-                };
-                if let Some(d) = atomic.d.get(k).filter(|d| **d != NONE) {
-                    if size == 8 {
-                        warp.file.wide_mut(*d)[lane] = old;
-                    } else {
-                        warp.file.narrow_mut(*d)[lane] = old as u32;
-                    }
+                let new = |old| combine(atomic.op, atomic.ty, old, b, c);
+                let old = self.update_element(warp, at, want, (k * size, size), new)?;
+                match atomic.d.get(k).filter(|d| **d != NONE) {
+                    Some(d) if size == 8 => warp.file.wide_mut(*d)[lane] = old,
+                    Some(d) => warp.file.narrow_mut(*d)[lane] = old as u32,
+                    None => {}
                 }
             }
         }
         Ok(())
+    }
+
+    /// Replaces the element at this offset and of this size; returns the old one.
+    fn update_element(
+        &mut self,
+        warp: &mut Warp,
+        at: Issue,
+        want: LaneAccess,
+        (offset, size): (usize, usize),
+        new: impl Fn(u64) -> u64,
+    ) -> Result<u64> {
+        if want.target == Target::Global {
+            let view = self.global(warp, at, want)?;
+            return Ok(update_global(
+                &view,
+                want.address + offset as u64,
+                size,
+                new,
+            ));
+        }
+        let start = self.local_range(warp, at, want)? + offset;
+        self.race_access(warp, at, want, true)?;
+        let bytes = match want.target {
+            Target::Shared(block) => &mut self.blocks[block].shared,
+            _ => &mut warp.local,
+        };
+        Ok(update_bytes(&mut bytes[start..start + size], new))
     }
 }
 
@@ -75,6 +81,15 @@ fn read(warp: &Warp, slot: u32, size: usize, lane: usize) -> u64 {
         2 => u64::from(warp.file.narrow(slot)[lane] & 0xffff),
         _ => u64::from(warp.file.narrow(slot)[lane]),
     }
+}
+
+/// Replaces an element of at most 8 bytes, which only the running warp sees; returns the old one.
+fn update_bytes(bytes: &mut [u8], new: impl Fn(u64) -> u64) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    let old = u64::from_le_bytes(all);
+    bytes.copy_from_slice(&new(old).to_le_bytes()[..bytes.len()]);
+    old
 }
 
 /// Atomically replaces an element; 16-bit ones as part of the 32-bit word around them.

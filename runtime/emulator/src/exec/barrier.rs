@@ -2,8 +2,7 @@
 
 use super::{
     gang::{Block, Gang},
-    report,
-    warp::{At, Flow, Wait, Warp},
+    warp::{Flow, Issue, Wait, Warp},
 };
 use crate::{
     decode::program::{Barrier, BarrierKind, NONE, Vote},
@@ -64,12 +63,44 @@ impl State {
         block.iter().flatten().all(|warp| has_come(warp))
     }
 
+    fn vote(&mut self, bits: u32, active: u32) {
+        self.votes[0] += bits.count_ones();
+        self.votes[1] += (active & !bits).count_ones();
+    }
+
     fn result(&self, op: Vote) -> u32 {
         match op {
             Vote::All => u32::from(self.votes[1] == 0),
             Vote::Any => u32::from(self.votes[0] > 0),
             _ => self.votes[0],
         }
+    }
+
+    /// Counts lanes of a warp. Errors with the rule of barriers that this breaks.
+    fn arrive(
+        &mut self,
+        id: u32,
+        expected: Option<u32>,
+        warp: u32,
+        active: u32,
+    ) -> std::result::Result<(), String> {
+        if !self.arrived.is_empty() && self.expected != expected {
+            let first = self.expected;
+            return Err(format!(
+                "warps disagree on the threads of barrier {id}: {first:?} and {expected:?}"
+            ));
+        }
+        self.expected = expected;
+        match self.arrived.iter_mut().find(|(w, _)| *w == warp) {
+            Some((_, lanes)) if *lanes & active != 0 => {
+                return Err(format!(
+                    "arrives at barrier {id} again before it is complete"
+                ));
+            }
+            Some((_, lanes)) => *lanes |= active,
+            None => self.arrived.push((warp, active)),
+        }
+        Ok(())
     }
 }
 
@@ -93,70 +124,55 @@ impl Gang<'_> {
     pub(super) fn barrier(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         barrier: &Barrier,
         slots: &Slots,
     ) -> Result<Flow> {
-        let lane = at.active.trailing_zeros() as usize;
-        let id = warp.file.narrow(barrier.id)[lane];
-        let misuse = |gang: &Gang, what: String| {
-            Err(report::fault(gang, FaultKind::Misuse, at.place(warp), what))
-        };
-        if id as usize >= BARRIERS {
-            return misuse(self, format!("barrier {id}; there are {BARRIERS}"));
-        }
-        let expected = (barrier.threads != NONE).then(|| warp.file.narrow(barrier.threads)[lane]);
-        if expected.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u32)) {
-            return misuse(
-                self,
-                format!(
-                    "a barrier of {} threads, which are no whole warps",
-                    expected.unwrap_or(0)
-                ),
-            );
-        }
+        let (id, expected) = self.barrier_operands(warp, at, barrier)?;
         if barrier.is_aligned && at.active != warp.live {
             return self.wait_for_lanes(warp, at, warp.live);
         }
         let state = &mut self.blocks[at.block].barriers.states[id as usize];
-        if !state.arrived.is_empty() && state.expected != expected {
-            let first = state.expected;
-            return misuse(
-                self,
-                format!(
-                    "warps disagree on the threads of barrier {id}: {first:?} and {expected:?}"
-                ),
-            );
-        }
-        state.expected = expected;
-        match state.arrived.iter_mut().find(|(w, _)| *w == warp.id) {
-            Some((_, lanes)) if *lanes & at.active != 0 => {
-                return misuse(
-                    self,
-                    format!("arrives at barrier {id} again before it is complete"),
-                );
-            }
-            Some((_, lanes)) => *lanes |= at.active,
-            None => state.arrived.push((warp.id, at.active)),
+        if let Err(what) = state.arrive(id, expected, warp.id, at.active) {
+            return Err(self.misuse(warp, at, what));
         }
         if let BarrierKind::Reduce { op, flip } = barrier.kind {
             let bits = (warp.file.predicates[slots.r as usize] ^ flip) & at.active;
-            state.votes[0] += bits.count_ones();
-            state.votes[1] += (at.active & !bits).count_ones();
+            state.vote(bits, at.active);
             state.results.push((warp.id, at.active, *slots, op));
         }
         self.blocks[at.block].barriers.in_use |= 1 << id;
         if let Some(races) = &mut self.races {
             races.arrive(at.block, warp.id, id);
         }
-        Ok(if barrier.kind == BarrierKind::Arrive {
-            Flow::Next
-        } else {
-            Flow::WaitBehind(Wait::Barrier(id))
+        Ok(match barrier.kind {
+            BarrierKind::Arrive => Flow::Next,
+            _ => Flow::WaitBehind(Wait::Barrier(id)),
         })
     }
 
-    /// Opens the barriers of a block that are complete; whether any was.
+    /// Number of the barrier, and of its threads if the instruction has one.
+    fn barrier_operands(
+        &self,
+        warp: &Warp,
+        at: Issue,
+        barrier: &Barrier,
+    ) -> Result<(u32, Option<u32>)> {
+        let lane = at.active.trailing_zeros() as usize;
+        let id = warp.file.narrow(barrier.id)[lane];
+        if id as usize >= BARRIERS {
+            let what = format!("barrier {id}; there are {BARRIERS}");
+            return Err(self.misuse(warp, at, what));
+        }
+        let expected = (barrier.threads != NONE).then(|| warp.file.narrow(barrier.threads)[lane]);
+        if let Some(n) = expected.filter(|n| *n == 0 || !n.is_multiple_of(LANES as u32)) {
+            let what = format!("a barrier of {n} threads, not a multiple of the warp size");
+            return Err(self.misuse(warp, at, what));
+        }
+        Ok((id, expected))
+    }
+
+    /// Opens the barriers of a block that are complete; true if there was one.
     pub(super) fn settle_barriers(&mut self, block: usize) -> bool {
         if self.blocks[block].barriers.in_use == 0 {
             return false;
@@ -171,18 +187,13 @@ impl Gang<'_> {
     }
 
     /// Waits until the group has all lanes of `need`; they must not be kept away by a guard.
-    pub(super) fn wait_for_lanes(&mut self, warp: &Warp, at: At, need: u32) -> Result<Flow> {
+    pub(super) fn wait_for_lanes(&mut self, warp: &Warp, at: Issue, need: u32) -> Result<Flow> {
         let guarded = need & warp.live & at.mask & !at.active;
         if guarded != 0 {
             let what = format!(
                 "diverged at a synchronising instruction: its guard keeps lanes {guarded:#010x} away"
             );
-            return Err(report::fault(
-                self,
-                FaultKind::Divergence,
-                at.place(warp),
-                what,
-            ));
+            return Err(self.fault(FaultKind::Divergence, warp, at, what));
         }
         Ok(Flow::Wait(Wait::Lanes(need)))
     }
@@ -200,25 +211,11 @@ impl Block {
             }
             let state = std::mem::take(&mut self.barriers.states[id as usize]);
             self.barriers.in_use &= !(1 << id);
+            self.store_votes(&state);
             let mut warps = Vec::new();
-            for (warp, lanes, slots, op) in &state.results {
-                let result = state.result(*op);
-                let Some(warp) = &mut self.warps[*warp as usize] else {
-                    continue;
-                };
-                match op {
-                    Vote::Count => warp.file.put_narrow(slots.d, *lanes, &[result; LANES]),
-                    _ => warp
-                        .file
-                        .put_predicate(slots.p, *lanes, result.wrapping_neg()),
-                }
-            }
             for warp in self.warps.iter_mut().flatten() {
-                for group in warp
-                    .groups
-                    .iter_mut()
-                    .filter(|g| g.wait == Wait::Barrier(id))
-                {
+                let groups = warp.groups.iter_mut();
+                for group in groups.filter(|g| g.wait == Wait::Barrier(id)) {
                     group.wait = Wait::Ready;
                     warps.push(warp.id);
                 }
@@ -226,5 +223,20 @@ impl Block {
             opened.push((id, warps));
         }
         opened
+    }
+
+    fn store_votes(&mut self, state: &State) {
+        for (warp, lanes, slots, op) in &state.results {
+            let result = state.result(*op);
+            let Some(warp) = &mut self.warps[*warp as usize] else {
+                continue;
+            };
+            match op {
+                Vote::Count => warp.file.put_narrow(slots.d, *lanes, &[result; LANES]),
+                _ => warp
+                    .file
+                    .put_predicate(slots.p, *lanes, result.wrapping_neg()),
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     mbarrier::Spot,
     race::Async,
     report,
-    warp::{At, Warp, lanes},
+    warp::{Issue, Warp, lanes},
 };
 use crate::{
     decode::program::{Address, AddressSpace, Bulk, BulkKind, NONE},
@@ -50,7 +50,7 @@ impl Source {
 
 /// A copy under way.
 #[derive(Clone, Debug)]
-pub(super) struct Pending {
+pub(super) struct BulkCopy {
     kind: BulkKind,
     place: report::Place,
     source: Source,
@@ -62,12 +62,12 @@ pub(super) struct Pending {
 
 /// Work that is done when nothing else can go on.
 #[derive(Clone, Debug)]
-pub(super) enum Deferred {
-    Load(Pending),
+pub(super) enum DeferredWork {
+    Load(BulkCopy),
     /// An arrival behind a lane's asynchronous copies.
     Arrive {
         warp: u32,
-        at: At,
+        at: Issue,
         address: Address,
     },
 }
@@ -76,73 +76,55 @@ pub(super) enum Deferred {
 #[derive(Default)]
 pub(super) struct Stores {
     /// Lane, the group it is of, and the copy.
-    pub pending: Vec<(usize, u32, Pending)>,
+    pub pending: Vec<(usize, u32, BulkCopy)>,
     pub committed: [u32; LANES],
 }
 
 impl Gang<'_> {
-    pub(super) fn bulk(&mut self, warp: &mut Warp, at: At, bulk: &Bulk) -> Result<()> {
+    pub(super) fn bulk(&mut self, warp: &mut Warp, at: Issue, bulk: &Bulk) -> Result<()> {
         for lane in lanes(at.active) {
-            let at = At {
-                active: 1 << lane,
-                ..at
-            };
+            let at = at.of_lane(lane);
             let source = self.bulk_source(warp, at, bulk, lane)?;
             let pending = self.bulk_target(warp, at, bulk, lane, source)?;
-            let bytes = pending.source.bytes();
             if matches!(bulk.kind, BulkKind::Load | BulkKind::Across) {
-                for (target, spot) in pending.shared.iter().zip(&pending.mbarriers) {
-                    if let Some(races) = &mut self.races {
-                        let agent = races.mbarrier_agent(spot.key());
-                        self.race_async(warp, at, agent, (target.0, target.1, bytes), true)?;
-                    }
-                }
-                self.deferred.push_back(Deferred::Load(pending));
+                self.race_bulk_load(warp, at, &pending)?;
+                self.deferred.push_back(DeferredWork::Load(pending));
                 continue;
             }
             let group = warp.stores.committed[lane];
             if let Some(races) = &self.races {
                 let agent = races.group_agent(at.block, warp.id, Async::Bulk);
                 let (block, offset) = pending.shared[0];
-                self.race_async(warp, at, (agent, group + 1), (block, offset, bytes), false)?;
+                let range = (block, offset, pending.source.bytes());
+                self.race_async(warp, at, (agent, group + 1), range, false)?;
             }
             warp.stores.pending.push((lane, group, pending));
         }
         Ok(())
     }
 
-    fn bulk_source(&self, warp: &Warp, at: At, bulk: &Bulk, lane: usize) -> Result<Source> {
+    fn race_bulk_load(&mut self, warp: &Warp, at: Issue, copy: &BulkCopy) -> Result<()> {
+        let bytes = copy.source.bytes();
+        for ((block, offset), spot) in copy.shared.iter().zip(&copy.mbarriers) {
+            if let Some(races) = &mut self.races {
+                let agent = races.mbarrier_agent(spot.key());
+                self.race_async(warp, at, agent, (*block, *offset, bytes), true)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bulk_source(&self, warp: &Warp, at: Issue, bulk: &Bulk, lane: usize) -> Result<Source> {
         let address = addresses(warp, &bulk.global)[lane];
         if bulk.size == NONE {
-            let map = Box::new(self.tensor_map(warp, at, &bulk.global, address)?);
-            if map.sizes.len() != bulk.coordinates.len() {
-                let (has, given) = (map.sizes.len(), bulk.coordinates.len());
-                return Err(self.misuse(
-                    warp,
-                    at,
-                    format!("a tensor map of {has} axes with {given} coordinates"),
-                ));
-            }
-            if matches!(bulk.kind, BulkKind::Reduce(..)) && map.element.size_bytes() == 1 {
-                return Err(self.misuse(warp, at, "a reduction of bytes".to_owned()));
-            }
-            let mut coordinates = [0; 5];
-            for (to, slot) in coordinates.iter_mut().zip(&bulk.coordinates) {
-                *to = warp.file.narrow(*slot)[lane] as i32;
-            }
-            return Ok(Source::Tile { map, coordinates });
+            return self.bulk_tile(warp, at, bulk, lane);
         }
         let bytes = u64::from(warp.file.narrow(bulk.size)[lane]);
         if !bytes.is_multiple_of(16) || !address.is_multiple_of(16) {
             let what = format!(
                 "a bulk copy of {bytes} bytes at {address:#x}: both must be multiples of 16"
             );
-            return Err(report::fault(
-                self,
-                FaultKind::Misaligned,
-                at.place(warp),
-                what,
-            ));
+            return Err(self.fault(FaultKind::Misaligned, warp, at, what));
         }
         if bulk.kind == BulkKind::Across {
             let (block, start) =
@@ -156,11 +138,29 @@ impl Gang<'_> {
         Ok(Source::Range { address, bytes })
     }
 
+    fn bulk_tile(&self, warp: &Warp, at: Issue, bulk: &Bulk, lane: usize) -> Result<Source> {
+        let address = addresses(warp, &bulk.global)[lane];
+        let map = Box::new(self.tensor_map(warp, at, &bulk.global, address)?);
+        if map.sizes.len() != bulk.coordinates.len() {
+            let (has, given) = (map.sizes.len(), bulk.coordinates.len());
+            let what = format!("a tensor map of {has} axes with {given} coordinates");
+            return Err(self.misuse(warp, at, what));
+        }
+        if matches!(bulk.kind, BulkKind::Reduce(..)) && map.element.size_bytes() == 1 {
+            return Err(self.misuse(warp, at, "a reduction of bytes".to_owned()));
+        }
+        let mut coordinates = [0; 5];
+        for (to, slot) in coordinates.iter_mut().zip(&bulk.coordinates) {
+            *to = warp.file.narrow(*slot)[lane] as i32;
+        }
+        Ok(Source::Tile { map, coordinates })
+    }
+
     /// Reads a tensor map in parameter or global memory.
     fn tensor_map(
         &self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         operand: &Address,
         address: u64,
     ) -> Result<TensorMap> {
@@ -201,81 +201,70 @@ impl Gang<'_> {
     fn bulk_target(
         &self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         bulk: &Bulk,
         lane: usize,
         source: Source,
-    ) -> Result<Pending> {
-        let bytes = source.bytes();
+    ) -> Result<BulkCopy> {
         let to = addresses(warp, &bulk.shared)[lane];
-        let align = if bulk.size == NONE { 128 } else { 16 };
-        if !to.is_multiple_of(align) {
-            let what =
-                format!("shared address {to:#x} of a bulk copy must be a multiple of {align}");
-            return Err(report::fault(
-                self,
-                FaultKind::Misaligned,
-                at.place(warp),
-                what,
-            ));
-        }
-        let (block, start) =
-            self.shared_range(warp, at, AddressSpace::Shared, to, bytes, Kind::Copy)?;
-        let mut pending = Pending {
+        self.check_bulk_target(warp, at, bulk, to)?;
+        let range = |to, bytes, kind| {
+            let space = AddressSpace::Shared;
+            let (block, start) = self.shared_range(warp, at, space, to, bytes, kind)?;
+            Ok((block, start as u64))
+        };
+        let (own, start) = range(to, source.bytes(), Kind::Copy)?;
+        let barrier = match &bulk.mbarrier {
+            Some(address) => Some(range(addresses(warp, address)[lane], 8, Kind::Mbarrier)?),
+            None => None,
+        };
+        let (shared, spots) = if bulk.ranks == NONE {
+            (vec![own], barrier.map(|(block, _)| vec![block]))
+        } else {
+            let blocks = self.multicast(warp, at, warp.file.narrow(bulk.ranks)[lane])?;
+            (blocks.clone(), Some(blocks))
+        };
+        let spot = |block| barrier.map(|(_, address)| Spot { block, address });
+        Ok(BulkCopy {
             kind: bulk.kind,
             place: at.place(warp),
             source,
-            shared: vec![],
-            mbarriers: vec![],
-        };
-        let barrier = match &bulk.mbarrier {
-            Some(address) => {
-                let address = addresses(warp, address)[lane];
-                Some(self.shared_range(
-                    warp,
-                    at,
-                    AddressSpace::Shared,
-                    address,
-                    8,
-                    Kind::Mbarrier,
-                )?)
-            }
-            None => None,
-        };
-        if bulk.ranks == NONE {
-            pending.shared.push((block, start as u64));
-            pending.mbarriers.extend(barrier.map(|(block, at)| Spot {
-                block,
-                address: at as u64,
-            }));
-            return Ok(pending);
-        }
-        let ranks = warp.file.narrow(bulk.ranks)[lane] & 0xffff;
-        for rank in lanes(ranks) {
-            let Some(block) = self.block_of_rank(self.blocks[at.block].index, rank as u32) else {
-                return Err(self.misuse(
-                    warp,
-                    at,
-                    format!("a multicast to rank {rank}, which the cluster does not have"),
-                ));
-            };
-            pending.shared.push((block, start as u64));
-            pending.mbarriers.extend(barrier.map(|(_, at)| Spot {
-                block,
-                address: at as u64,
-            }));
-        }
-        Ok(pending)
+            shared: shared.into_iter().map(|block| (block, start)).collect(),
+            mbarriers: spots.into_iter().flatten().filter_map(spot).collect(),
+        })
     }
 
-    pub(super) fn bulk_commit(&mut self, warp: &mut Warp, at: At) {
+    fn check_bulk_target(&self, warp: &Warp, at: Issue, bulk: &Bulk, to: u64) -> Result<()> {
+        let align = if bulk.size == NONE { 128 } else { 16 };
+        if to.is_multiple_of(align) {
+            return Ok(());
+        }
+        let what = format!("shared address {to:#x} of a bulk copy must be a multiple of {align}");
+        Err(self.fault(FaultKind::Misaligned, warp, at, what))
+    }
+
+    /// Blocks of the ranks in the lower half of a mask.
+    fn multicast(&self, warp: &Warp, at: Issue, ranks: u32) -> Result<Vec<usize>> {
+        let own = self.blocks[at.block].index;
+        lanes(ranks & 0xffff)
+            .map(|rank| {
+                self.block_of_rank(own, rank as u32).ok_or_else(|| {
+                    let what =
+                        format!("a multicast to rank {rank}, which the cluster does not have");
+                    self.misuse(warp, at, what)
+                })
+            })
+            .collect()
+    }
+
+    pub(super) fn bulk_commit(&mut self, warp: &mut Warp, at: Issue) {
         for lane in lanes(at.active) {
             warp.stores.committed[lane] += 1;
         }
     }
 
     /// Makes the stores of all groups but the last `left`.
-    pub(super) fn bulk_wait(&mut self, warp: &mut Warp, at: At, left: u32) -> Result<()> {
+    pub(super) fn bulk_wait(&mut self, warp: &mut Warp, at: Issue, left: u32) -> Result<()> {
         let committed = warp.stores.committed;
         let end = |lane: usize| committed[lane].saturating_sub(left);
         for (lane, group, copy) in std::mem::take(&mut warp.stores.pending) {
@@ -296,8 +285,8 @@ impl Gang<'_> {
     pub(super) fn do_deferred(&mut self) -> Result<bool> {
         match self.deferred.pop_front() {
             None => return Ok(false),
-            Some(Deferred::Load(copy)) => self.make_load(&copy)?,
-            Some(Deferred::Arrive { warp, at, address }) => {
+            Some(DeferredWork::Load(copy)) => self.make_load(&copy)?,
+            Some(DeferredWork::Arrive { warp, at, address }) => {
                 let Some(mut waiting) = self.blocks[at.block].warps[warp as usize].take() else {
                     return Ok(true);
                 };
@@ -313,7 +302,7 @@ impl Gang<'_> {
 
     /// The fault of blocks that end while copies into them are under way.
     pub(super) fn leftover(&self) -> Option<Fault> {
-        let Some(Deferred::Load(copy)) = self.deferred.front() else {
+        let Some(DeferredWork::Load(copy)) = self.deferred.front() else {
             return None;
         };
         Some(report::fault(
@@ -324,21 +313,8 @@ impl Gang<'_> {
         ))
     }
 
-    fn make_load(&mut self, copy: &Pending) -> Result<()> {
-        let data = match &copy.source {
-            Source::Range { address, bytes } => {
-                let view = self.bulk_view(copy, *address, *bytes)?;
-                (0..*bytes / 8)
-                    .flat_map(|k| view.load(address + 8 * k, 8).to_le_bytes())
-                    .collect()
-            }
-            Source::Tile { map, coordinates } => self.read_tile(copy, map, coordinates)?,
-            Source::Across {
-                block,
-                address,
-                bytes,
-            } => self.blocks[*block].shared[*address as usize..(address + bytes) as usize].to_vec(),
-        };
+    fn make_load(&mut self, copy: &BulkCopy) -> Result<()> {
+        let data = self.bulk_data(copy)?;
         for ((block, start), spot) in copy.shared.iter().zip(&copy.mbarriers) {
             let shared = &mut self.blocks[*block].shared;
             for (k, chunk) in data.chunks_exact(16).enumerate() {
@@ -349,7 +325,7 @@ impl Gang<'_> {
             }
             if !self.mbarrier_complete(*spot, data.len() as u64) {
                 let what = format!(
-                    "a bulk copy completes on shared address {:#x}, where no mbarrier is",
+                    "a bulk copy completes on shared address {:#x}, which holds no mbarrier",
                     spot.address
                 );
                 return Err(report::fault(self, FaultKind::Misuse, copy.place, what));
@@ -358,7 +334,26 @@ impl Gang<'_> {
         Ok(())
     }
 
-    fn bulk_view(&self, copy: &Pending, address: u64, bytes: u64) -> Result<View> {
+    fn bulk_data(&self, copy: &BulkCopy) -> Result<Vec<u8>> {
+        match &copy.source {
+            Source::Range { address, bytes } => {
+                let view = self.bulk_view(copy, *address, *bytes)?;
+                let word = |k: u64| view.load(address + 8 * k, 8).to_le_bytes();
+                Ok((0..*bytes / 8).flat_map(word).collect())
+            }
+            Source::Tile { map, coordinates } => self.read_tile(copy, map, coordinates),
+            Source::Across {
+                block,
+                address,
+                bytes,
+            } => {
+                let range = *address as usize..(address + bytes) as usize;
+                Ok(self.blocks[*block].shared[range].to_vec())
+            }
+        }
+    }
+
+    fn bulk_view(&self, copy: &BulkCopy, address: u64, bytes: u64) -> Result<View> {
         let memory = self.launch.call.memory;
         memory.view(address).filter(|view| view.holds(address, bytes)).ok_or_else(|| {
             let nearest = memory.nearest(address);
@@ -368,7 +363,7 @@ impl Gang<'_> {
     }
 
     /// The elements of a tile in order; those outside the tensor are filled.
-    fn read_tile(&self, copy: &Pending, map: &TensorMap, first: &[i32; 5]) -> Result<Vec<u8>> {
+    fn read_tile(&self, copy: &BulkCopy, map: &TensorMap, first: &[i32; 5]) -> Result<Vec<u8>> {
         let size = map.element.size_bytes();
         let fill = if map.fills_with_nan {
             nan(map.element)
@@ -386,7 +381,7 @@ impl Gang<'_> {
     /// Calls `f` with each element's place in global memory, or nothing for those outside the tensor.
     fn each_of_tile(
         &self,
-        copy: &Pending,
+        copy: &BulkCopy,
         map: &TensorMap,
         first: &[i32; 5],
         mut f: impl FnMut(Option<(&View, u64)>),
@@ -394,20 +389,11 @@ impl Gang<'_> {
         let size = map.element.size_bytes() as u64;
         let rows: u32 = map.tile[1..].iter().product();
         for row in 0..rows {
-            let (mut rest, mut address, mut inside) = (row, map.address, true);
-            for (axis, side) in map.tile.iter().enumerate().skip(1) {
-                let index = i64::from(rest % side) + i64::from(first[axis]);
-                rest /= side;
-                inside &= index >= 0 && (index as u64) < map.sizes[axis];
-                address =
-                    address.wrapping_add((index as u64).wrapping_mul(map.strides_bytes[axis - 1]));
-            }
+            let (address, inside) = tile_row(map, first, row);
             // The part of the row that is in the tensor is in one buffer.
             let start = i64::from(first[0]);
-            let (low, high) = (
-                start.max(0),
-                (start + i64::from(map.tile[0])).min(map.sizes[0] as i64),
-            );
+            let end = start + i64::from(map.tile[0]);
+            let (low, high) = (start.max(0), end.min(map.sizes[0] as i64));
             let view = match inside && low < high {
                 true => {
                     let bytes = (high - low) as u64 * size;
@@ -415,7 +401,7 @@ impl Gang<'_> {
                 }
                 false => None,
             };
-            for x in start..start + i64::from(map.tile[0]) {
+            for x in start..end {
                 let here = view.as_ref().filter(|_| (low..high).contains(&x));
                 f(here.map(|view| (view, address.wrapping_add(x as u64 * size))));
             }
@@ -423,37 +409,26 @@ impl Gang<'_> {
         Ok(())
     }
 
-    fn make_store(&mut self, copy: &Pending) -> Result<()> {
+    fn make_store(&mut self, copy: &BulkCopy) -> Result<()> {
         let (block, start) = copy.shared[0];
-        let byte = |gang: &Gang, k: u64| {
-            let at = swizzled(&copy.source, (start + k) & !15) + ((start + k) & 15);
-            gang.blocks[block]
-                .shared
-                .get(at as usize)
-                .copied()
-                .unwrap_or(0)
-        };
-        let word = |gang: &Gang, k: u64, size: usize| {
+        let shared = &self.blocks[block].shared;
+        let word = |k: u64, size: usize| {
             (0..size as u64).fold(0u64, |word, o| {
-                word | u64::from(byte(gang, k + o)) << (8 * o)
+                let at = swizzled(&copy.source, (start + k + o) & !15) + ((start + k + o) & 15);
+                let byte = shared.get(at as usize).copied().unwrap_or(0);
+                word | u64::from(byte) << (8 * o)
             })
         };
         match &copy.source {
             Source::Range { address, bytes } => {
                 let view = self.bulk_view(copy, *address, *bytes)?;
-                let ty = if let BulkKind::Reduce(_, Some(ty)) = copy.kind {
-                    ty
-                } else {
-                    Type::U64
+                let ty = match copy.kind {
+                    BulkKind::Reduce(_, Some(ty)) => ty,
+                    _ => Type::U64,
                 };
                 for k in (0..*bytes).step_by(ty.size_bytes()) {
-                    put(
-                        &view,
-                        address + k,
-                        ty,
-                        copy.kind,
-                        word(self, k, ty.size_bytes()),
-                    );
+                    let value = word(k, ty.size_bytes());
+                    put(&view, address + k, ty, copy.kind, value);
                 }
             }
             Source::Tile { map, coordinates } => {
@@ -461,7 +436,7 @@ impl Gang<'_> {
                 let ty = element_type(map.element);
                 self.each_of_tile(copy, map, coordinates, |element| {
                     if let Some((view, address)) = element {
-                        put(view, address, ty, copy.kind, word(self, k, size));
+                        put(view, address, ty, copy.kind, word(k, size));
                     }
                     k += size as u64;
                 })?;
@@ -478,6 +453,19 @@ fn swizzled(source: &Source, address: u64) -> u64 {
         Source::Tile { map, .. } => permuted(map.swizzle, address),
         _ => address,
     }
+}
+
+/// Address of the elements with innermost index 0 of a row of a tile, and true if its other indices are in the tensor.
+fn tile_row(map: &TensorMap, first: &[i32; 5], row: u32) -> (u64, bool) {
+    let (mut rest, mut address, mut inside) = (row, map.address, true);
+    for (axis, side) in map.tile.iter().enumerate().skip(1) {
+        let index = i64::from(rest % side) + i64::from(first[axis]);
+        rest /= side;
+        inside &= index >= 0 && (index as u64) < map.sizes[axis];
+        let offset = (index as u64).wrapping_mul(map.strides_bytes[axis - 1]);
+        address = address.wrapping_add(offset);
+    }
+    (address, inside)
 }
 
 /// Stores or combines one element.

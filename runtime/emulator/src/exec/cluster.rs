@@ -2,44 +2,42 @@
 
 use super::{
     access::CLUSTER_STRIDE,
-    gang::Gang,
-    warp::{At, Flow, Wait, Warp, lanes},
+    gang::{Block, Gang},
+    warp::{Flow, Issue, Wait, Warp, lanes},
 };
 use crate::{fault::Result, lanes::Slots, memory::window};
 
 /// Key of a cluster's barrier in the race check, where mbarriers have their address.
 const CLUSTER_KEY: u64 = u64::MAX;
 
+impl Block {
+    fn is_at_cluster_barrier(&self) -> bool {
+        let mut warps = self.warps.iter().flatten();
+        warps.all(|w| w.is_done() || self.cluster_arrived.contains(&w.id))
+    }
+}
+
 impl Gang<'_> {
     /// `mapa`: the same place in the block of another rank.
     pub(super) fn map_rank(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         slots: &Slots,
         wide: bool,
     ) -> Result<()> {
         let ranks = *warp.file.narrow(slots.b);
         for lane in lanes(at.active) {
-            let at = At {
-                active: 1 << lane,
-                ..at
-            };
-            if self
-                .block_of_rank(self.blocks[at.block].index, ranks[lane])
-                .is_none()
-            {
-                return Err(self.misuse(
-                    warp,
-                    at,
-                    format!("rank {}, which the cluster does not have", ranks[lane]),
-                ));
+            let at = at.of_lane(lane);
+            let own = self.blocks[at.block].index;
+            if self.block_of_rank(own, ranks[lane]).is_none() {
+                let what = format!("rank {}, which the cluster does not have", ranks[lane]);
+                return Err(self.misuse(warp, at, what));
             }
             let base = u64::from(ranks[lane] + 1) * CLUSTER_STRIDE;
             if wide {
-                let offset =
-                    warp.file.wide(slots.a)[lane].wrapping_sub(window::SHARED) % CLUSTER_STRIDE;
                 let mut values = *warp.file.wide(slots.a);
+                let offset = values[lane].wrapping_sub(window::SHARED) % CLUSTER_STRIDE;
                 values[lane] = window::SHARED + base + offset;
                 warp.file.put_wide(slots.d, at.active, &values);
             } else {
@@ -52,7 +50,7 @@ impl Gang<'_> {
     }
 
     /// `getctarank`
-    pub(super) fn rank_of(&mut self, warp: &mut Warp, at: At, slots: &Slots, wide: bool) {
+    pub(super) fn rank_of(&mut self, warp: &mut Warp, at: Issue, slots: &Slots, wide: bool) {
         let own = self.blocks[at.block].rank;
         let rank = |address: u64| match (address / CLUSTER_STRIDE) as u32 {
             0 => own,
@@ -68,7 +66,7 @@ impl Gang<'_> {
         warp.file.put_narrow(slots.d, at.active, &values);
     }
 
-    pub(super) fn cluster_arrive(&mut self, warp: &mut Warp, at: At) -> Result<Flow> {
+    pub(super) fn cluster_arrive(&mut self, warp: &mut Warp, at: Issue) -> Result<Flow> {
         if at.active != warp.live {
             return self.wait_for_lanes(warp, at, warp.live);
         }
@@ -88,7 +86,7 @@ impl Gang<'_> {
         Ok(Flow::Next)
     }
 
-    pub(super) fn cluster_wait(&mut self, warp: &mut Warp, at: At) -> Result<Flow> {
+    pub(super) fn cluster_wait(&mut self, warp: &mut Warp, at: Issue) -> Result<Flow> {
         if at.active != warp.live {
             return self.wait_for_lanes(warp, at, warp.live);
         }
@@ -108,26 +106,18 @@ impl Gang<'_> {
             .unwrap_or(block)
     }
 
-    /// Opens cluster barriers at which all live warps have arrived; whether any was.
+    /// Opens cluster barriers at which all live warps have arrived; true if there was one.
     pub(super) fn settle_clusters(&mut self) -> bool {
         if self.blocks.iter().all(|b| b.cluster_arrived.is_empty()) {
             return false;
         }
-        let leaders: Vec<usize> = (0..self.blocks.len())
-            .map(|b| self.cluster_leader(b))
-            .collect();
+        let blocks = 0..self.blocks.len();
+        let leaders: Vec<usize> = blocks.map(|b| self.cluster_leader(b)).collect();
         let mut opened = false;
         for leader in (0..self.blocks.len()).filter(|b| leaders[*b] == *b) {
             let members = || (0..leaders.len()).filter(|b| leaders[*b] == leader);
             let somebody = members().any(|b| !self.blocks[b].cluster_arrived.is_empty());
-            let everybody = members().all(|b| {
-                let block = &self.blocks[b];
-                block
-                    .warps
-                    .iter()
-                    .flatten()
-                    .all(|w| w.is_done() || block.cluster_arrived.contains(&w.id))
-            });
+            let everybody = members().all(|b| self.blocks[b].is_at_cluster_barrier());
             if !somebody || !everybody {
                 continue;
             }

@@ -7,7 +7,7 @@ use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 use super::{
     Launch, Stats,
     barrier::Barriers,
-    bulk::Deferred,
+    bulk::DeferredWork,
     race::Races,
     report,
     warp::{Outcome, Wait, Warp},
@@ -49,7 +49,17 @@ pub(super) struct Gang<'a> {
     /// The race check, if it is asked for.
     pub races: Option<Races>,
     /// Work that is done when nothing else can go on.
-    pub deferred: VecDeque<Deferred>,
+    pub deferred: VecDeque<DeferredWork>,
+}
+
+/// Outcome of a turn of every warp.
+#[derive(Default)]
+struct Round {
+    /// A warp has more to do.
+    alive: bool,
+    progress: bool,
+    /// A warp asks an mbarrier in vain.
+    spinning: bool,
 }
 
 impl<'a> Gang<'a> {
@@ -90,49 +100,50 @@ impl<'a> Gang<'a> {
         self.start(index);
         let mut spins = 0;
         loop {
-            let mut progress = false;
-            let mut alive = false;
-            let mut spinning = false;
-            for b in 0..self.blocks.len() {
-                for w in 0..self.blocks[b].warps.len() {
-                    let Some(mut warp) = self.blocks[b].warps[w].take() else {
-                        continue;
-                    };
-                    self.wake(&mut warp, b);
-                    let outcome = if warp.is_done() {
-                        Ok(Outcome::Waits { progress: false })
-                    } else {
-                        self.turn(&mut warp, b)
-                    };
-                    alive |= !warp.is_done();
-                    self.blocks[b].warps[w] = Some(warp);
-                    progress |= match outcome? {
-                        Outcome::Waits { progress } => progress,
-                        Outcome::Share => true,
-                        Outcome::Spins => {
-                            spinning = true;
-                            false
-                        }
-                    };
-                }
-                progress |= self.settle_barriers(b);
-            }
-            progress |= self.settle_clusters();
-            if !alive {
+            let round = self.round()?;
+            if !round.alive {
                 return self.leftover().map_or(Ok(()), Err);
             }
             if self.launch.first_fault.load(Relaxed) < index {
                 // An earlier gang has the fault that will be reported.
                 return Ok(());
             }
-            if progress || self.do_deferred()? {
+            if round.progress || self.do_deferred()? {
                 spins = 0;
-            } else if spinning && spins < MAX_SPINS {
+            } else if round.spinning && spins < MAX_SPINS {
                 spins += 1;
             } else {
                 return Err(report::stuck(self));
             }
         }
+    }
+
+    /// Gives each warp a turn.
+    fn round(&mut self) -> Result<Round> {
+        let mut round = Round::default();
+        for b in 0..self.blocks.len() {
+            for w in 0..self.blocks[b].warps.len() {
+                let Some(mut warp) = self.blocks[b].warps[w].take() else {
+                    continue;
+                };
+                self.wake(&mut warp, b);
+                let outcome = if warp.is_done() {
+                    Ok(Outcome::Waits { progress: false })
+                } else {
+                    self.turn(&mut warp, b)
+                };
+                round.alive |= !warp.is_done();
+                self.blocks[b].warps[w] = Some(warp);
+                match outcome? {
+                    Outcome::Waits { progress } => round.progress |= progress,
+                    Outcome::Share => round.progress = true,
+                    Outcome::Spins => round.spinning = true,
+                }
+            }
+            round.progress |= self.settle_barriers(b);
+        }
+        round.progress |= self.settle_clusters();
+        Ok(round)
     }
 
     /// Lets groups go on whose mbarrier or cluster barrier is complete.
@@ -266,9 +277,8 @@ fn special_value(
     block: [u32; 3],
     rank: u32,
 ) -> u32 {
-    let (config, cluster) = (launch.call.config, launch.cluster);
+    let config = launch.call.config;
     let thread = warp * LANES as u32 + lane;
-    let bit = 1u32 << lane;
     match special {
         Special::Tid(0) => thread % config.block[0],
         Special::Tid(1) => thread / config.block[0] % config.block[1],
@@ -276,26 +286,52 @@ fn special_value(
         Special::Ntid(axis) => config.block[axis],
         Special::Ctaid(axis) => block[axis],
         Special::Nctaid(axis) => config.grid[axis],
-        Special::LaneId => lane,
         Special::WarpId => warp,
         Special::WarpsPerBlock => launch.threads_per_block.div_ceil(LANES) as u32,
-        Special::LanesEq => bit,
-        Special::LanesLt => bit - 1,
-        Special::LanesLe => bit | (bit - 1),
-        Special::LanesGe => !(bit - 1),
-        Special::LanesGt => !(bit | (bit - 1)),
-        Special::ClusterCtaid(axis) => block[axis] % cluster[axis],
-        Special::ClusterNctaid(axis) => cluster[axis],
-        Special::ClusterId(axis) => block[axis] / cluster[axis],
-        Special::Nclusterid(axis) => config.grid[axis] / cluster[axis],
         Special::ClusterRank => rank,
-        Special::ClusterSize => cluster.iter().product(),
         Special::DynamicShared => config.dynamic_shared_bytes as u32,
         Special::TotalShared => launch.shared_bytes as u32,
         // One multiprocessor, as far as a kernel can tell.
         Special::SmId | Special::GridId => 0,
         Special::SmCount => 1,
-        Special::IsCluster => u32::from(cluster != [1; 3]),
         Special::WarpSize => LANES as u32,
+        Special::ClusterCtaid(_)
+        | Special::ClusterNctaid(_)
+        | Special::ClusterId(_)
+        | Special::Nclusterid(_)
+        | Special::ClusterSize
+        | Special::IsCluster => cluster_value(launch, special, block),
+        Special::LaneId
+        | Special::LanesEq
+        | Special::LanesLt
+        | Special::LanesLe
+        | Special::LanesGe
+        | Special::LanesGt => lane_value(special, lane),
+    }
+}
+
+/// Special registers that depend on the shape of clusters.
+fn cluster_value(launch: &Launch, special: Special, block: [u32; 3]) -> u32 {
+    let cluster = launch.cluster;
+    match special {
+        Special::ClusterCtaid(axis) => block[axis] % cluster[axis],
+        Special::ClusterNctaid(axis) => cluster[axis],
+        Special::ClusterId(axis) => block[axis] / cluster[axis],
+        Special::Nclusterid(axis) => launch.call.config.grid[axis] / cluster[axis],
+        Special::ClusterSize => cluster.iter().product(),
+        _ => u32::from(cluster != [1; 3]),
+    }
+}
+
+/// Special registers that depend on the lane alone.
+fn lane_value(special: Special, lane: u32) -> u32 {
+    let bit = 1u32 << lane;
+    match special {
+        Special::LanesEq => bit,
+        Special::LanesLt => bit - 1,
+        Special::LanesLe => bit | (bit - 1),
+        Special::LanesGe => !(bit - 1),
+        Special::LanesGt => !(bit | (bit - 1)),
+        _ => lane,
     }
 }

@@ -6,20 +6,19 @@
 use super::{
     access::{Kind, addresses},
     gang::Gang,
-    report,
-    warp::{At, Flow, Warp},
+    warp::{Flow, Issue, Warp},
 };
 use crate::{
     decode::program::{MatrixAccess, Mma, NONE, Shape},
     fault::{FaultKind, Result},
-    lanes::fast,
+    lanes::{LANES, fast},
     numeric::format::{Bf16, F16, Format, Half},
     types::Type,
 };
 
 impl Gang<'_> {
     /// Waits for all 32 lanes; a warp that has lost some for good cannot execute the instruction.
-    pub(super) fn need_all_lanes(&mut self, warp: &Warp, at: At) -> Result<Option<Flow>> {
+    pub(super) fn need_all_lanes(&mut self, warp: &Warp, at: Issue) -> Result<Option<Flow>> {
         if at.active == u32::MAX {
             return Ok(None);
         }
@@ -28,12 +27,7 @@ impl Gang<'_> {
                 "all 32 lanes must execute this, but only {:#010x} are left",
                 warp.live
             );
-            return Err(report::fault(
-                self,
-                FaultKind::Divergence,
-                at.place(warp),
-                what,
-            ));
+            return Err(self.fault(FaultKind::Divergence, warp, at, what));
         }
         self.wait_for_lanes(warp, at, u32::MAX).map(Some)
     }
@@ -41,7 +35,7 @@ impl Gang<'_> {
     pub(super) fn load_matrix(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         access: &MatrixAccess,
     ) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
@@ -51,22 +45,15 @@ impl Gang<'_> {
         for (k, register) in access.registers.iter().enumerate() {
             let mut rows = [[0u16; 8]; 8];
             for (r, row) in rows.iter_mut().enumerate() {
+                let lane = 8 * k + r;
                 let (block, start) =
-                    self.matrix_row(warp, at, access, from[8 * k + r], 8 * k + r, Kind::Load)?;
+                    self.matrix_row(warp, at, access, from[lane], lane, Kind::Load)?;
                 let bytes = &self.blocks[block].shared[start..start + 16];
                 for (e, element) in row.iter_mut().enumerate() {
                     *element = u16::from_le_bytes([bytes[2 * e], bytes[2 * e + 1]]);
                 }
             }
-            let pick = |row: usize, column: usize| {
-                u32::from(if access.transposed {
-                    rows[column][row]
-                } else {
-                    rows[row][column]
-                })
-            };
-            let values =
-                std::array::from_fn(|i| pick(i / 4, i % 4 * 2) | pick(i / 4, i % 4 * 2 + 1) << 16);
+            let values = matrix_register(&rows, access.transposed);
             warp.file.put_narrow(*register, u32::MAX, &values);
         }
         Ok(Flow::Next)
@@ -75,7 +62,7 @@ impl Gang<'_> {
     pub(super) fn store_matrix(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         access: &MatrixAccess,
     ) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
@@ -102,23 +89,20 @@ impl Gang<'_> {
     fn matrix_row(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         access: &MatrixAccess,
         address: u64,
         lane: usize,
         kind: Kind,
     ) -> Result<(usize, usize)> {
-        let at = At {
-            active: 1 << lane,
-            ..at
-        };
+        let at = at.of_lane(lane);
         let (block, start) =
             self.shared_range(warp, at, access.address.space, address, 16, kind)?;
         self.race_warp(warp, at, (block, start as u64, 16), kind)?;
         Ok((block, start))
     }
 
-    pub(super) fn mma(&mut self, warp: &mut Warp, at: At, mma: &Mma) -> Result<Flow> {
+    pub(super) fn mma(&mut self, warp: &mut Warp, at: Issue, mma: &Mma) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
         }
@@ -129,6 +113,18 @@ impl Gang<'_> {
         }
         Ok(Flow::Next)
     }
+}
+
+/// Register of a matrix of 8 by 8 elements, two for each lane.
+fn matrix_register(rows: &[[u16; 8]; 8], transposed: bool) -> [u32; LANES] {
+    let pick = |row: usize, column: usize| {
+        u32::from(if transposed {
+            rows[column][row]
+        } else {
+            rows[row][column]
+        })
+    };
+    std::array::from_fn(|i| pick(i / 4, i % 4 * 2) | pick(i / 4, i % 4 * 2 + 1) << 16)
 }
 
 /// Place of element `j` of register `r` of lane `lane` in operand `a`: row and column (PTX ISA, "Matrix fragments").
@@ -146,9 +142,19 @@ fn place_of(shape: Shape) -> fn(usize, usize, usize, usize) -> (usize, usize) {
     if shape.m == 8 { place_a_short } else { place_a }
 }
 
+/// Index of element `j` of register `r` of lane `lane` in operand `b` of `n` columns.
+fn place_b(lane: usize, r: usize, j: usize, per_register: usize, n: usize) -> usize {
+    (lane % 4 * per_register + j + r * 4 * per_register) * n + lane / 4
+}
+
 /// Row and column of accumulator register `r`, with one element per register.
 fn place_c(lane: usize, r: usize) -> (usize, usize) {
     (lane / 4 + (r >> 1) * 8, lane % 4 * 2 + (r & 1))
+}
+
+/// Row and column of element `j` of accumulator register `r`, with two elements per register.
+fn place_c_packed(lane: usize, r: usize, j: usize) -> (usize, usize) {
+    (lane / 4 + r * 8, lane % 4 * 2 + j)
 }
 
 fn mma_float(warp: &mut Warp, mma: &Mma) {
@@ -160,28 +166,42 @@ fn mma_float(warp: &mut Warp, mma: &Mma) {
         a[row * k + column] = to_f32(mma.a, bits);
     });
     each_element(warp, fb, mma.b, |lane, r, j, per, bits| {
-        b[(lane % 4 * per + j + r * 4 * per) * n + lane / 4] = to_f32(mma.b, bits);
+        b[place_b(lane, r, j, per, n)] = to_f32(mma.b, bits);
     });
     let packed = mma.accumulator == Type::F16;
     each_element(warp, fc, mma.accumulator, |lane, r, j, _, bits| {
         let (row, column) = if packed {
-            (lane / 4 + r * 8, lane % 4 * 2 + j)
+            place_c_packed(lane, r, j)
         } else {
             place_c(lane, r)
         };
         c[row * n + column] = to_f32(mma.accumulator, bits);
     });
     accumulate(&a[..m * k], &b[..k * n], &mut c[..m * n], k, n);
+    if packed {
+        store_halves(warp, mma, &c);
+    } else {
+        store_singles(warp, mma, &c);
+    }
+}
+
+fn store_singles(warp: &mut Warp, mma: &Mma, c: &[f32]) {
     for (r, register) in mma.d.iter().enumerate() {
         let values = std::array::from_fn(|lane| {
-            if packed {
-                let half =
-                    |j| u32::from(F16::from_f32(c[(lane / 4 + r * 8) * n + lane % 4 * 2 + j]).0);
-                return half(0) | half(1) << 16;
-            }
             let (row, column) = place_c(lane, r);
-            c[row * n + column].to_bits()
+            c[row * mma.shape.n + column].to_bits()
         });
+        warp.file.put_narrow(*register, u32::MAX, &values);
+    }
+}
+
+fn store_halves(warp: &mut Warp, mma: &Mma, c: &[f32]) {
+    for (r, register) in mma.d.iter().enumerate() {
+        let half = |lane, j| {
+            let (row, column) = place_c_packed(lane, r, j);
+            u32::from(F16::from_f32(c[row * mma.shape.n + column]).0)
+        };
+        let values = std::array::from_fn(|lane| half(lane, 0) | half(lane, 1) << 16);
         warp.file.put_narrow(*register, u32::MAX, &values);
     }
 }
@@ -195,7 +215,7 @@ fn mma_integer(warp: &mut Warp, mma: &Mma) {
         a[row * k + column] = to_integer(mma.a, bits);
     });
     each_element(warp, fb, mma.b, |lane, r, j, per, bits| {
-        b[(lane % 4 * per + j + r * 4 * per) * n + lane / 4] = to_integer(mma.b, bits);
+        b[place_b(lane, r, j, per, n)] = to_integer(mma.b, bits);
     });
     debug_assert!(m <= 16);
     for (r, (register, from)) in mma.d.iter().zip(fc).enumerate() {

@@ -6,12 +6,11 @@
 use super::{
     access::{Kind, addresses},
     gang::Gang,
-    report,
-    warp::{At, Flow, Wait, Warp, lanes},
+    warp::{Flow, Issue, Wait, Warp, lanes},
 };
 use crate::{
     decode::program::{Address, Mbarrier, MbarrierOp, NONE},
-    fault::{Fault, FaultKind, Result},
+    fault::Result,
     lanes::LANES,
 };
 
@@ -49,6 +48,27 @@ impl State {
             | 1 << 62
     }
 
+    fn new(count: u32) -> State {
+        State {
+            pending: count,
+            expected: count,
+            bytes: 0,
+            phase: 0,
+        }
+    }
+
+    fn is_complete(self) -> bool {
+        self.pending == 0 && self.bytes == 0
+    }
+
+    fn next_phase(self) -> State {
+        State {
+            pending: self.expected,
+            phase: self.phase ^ 1,
+            ..self
+        }
+    }
+
     fn unpack(bits: u64) -> Option<State> {
         let state = State {
             pending: bits as u32 & MOST,
@@ -74,12 +94,15 @@ impl Gang<'_> {
     }
 
     /// Where each active lane's mbarrier is, checked.
-    fn mbarrier_spot(&self, warp: &Warp, at: At, address: &Address, lane: usize) -> Result<Spot> {
+    fn mbarrier_spot(
+        &self,
+        warp: &Warp,
+        at: Issue,
+        address: &Address,
+        lane: usize,
+    ) -> Result<Spot> {
         let to = addresses(warp, address)[lane];
-        let at = At {
-            active: 1 << lane,
-            ..at
-        };
+        let at = at.of_lane(lane);
         let (block, start) = self.shared_range(warp, at, address.space, to, 8, Kind::Mbarrier)?;
         Ok(Spot {
             block,
@@ -90,7 +113,7 @@ impl Gang<'_> {
     pub(super) fn mbarrier(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         mbarrier: &Mbarrier,
     ) -> Result<Flow> {
         if let MbarrierOp::Wait { parity, blocking } = mbarrier.op {
@@ -101,68 +124,63 @@ impl Gang<'_> {
             let spot = self.mbarrier_spot(warp, at, &mbarrier.address, lane)?;
             let operand =
                 (mbarrier.operand != NONE).then(|| warp.file.narrow(mbarrier.operand)[lane]);
-            let at = At {
-                active: 1 << lane,
-                ..at
-            };
+            let at = at.of_lane(lane);
             if mbarrier.op == MbarrierOp::Init {
                 self.mbarrier_init(warp, at, spot, operand.unwrap_or(0))?;
-                continue;
-            }
-            let state = self.known_state(warp, at, spot)?;
-            tokens[lane] = state.pack();
-            match mbarrier.op {
-                MbarrierOp::Invalidate => self.set_mbarrier(spot, 0),
-                MbarrierOp::Expect => {
-                    self.mbarrier_count(warp, at, spot, 0, i64::from(operand.unwrap_or(0)))?
-                }
-                MbarrierOp::ArriveExpect => {
-                    self.race_arrive(warp, at, spot);
-                    self.mbarrier_count(warp, at, spot, 1, i64::from(operand.unwrap_or(0)))?;
-                }
-                _ => {
-                    self.race_arrive(warp, at, spot);
-                    let count = operand.unwrap_or(1);
-                    if mbarrier.op == MbarrierOp::ArriveDrop {
-                        let expected = state.expected.saturating_sub(count);
-                        self.set_mbarrier(spot, State { expected, ..state }.pack());
-                    }
-                    self.mbarrier_count(warp, at, spot, count, 0)?;
-                }
+            } else {
+                tokens[lane] = self.mbarrier_update(warp, at, spot, (mbarrier.op, operand))?;
             }
         }
         warp.file.put_wide(mbarrier.token, at.active, &tokens);
         Ok(Flow::Next)
     }
 
-    fn race_arrive(&mut self, warp: &Warp, at: At, spot: Spot) {
+    /// Executes an operation other than to initialise and to wait; returns the state before it.
+    fn mbarrier_update(
+        &mut self,
+        warp: &Warp,
+        at: Issue,
+        spot: Spot,
+        (op, operand): (MbarrierOp, Option<u32>),
+    ) -> Result<u64> {
+        let state = self.known_state(warp, at, spot)?;
+        let bytes = i64::from(operand.unwrap_or(0));
+        match op {
+            MbarrierOp::Invalidate => self.set_mbarrier(spot, 0),
+            MbarrierOp::Expect => self.mbarrier_count(warp, at, spot, 0, bytes)?,
+            MbarrierOp::ArriveExpect => {
+                self.race_arrive(warp, at, spot);
+                self.mbarrier_count(warp, at, spot, 1, bytes)?;
+            }
+            _ => {
+                self.race_arrive(warp, at, spot);
+                let count = operand.unwrap_or(1);
+                if op == MbarrierOp::ArriveDrop {
+                    let expected = state.expected.saturating_sub(count);
+                    self.set_mbarrier(spot, State { expected, ..state }.pack());
+                }
+                self.mbarrier_count(warp, at, spot, count, 0)?;
+            }
+        }
+        Ok(state.pack())
+    }
+
+    fn race_arrive(&mut self, warp: &Warp, at: Issue, spot: Spot) {
         if let Some(races) = &mut self.races {
             races.mbarrier_arrive(at.block, warp.id, spot.key());
         }
     }
 
-    fn mbarrier_init(&mut self, warp: &Warp, at: At, spot: Spot, count: u32) -> Result<()> {
+    fn mbarrier_init(&mut self, warp: &Warp, at: Issue, spot: Spot, count: u32) -> Result<()> {
         if count == 0 || count > MOST {
-            return Err(self.misuse(
-                warp,
-                at,
-                format!("an mbarrier for {count} arrivals; 1 to {MOST} are possible"),
-            ));
+            let what = format!("an mbarrier for {count} arrivals; 1 to {MOST} are possible");
+            return Err(self.misuse(warp, at, what));
         }
-        self.set_mbarrier(
-            spot,
-            State {
-                pending: count,
-                expected: count,
-                bytes: 0,
-                phase: 0,
-            }
-            .pack(),
-        );
+        self.set_mbarrier(spot, State::new(count).pack());
         Ok(())
     }
 
-    fn known_state(&self, warp: &Warp, at: At, spot: Spot) -> Result<State> {
+    fn known_state(&self, warp: &Warp, at: Issue, spot: Spot) -> Result<State> {
         self.mbarrier_state(spot).ok_or_else(|| {
             self.misuse(
                 warp,
@@ -175,15 +193,11 @@ impl Gang<'_> {
         })
     }
 
-    pub(super) fn misuse(&self, warp: &Warp, at: At, what: String) -> Fault {
-        report::fault(self, FaultKind::Misuse, at.place(warp), what)
-    }
-
     /// Counts arrivals and bytes, and completes the phase when nothing is left.
     fn mbarrier_count(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         spot: Spot,
         arrivals: u32,
         bytes: i64,
@@ -231,24 +245,19 @@ impl Gang<'_> {
     }
 
     fn mbarrier_settle(&mut self, spot: Spot, state: State) {
-        let mut state = state;
-        if state.pending == 0 && state.bytes == 0 {
-            state = State {
-                pending: state.expected,
-                phase: state.phase ^ 1,
-                ..state
-            };
-            if let Some(races) = &mut self.races {
-                races.mbarrier_flip(spot.key());
-            }
+        if !state.is_complete() {
+            return self.set_mbarrier(spot, state.pack());
         }
-        self.set_mbarrier(spot, state.pack());
+        if let Some(races) = &mut self.races {
+            races.mbarrier_flip(spot.key());
+        }
+        self.set_mbarrier(spot, state.next_phase().pack());
     }
 
     fn mbarrier_wait(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         mbarrier: &Mbarrier,
         parity: bool,
         blocking: bool,
@@ -257,14 +266,7 @@ impl Gang<'_> {
         let mut waits = None;
         for lane in lanes(at.active) {
             let spot = self.mbarrier_spot(warp, at, &mbarrier.address, lane)?;
-            let state = self.known_state(
-                warp,
-                At {
-                    active: 1 << lane,
-                    ..at
-                },
-                spot,
-            )?;
+            let state = self.known_state(warp, at.of_lane(lane), spot)?;
             let phase = if parity {
                 warp.file.narrow(mbarrier.operand)[lane] & 1
             } else {
@@ -279,39 +281,24 @@ impl Gang<'_> {
                 waits = Some(Wait::Mbarrier { spot, phase });
             }
         }
-        match waits {
-            Some(wait) if blocking => Ok(Flow::Wait(wait)),
-            Some(_) => {
-                warp.file.put_predicate(mbarrier.done, at.active, done);
-                Ok(Flow::Spin)
-            }
-            None => {
-                warp.file.put_predicate(mbarrier.done, at.active, done);
-                Ok(Flow::Next)
-            }
+        if let Some(wait) = waits.filter(|_| blocking) {
+            return Ok(Flow::Wait(wait));
         }
+        warp.file.put_predicate(mbarrier.done, at.active, done);
+        Ok(waits.map_or(Flow::Next, |_| Flow::Spin))
     }
 
     /// An arrival on behalf of copies that are complete.
     pub(super) fn mbarrier_arrive_late(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         address: &Address,
     ) -> Result<()> {
         for lane in lanes(at.active) {
             let spot = self.mbarrier_spot(warp, at, address, lane)?;
             self.race_arrive(warp, at, spot);
-            self.mbarrier_count(
-                warp,
-                At {
-                    active: 1 << lane,
-                    ..at
-                },
-                spot,
-                1,
-                0,
-            )?;
+            self.mbarrier_count(warp, at.of_lane(lane), spot, 1, 0)?;
         }
         Ok(())
     }

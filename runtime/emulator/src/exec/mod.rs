@@ -80,7 +80,6 @@ struct Launch<'a> {
 /// Runs all blocks, or says why not.
 pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>) -> Result<Stats> {
     let cluster = check(call, limits)?;
-    let program = call.program;
     let launch = Launch {
         call,
         cluster,
@@ -91,7 +90,7 @@ pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>)
         first_fault: AtomicU64::new(u64::MAX),
     };
     let blocks = product(call.config.grid);
-    if blocks == 0 || program.code.is_empty() {
+    if blocks == 0 || call.program.code.is_empty() {
         return Ok(Stats::default());
     }
     let gang = if call.config.cooperative {
@@ -99,48 +98,50 @@ pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>)
     } else {
         product(cluster)
     };
-    let gangs = blocks / gang;
     let threads = match limits.host_threads {
         0 => gristmill_runtime::cpu::n_cores(),
         n => n,
     };
-    let threads = threads.min(gangs as usize);
+    let result = run_threads(&launch, threads, blocks / gang, gang);
+    result.map_err(|(_, fault)| fault)
+}
+
+/// Runs gangs of so many blocks on up to `threads` threads.
+fn run_threads(launch: &Launch, threads: usize, gangs: u64, size: u64) -> GangResult {
     // Gangs start in order: a block may wait for those before it.
     let next = AtomicU64::new(0);
     let result = Mutex::new(Ok(Stats::default()));
     let work = || {
-        let outcome = run_gangs(&launch, &next, gangs, gang);
+        let outcome = run_gangs(launch, &next, gangs, size);
         let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
-        match (&mut *result, outcome) {
-            (Ok(total), Ok(stats)) => total.add(stats),
-            // Of several faults, the one of the first block is reported: that is the same on every run.
-            (Ok(_), Err(fault)) => *result = Err(fault),
-            (Err(first), Err(fault)) if fault.0 < first.0 => *result = Err(fault),
-            (Err(_), _) => {}
-        }
+        merge(&mut result, outcome);
     };
-    if threads <= 1 {
-        work();
-    } else {
-        std::thread::scope(|scope| {
+    match threads.min(gangs as usize) {
+        0 | 1 => work(),
+        threads => std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(work);
             }
-        });
+        }),
     }
-    result
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-        .map_err(|(_, fault)| fault)
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Statistics, or a fault and the index of its gang.
+type GangResult = std::result::Result<Stats, (u64, Fault)>;
+
+/// Adds one thread's share. Of several faults, the one of the first block is reported: that is the same on every run.
+fn merge(result: &mut GangResult, outcome: GangResult) {
+    match (&mut *result, outcome) {
+        (Ok(total), Ok(stats)) => total.add(stats),
+        (Ok(_), Err(fault)) => *result = Err(fault),
+        (Err(first), Err(fault)) if fault.0 < first.0 => *result = Err(fault),
+        (Err(_), _) => {}
+    }
 }
 
 /// One thread's share: gangs from the common counter until none is left. A fault comes with the gang it is of.
-fn run_gangs(
-    launch: &Launch,
-    next: &AtomicU64,
-    gangs: u64,
-    size: u64,
-) -> std::result::Result<Stats, (u64, Fault)> {
+fn run_gangs(launch: &Launch, next: &AtomicU64, gangs: u64, size: u64) -> GangResult {
     let first = next.fetch_add(1, Relaxed);
     if first >= gangs {
         return Ok(Stats::default());
@@ -173,47 +174,16 @@ fn shared_bytes(call: &Call) -> usize {
 
 /// Checks a launch against the kernel and the device; returns the cluster's shape.
 fn check(call: &Call, limits: &Limits) -> Result<[u32; 3]> {
+    check_threads(call)?;
     let (program, config) = (call.program, call.config);
-    let wrong = |what: String| {
-        Err(Fault::new(
-            FaultKind::InvalidCall,
-            format!("kernel `{}`: {what}", program.name),
-        ))
-    };
-    let threads = product(config.block);
-    if threads == 0 || threads > MAX_THREADS {
-        return wrong(format!(
-            "{threads} threads per block; 1 to {MAX_THREADS} are possible"
-        ));
-    }
-    let bounds = &program.bounds;
-    if let Some(most) = bounds
-        .max_threads
-        .map(product)
-        .filter(|most| threads > *most)
-    {
-        return wrong(format!(
-            "{threads} threads per block, but its launch bounds say at most {most}"
-        ));
-    }
-    if let Some(required) = bounds
-        .required_threads
-        .filter(|required| *required != config.block)
-    {
-        return wrong(format!(
-            "blocks of {:?} threads, but it requires {required:?}",
-            config.block
-        ));
-    }
     if config.grid.contains(&0) {
-        return wrong(format!("a grid of {:?} blocks has none", config.grid));
+        let what = format!("a grid of {:?} blocks has none", config.grid);
+        return Err(invalid_call(call, what));
     }
     if call.params.len() != program.param_bytes {
-        let expected = program.param_bytes;
-        return wrong(format!(
-            "{} bytes of parameters given, {expected} expected",
-            call.params.len()
-        ));
+        let (given, expected) = (call.params.len(), program.param_bytes);
+        let what = format!("{given} bytes of parameters given, {expected} expected");
+        return Err(invalid_call(call, what));
     }
     if shared_bytes(call) > limits.shared_bytes_per_block {
         let (has, needs) = (limits.shared_bytes_per_block, shared_bytes(call));
@@ -223,26 +193,61 @@ fn check(call: &Call, limits: &Limits) -> Result<[u32; 3]> {
         );
         return Err(Fault::new(FaultKind::OutOfMemory, message));
     }
-    let cluster = match bounds.cluster {
+    cluster_shape(call)
+}
+
+fn invalid_call(call: &Call, what: String) -> Fault {
+    let message = format!("kernel `{}`: {what}", call.program.name);
+    Fault::new(FaultKind::InvalidCall, message)
+}
+
+fn check_threads(call: &Call) -> Result<()> {
+    let (bounds, config) = (&call.program.bounds, call.config);
+    let threads = product(config.block);
+    if threads == 0 || threads > MAX_THREADS {
+        let what = format!("{threads} threads per block; 1 to {MAX_THREADS} are possible");
+        return Err(invalid_call(call, what));
+    }
+    let most = bounds.max_threads.map(product);
+    if let Some(most) = most.filter(|most| threads > *most) {
+        let what = format!("{threads} threads per block, but its launch bounds say at most {most}");
+        return Err(invalid_call(call, what));
+    }
+    let required = bounds.required_threads;
+    if let Some(required) = required.filter(|required| *required != config.block) {
+        let what = format!(
+            "blocks of {:?} threads, but it requires {required:?}",
+            config.block
+        );
+        return Err(invalid_call(call, what));
+    }
+    Ok(())
+}
+
+fn cluster_shape(call: &Call) -> Result<[u32; 3]> {
+    let config = call.config;
+    let cluster = match call.program.bounds.cluster {
         Some(required) if config.cluster != [1; 3] && config.cluster != required => {
-            return wrong(format!(
+            let what = format!(
                 "clusters of {:?} blocks, but it requires {required:?}",
                 config.cluster
-            ));
+            );
+            return Err(invalid_call(call, what));
         }
         Some(required) => required,
         None => config.cluster,
     };
     if product(cluster) == 0 || product(cluster) > MAX_CLUSTER {
-        return wrong(format!(
-            "clusters of {cluster:?} blocks; 1 to {MAX_CLUSTER} blocks are possible"
-        ));
+        let what =
+            format!("clusters of {cluster:?} blocks; 1 to {MAX_CLUSTER} blocks are possible");
+        return Err(invalid_call(call, what));
     }
     if (0..3).any(|k| !config.grid[k].is_multiple_of(cluster[k])) {
-        return wrong(format!(
+        let what = format!(
             "a grid of {:?} blocks is not made of clusters of {cluster:?}",
             config.grid
-        ));
+        );
+        return Err(invalid_call(call, what));
     }
     Ok(cluster)
 }

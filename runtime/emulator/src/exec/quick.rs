@@ -5,7 +5,7 @@
 use super::{
     access::Kind,
     gang::Gang,
-    warp::{At, Warp},
+    warp::{Issue, Warp},
 };
 use crate::{
     decode::program::{Access, AddressSpace, Base, Extend, NONE},
@@ -46,7 +46,7 @@ impl Gang<'_> {
     pub(super) fn quick_load(
         &mut self,
         warp: &mut Warp,
-        at: At,
+        at: Issue,
         access: &Access,
         from: &[u64; LANES],
     ) -> Result<bool> {
@@ -73,7 +73,7 @@ impl Gang<'_> {
     pub(super) fn quick_store(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         access: &Access,
         to: &[u64; LANES],
     ) -> Result<bool> {
@@ -99,7 +99,7 @@ impl Gang<'_> {
     /// Where all active lanes go, if that is one buffer or the block's own shared memory, and aligned.
     fn quick_target(
         &self,
-        at: At,
+        at: Issue,
         access: &Access,
         addresses: &[u64; LANES],
         is_load: bool,
@@ -129,7 +129,7 @@ impl Gang<'_> {
     }
 
     /// Parameters at a fixed place: one value for all lanes. Whether it could be done here.
-    pub(super) fn quick_param(&self, warp: &mut Warp, at: At, access: &Access) -> bool {
+    pub(super) fn quick_param(&self, warp: &mut Warp, at: Issue, access: &Access) -> bool {
         let (Base::Zero, [(slot, wide)], 1..=8) =
             (access.address.base, &access.parts[..], access.size_bytes)
         else {

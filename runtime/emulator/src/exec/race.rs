@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 
 use super::{
-    access::{Kind, Target, Want},
+    access::{Kind, LaneAccess, Target},
     gang::Gang,
     report,
-    warp::{At, Warp},
+    warp::{Issue, Warp},
 };
 use crate::{
     decode::program::Access,
@@ -160,6 +160,18 @@ impl Races {
         block as u32 * self.warps_per_block + warp
     }
 
+    /// Stamp of an access of a warp now, by lane 0.
+    fn stamp(&self, warp: &Warp, at: Issue, is_atomic: bool) -> Stamp {
+        let agent = self.agent(at.block, warp.id);
+        Stamp {
+            agent,
+            time: seen(&self.clocks[agent as usize], agent),
+            pc: at.pc,
+            lane: 0,
+            is_atomic,
+        }
+    }
+
     fn tick(&mut self, agent: u32) {
         self.clocks[agent as usize].seen[agent as usize] += 1;
     }
@@ -274,62 +286,80 @@ impl Races {
                     reads.clear();
                 }
             }
-            let clock = &self.clocks[issuer as usize];
-            let conflict = |other: &Stamp| conflicts(other, &by, issuer, clock);
-            let write = Conflict {
-                other: cell.write,
-                other_writes: true,
-                unfenced: false,
-            };
-            let mut found = conflict(&cell.write).then_some(write);
-            if !is_write && by.agent != issuer && cell.write.agent < self.warps {
-                let is_fenced = time(&clock.fenced, cell.write.agent) >= cell.write.time;
-                found = found.or((!is_fenced).then_some(Conflict {
-                    unfenced: true,
-                    ..write
-                }));
-            }
-            if is_write {
-                let mut reads = self.reads.get(cell.more as usize).into_iter().flatten();
-                let read = conflict(&cell.read)
-                    .then_some(&cell.read)
-                    .or_else(|| reads.find(|r| conflict(r)));
-                found = found.or(read.map(|read| Conflict {
-                    other: *read,
-                    other_writes: false,
-                    unfenced: false,
-                }));
+            let before = *cell;
+            let found = if is_write {
                 cell.write = by;
                 cell.read = NO_STAMP;
-                if let Some(reads) = self.reads.get_mut(cell.more as usize) {
+                let found = self.conflict_of_write(&before, &by, issuer);
+                if let Some(reads) = self.reads.get_mut(before.more as usize) {
                     reads.clear();
                 }
-            } else if cell.read.agent == by.agent && cell.read.time == by.time {
-                // The same agent reads again: which lane it was does not matter if they differ.
-                if cell.read.lane != by.lane {
-                    cell.read.lane = ALL_LANES;
-                }
-            } else if cell.read.agent == NOBODY || seen(clock, cell.read.agent) >= cell.read.time {
-                cell.read = by;
+                found
             } else {
-                if cell.more == NOBODY {
-                    cell.more = self.reads.len() as u32;
-                    self.reads.push(vec![]);
-                }
-                let reads = &mut self.reads[cell.more as usize];
-                match reads.iter_mut().find(|r| r.agent == by.agent) {
-                    Some(read) if read.time == by.time && read.lane != by.lane => {
-                        read.lane = ALL_LANES
-                    }
-                    Some(read) => *read = by,
-                    None => reads.push(by),
-                }
-            }
+                self.record_read(block, index, by, issuer);
+                self.conflict_of_read(&before, &by, issuer)
+            };
             if found.is_some() {
                 return found;
             }
         }
         None
+    }
+
+    /// The earlier write or read that a write is not ordered with.
+    fn conflict_of_write(&self, cell: &Cell, by: &Stamp, issuer: u32) -> Option<Conflict> {
+        let clock = &self.clocks[issuer as usize];
+        let conflict = |other: &Stamp| conflicts(other, by, issuer, clock);
+        if conflict(&cell.write) {
+            return Some(Conflict::with_write(cell.write));
+        }
+        let more = self.reads.get(cell.more as usize).into_iter().flatten();
+        let mut reads = std::iter::once(&cell.read).chain(more);
+        reads.find(|r| conflict(r)).map(|read| Conflict {
+            other: *read,
+            other_writes: false,
+            unfenced: false,
+        })
+    }
+
+    /// The earlier write that a read is not ordered with, or not fenced from.
+    fn conflict_of_read(&self, cell: &Cell, by: &Stamp, issuer: u32) -> Option<Conflict> {
+        let clock = &self.clocks[issuer as usize];
+        let write = Conflict::with_write(cell.write);
+        if conflicts(&cell.write, by, issuer, clock) {
+            return Some(write);
+        }
+        let is_fenced = by.agent == issuer
+            || cell.write.agent >= self.warps
+            || time(&clock.fenced, cell.write.agent) >= cell.write.time;
+        (!is_fenced).then_some(Conflict {
+            unfenced: true,
+            ..write
+        })
+    }
+
+    fn record_read(&mut self, block: usize, index: usize, by: Stamp, issuer: u32) {
+        let clock = &self.clocks[issuer as usize];
+        let cell = &mut self.cells[block][index];
+        if cell.read.agent == by.agent && cell.read.time == by.time {
+            // The same agent reads again: its lane does not matter if they differ.
+            if cell.read.lane != by.lane {
+                cell.read.lane = ALL_LANES;
+            }
+        } else if cell.read.agent == NOBODY || seen(clock, cell.read.agent) >= cell.read.time {
+            cell.read = by;
+        } else {
+            if cell.more == NOBODY {
+                cell.more = self.reads.len() as u32;
+                self.reads.push(vec![]);
+            }
+            let reads = &mut self.reads[cell.more as usize];
+            match reads.iter_mut().find(|r| r.agent == by.agent) {
+                Some(read) if read.time == by.time && read.lane != by.lane => read.lane = ALL_LANES,
+                Some(read) => *read = by,
+                None => reads.push(by),
+            }
+        }
     }
 }
 
@@ -357,14 +387,24 @@ struct Conflict {
     unfenced: bool,
 }
 
+impl Conflict {
+    fn with_write(other: Stamp) -> Conflict {
+        Conflict {
+            other,
+            other_writes: true,
+            unfenced: false,
+        }
+    }
+}
+
 impl Gang<'_> {
     /// Checks an access of one lane to shared memory.
     #[inline(always)]
     pub(super) fn race_access(
         &mut self,
         warp: &Warp,
-        at: At,
-        want: Want,
+        at: Issue,
+        want: LaneAccess,
         is_strong: bool,
     ) -> Result<()> {
         match (self.races.is_some(), want.target) {
@@ -376,28 +416,22 @@ impl Gang<'_> {
     fn race_lane(
         &mut self,
         warp: &Warp,
-        at: At,
-        want: Want,
+        at: Issue,
+        want: LaneAccess,
         block: usize,
         is_strong: bool,
     ) -> Result<()> {
         let Some(races) = &mut self.races else {
             return Ok(());
         };
-        let agent = races.agent(at.block, warp.id);
         let stamp = Stamp {
-            agent,
-            time: seen(&races.clocks[agent as usize], agent),
-            pc: at.pc,
             lane: want.lane as u8,
-            is_atomic: is_strong,
+            ..races.stamp(warp, at, is_strong)
         };
         let is_write = want.kind != Kind::Load;
-        let conflict = races.access(block, (want.address, want.count), stamp, agent, is_write);
-        let place = report::Place {
-            lanes: 1 << (want.lane % 32),
-            ..at.place(warp)
-        };
+        let range = (want.address, want.count);
+        let conflict = races.access(block, range, stamp, stamp.agent, is_write);
+        let place = at.of_lane(want.lane % 32).place(warp);
         conflict.map_or(Ok(()), |c| {
             Err(self.race_fault(place, want.address, is_write, &c))
         })
@@ -407,7 +441,7 @@ impl Gang<'_> {
     pub(super) fn race_lanes(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         access: &Access,
         addresses: &[u64; LANES],
         kind: Kind,
@@ -415,33 +449,22 @@ impl Gang<'_> {
         let Some(races) = &mut self.races else {
             return Ok(());
         };
-        let count = (access.size_bytes * access.parts.len()) as u64;
-        let agent = races.agent(at.block, warp.id);
-        let time = seen(&races.clocks[agent as usize], agent);
+        let count = access.total_bytes();
+        let mut stamp = races.stamp(warp, at, access.is_strong);
         let is_write = kind == Kind::Store;
         let mut left = at.active;
         while left != 0 {
             let first = left.trailing_zeros();
             let address = addresses[first as usize];
-            let mut lane = first as u8;
+            stamp.lane = first as u8;
             left &= left - 1;
             while !is_write && left != 0 && addresses[left.trailing_zeros() as usize] == address {
                 left &= left - 1;
-                lane = ALL_LANES;
+                stamp.lane = ALL_LANES;
             }
-            let stamp = Stamp {
-                agent,
-                time,
-                pc: at.pc,
-                lane,
-                is_atomic: access.is_strong,
-            };
-            if let Some(conflict) = races.access(at.block, (address, count), stamp, agent, is_write)
-            {
-                let place = report::Place {
-                    lanes: 1 << first,
-                    ..at.place(warp)
-                };
+            let range = (address, count);
+            if let Some(conflict) = races.access(at.block, range, stamp, stamp.agent, is_write) {
+                let place = at.of_lane(first as usize).place(warp);
                 return Err(self.race_fault(place, address, is_write, &conflict));
             }
         }
@@ -452,11 +475,11 @@ impl Gang<'_> {
     pub(super) fn race_warp(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         (block, address, count): (usize, u64, u64),
         kind: Kind,
     ) -> Result<()> {
-        let want = Want {
+        let want = LaneAccess {
             lane: usize::from(ALL_LANES),
             target: Target::Shared(block),
             address,
@@ -470,7 +493,7 @@ impl Gang<'_> {
     pub(super) fn race_async(
         &mut self,
         warp: &Warp,
-        at: At,
+        at: Issue,
         (agent, time): (u32, u32),
         (block, address, count): (usize, u64, u64),
         is_write: bool,

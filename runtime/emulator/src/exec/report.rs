@@ -1,8 +1,9 @@
 //! Faults of running kernels: where they happened, and the state of every warp.
 
 use super::{
-    gang::Gang,
-    warp::{Wait, Warp},
+    gang::{Block, Gang},
+    mbarrier::Spot,
+    warp::{Group, Issue, Wait, Warp},
 };
 use crate::fault::{Fault, FaultKind};
 
@@ -38,6 +39,23 @@ pub(super) fn fault(gang: &Gang, kind: FaultKind, at: Place, what: impl AsRef<st
         cuda_line(gang, at.pc)
     );
     Fault::at(kind, ins.line, message)
+}
+
+impl Gang<'_> {
+    /// A fault at the instruction that a warp executes.
+    pub(super) fn fault(
+        &self,
+        kind: FaultKind,
+        warp: &Warp,
+        at: Issue,
+        what: impl AsRef<str>,
+    ) -> Fault {
+        fault(self, kind, at.place(warp), what)
+    }
+
+    pub(super) fn misuse(&self, warp: &Warp, at: Issue, what: String) -> Fault {
+        self.fault(FaultKind::Misuse, warp, at, what)
+    }
 }
 
 /// `, CUDA kernel.cu:12`, or nothing.
@@ -96,42 +114,14 @@ pub(super) fn warps(gang: &Gang, running: Option<&Warp>) -> String {
             };
             for group in &warp.groups {
                 let ins = &gang.launch.call.program.code[group.pc as usize];
-                let state = match group.wait {
-                    Wait::Ready => "can run".to_owned(),
-                    Wait::Lanes(need) => {
-                        format!("waits for lanes {:#010x}", need & warp.live & !group.mask)
-                    }
-                    Wait::Mbarrier { spot, phase } => format!(
-                        "waits for phase {phase} of the mbarrier at {:#x}, {}",
-                        spot.address,
-                        gang.mbarrier_state(spot)
-                            .map_or("which is none".to_owned(), |s| {
-                                format!(
-                                    "{} of {} arrivals and {} bytes are missing",
-                                    s.pending, s.expected, s.bytes
-                                )
-                            })
-                    ),
-                    Wait::WarpGroup { group, .. } => {
-                        format!("waits for its warp group to commit {group} groups of products")
-                    }
-                    Wait::Cluster(_) => {
-                        format!(
-                            "waits for its cluster, {} warps of the block have arrived",
-                            block.cluster_arrived.len()
-                        )
-                    }
-                    Wait::Barrier(id) => {
-                        format!("waits for barrier {id}, {}", block.barriers.describe(id))
-                    }
-                };
                 lines.push(format!(
-                    "\n  block {:?} warp {} lanes {:#010x} at PTX line {}{}: {state}",
+                    "\n  block {:?} warp {} lanes {:#010x} at PTX line {}{}: {}",
                     block.index,
                     warp.id,
                     group.mask,
                     ins.line,
-                    cuda_line(gang, group.pc)
+                    cuda_line(gang, group.pc),
+                    wait_reason(gang, block, warp, group)
                 ));
             }
         }
@@ -142,4 +132,40 @@ pub(super) fn warps(gang: &Gang, running: Option<&Warp>) -> String {
         lines.push(format!("\n  and {more} more"));
     }
     lines.concat()
+}
+
+fn wait_reason(gang: &Gang, block: &Block, warp: &Warp, group: &Group) -> String {
+    match group.wait {
+        Wait::Ready => "can run".to_owned(),
+        Wait::Lanes(need) => {
+            format!("waits for lanes {:#010x}", need & warp.live & !group.mask)
+        }
+        Wait::Mbarrier { spot, phase } => format!(
+            "waits for phase {phase} of the mbarrier at {:#x}, {}",
+            spot.address,
+            mbarrier_progress(gang, spot)
+        ),
+        Wait::WarpGroup { group, .. } => {
+            format!("waits for its warp group to commit {group} groups of products")
+        }
+        Wait::Cluster(_) => {
+            format!(
+                "waits for its cluster, {} warps of the block have arrived",
+                block.cluster_arrived.len()
+            )
+        }
+        Wait::Barrier(id) => {
+            format!("waits for barrier {id}, {}", block.barriers.describe(id))
+        }
+    }
+}
+
+fn mbarrier_progress(gang: &Gang, spot: Spot) -> String {
+    match gang.mbarrier_state(spot) {
+        None => "which is not initialised".to_owned(),
+        Some(s) => format!(
+            "{} of {} arrivals and {} bytes are missing",
+            s.pending, s.expected, s.bytes
+        ),
+    }
 }

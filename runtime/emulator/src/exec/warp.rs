@@ -4,7 +4,7 @@
 //! code come in an order in which that brings diverged lanes together again.
 
 use super::{
-    bulk::{Deferred, Stores},
+    bulk::{DeferredWork, Stores},
     copies::Copies,
     gang::Gang,
     mbarrier::Spot,
@@ -45,7 +45,7 @@ pub(super) struct Group {
 
 /// An instruction that is being executed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
+pub(super) struct Issue {
     /// Index of the block in its gang.
     pub block: usize,
     pub pc: u32,
@@ -55,7 +55,15 @@ pub(super) struct At {
     pub active: u32,
 }
 
-impl At {
+impl Issue {
+    /// For one lane of the group.
+    pub fn of_lane(self, lane: usize) -> Issue {
+        Issue {
+            active: 1 << lane,
+            ..self
+        }
+    }
+
     /// For reports.
     pub fn place(self, warp: &Warp) -> report::Place {
         report::Place {
@@ -120,6 +128,26 @@ impl Warp {
             products: Products::default(),
             cluster_generation: 0,
         }
+    }
+
+    /// Lowest place of the groups behind `pc`.
+    fn next_group(&self, pc: u32) -> u32 {
+        let places = self.groups.iter().map(|g| g.pc);
+        places.filter(|other| *other > pc).min().unwrap_or(u32::MAX)
+    }
+
+    /// Splits a group: the active lanes go to `target`, the others on.
+    fn diverge(&mut self, group: usize, at: Issue, target: u32) {
+        self.groups[group] = Group {
+            pc: at.pc + 1,
+            mask: at.mask & !at.active,
+            wait: Wait::Ready,
+        };
+        self.groups.push(Group {
+            pc: target,
+            mask: at.active,
+            wait: Wait::Ready,
+        });
     }
 
     /// The state at the start of a block.
@@ -220,20 +248,19 @@ impl Gang<'_> {
         let code: &[Instruction] = &self.launch.call.program.code;
         let Group { mut pc, mask, .. } = warp.groups[group];
         let several = warp.groups.len() > 1;
-        // Where the next group is.
-        let meets = warp
-            .groups
-            .iter()
-            .map(|g| g.pc)
-            .filter(|other| *other > pc)
-            .min()
-            .unwrap_or(u32::MAX);
+        let meets = warp.next_group(pc);
         let end = self.stats.warp_instructions + share;
         loop {
             let ins = &code[pc as usize];
             let active = active(warp, ins, mask);
             if active != 0 {
                 self.stats.thread_instructions += u64::from(active.count_ones());
+                let at = Issue {
+                    block,
+                    pc,
+                    mask,
+                    active,
+                };
                 match &ins.action {
                     Action::Lanes(run) => {
                         // SAFETY: lane functions that need CPU features are made only where `fast` found them.
@@ -241,91 +268,74 @@ impl Gang<'_> {
                     }
                     Action::Branch(target) => {
                         self.stats.warp_instructions += 1;
-                        if active == mask {
-                            pc = *target;
-                            if !several && self.stats.warp_instructions < end {
-                                continue;
-                            }
-                            warp.groups[group].pc = pc;
+                        if active != mask {
+                            warp.diverge(group, at, *target);
                             return Ok(None);
                         }
-                        warp.groups[group] = Group {
-                            pc: pc + 1,
-                            mask: mask & !active,
-                            wait: Wait::Ready,
-                        };
-                        warp.groups.push(Group {
-                            pc: *target,
-                            mask: active,
-                            wait: Wait::Ready,
-                        });
-                        return Ok(None);
-                    }
-                    Action::Exit => {
-                        self.stats.warp_instructions += 1;
-                        if let Some((lane, _, _)) =
-                            warp.stores.pending.iter().find(|s| active >> s.0 & 1 != 0)
-                        {
-                            let at = At {
-                                block,
-                                pc,
-                                mask,
-                                active: 1 << lane,
-                            };
-                            let what = "the lane exits with a bulk copy from shared memory that it has not waited for";
-                            return Err(self.misuse(warp, at, what.to_owned()));
+                        pc = *target;
+                        if several || self.stats.warp_instructions >= end {
+                            break;
                         }
-                        warp.exit(group, active);
-                        warp.groups[group].pc = pc + 1;
-                        return Ok(None);
+                        continue;
                     }
-                    _ => match self.step(
-                        warp,
-                        At {
-                            block,
-                            pc,
-                            mask,
-                            active,
-                        },
-                        ins,
-                    )? {
+                    Action::Exit => return self.exit(warp, group, at),
+                    _ => match self.step(warp, at, ins)? {
                         Flow::Next => {}
-                        Flow::Wait(wait) => {
-                            warp.groups[group] = Group { pc, mask, wait };
-                            return Ok(None);
-                        }
-                        flow => {
-                            self.stats.warp_instructions += 1;
-                            let wait = if let Flow::WaitBehind(wait) = flow {
-                                wait
-                            } else {
-                                Wait::Ready
-                            };
-                            warp.groups[group] = Group {
-                                pc: pc + 1,
-                                mask,
-                                wait,
-                            };
-                            return Ok(match flow {
-                                Flow::Yield => Some(Outcome::Share),
-                                Flow::Spin => Some(Outcome::Spins),
-                                _ => None,
-                            });
-                        }
+                        flow => return Ok(self.stop_group(warp, group, at, flow)),
                     },
                 }
             }
             self.stats.warp_instructions += 1;
             pc += 1;
             if pc >= meets || self.stats.warp_instructions >= end {
-                warp.groups[group].pc = pc;
-                return Ok(None);
+                break;
             }
         }
+        warp.groups[group].pc = pc;
+        Ok(None)
+    }
+
+    /// Ends the active lanes. Their bulk copies from shared memory must have been waited for.
+    fn exit(&mut self, warp: &mut Warp, group: usize, at: Issue) -> Result<Option<Outcome>> {
+        self.stats.warp_instructions += 1;
+        let mut pending = warp.stores.pending.iter();
+        if let Some((lane, _, _)) = pending.find(|s| at.active >> s.0 & 1 != 0) {
+            let what =
+                "the lane exits with a bulk copy from shared memory that it has not waited for";
+            return Err(self.misuse(warp, at.of_lane(*lane), what.to_owned()));
+        }
+        warp.exit(group, at.active);
+        warp.groups[group].pc = at.pc + 1;
+        Ok(None)
+    }
+
+    /// Leaves a group that does not simply go on, at this instruction or behind it.
+    fn stop_group(
+        &mut self,
+        warp: &mut Warp,
+        group: usize,
+        at: Issue,
+        flow: Flow,
+    ) -> Option<Outcome> {
+        let (pc, mask) = (at.pc, at.mask);
+        if let Flow::Wait(wait) = flow {
+            warp.groups[group] = Group { pc, mask, wait };
+            return None;
+        }
+        self.stats.warp_instructions += 1;
+        let (wait, outcome) = match flow {
+            Flow::WaitBehind(wait) => (wait, None),
+            Flow::Yield => (Wait::Ready, Some(Outcome::Share)),
+            Flow::Spin => (Wait::Ready, Some(Outcome::Spins)),
+            Flow::Next | Flow::Wait(_) => (Wait::Ready, None),
+        };
+        let pc = pc + 1;
+        warp.groups[group] = Group { pc, mask, wait };
+        outcome
     }
 
     /// Everything that is neither arithmetic nor a branch.
-    fn step(&mut self, warp: &mut Warp, at: At, ins: &Instruction) -> Result<Flow> {
+    fn step(&mut self, warp: &mut Warp, at: Issue, ins: &Instruction) -> Result<Flow> {
         let (slots, active) = (&ins.slots, at.active);
         match &ins.action {
             Action::Load(access) => self.load(warp, at, access)?,
@@ -334,33 +344,18 @@ impl Gang<'_> {
             Action::CopyLocal { from, to, bytes } => {
                 let stride = self.launch.call.program.local_bytes;
                 for lane in lanes(active) {
-                    warp.local.copy_within(
-                        lane * stride + from..lane * stride + from + bytes,
-                        lane * stride + to,
-                    );
+                    let from = lane * stride + from;
+                    let to = lane * stride + to;
+                    warp.local.copy_within(from..from + bytes, to);
                 }
             }
             Action::Sync(sync) => return self.warp_sync(warp, at, sync, slots),
             Action::Barrier(barrier) => return self.barrier(warp, at, barrier, slots),
             Action::ActiveMask => warp.file.put_narrow(slots.d, active, &[active; LANES]),
-            Action::Clock { wide: false } => {
-                warp.file.put_narrow(
-                    slots.d,
-                    active,
-                    &[self.stats.warp_instructions as u32; LANES],
-                );
-            }
-            Action::Clock { wide: true } => {
-                warp.file
-                    .put_wide(slots.d, active, &[self.stats.warp_instructions; LANES]);
-            }
+            Action::Clock { wide } => self.clock(warp, at, slots.d, *wide),
             Action::Trap => {
-                return Err(report::fault(
-                    self,
-                    FaultKind::Trap,
-                    at.place(warp),
-                    "the kernel executed a trap",
-                ));
+                let what = "the kernel executed a trap";
+                return Err(self.fault(FaultKind::Trap, warp, at, what));
             }
             Action::Nothing => return Ok(Flow::Yield),
             Action::Lanes(_) | Action::Branch(_) | Action::Exit => {}
@@ -369,8 +364,17 @@ impl Gang<'_> {
         Ok(Flow::Next)
     }
 
+    fn clock(&mut self, warp: &mut Warp, at: Issue, d: u32, wide: bool) {
+        let now = self.stats.warp_instructions;
+        if wide {
+            warp.file.put_wide(d, at.active, &[now; LANES]);
+        } else {
+            warp.file.put_narrow(d, at.active, &[now as u32; LANES]);
+        }
+    }
+
     /// Matrices, asynchronous copies and clusters.
-    fn asynchronous(&mut self, warp: &mut Warp, at: At, ins: &Instruction) -> Result<Flow> {
+    fn asynchronous(&mut self, warp: &mut Warp, at: Issue, ins: &Instruction) -> Result<Flow> {
         match &ins.action {
             Action::LoadMatrix(access) => return self.load_matrix(warp, at, access),
             Action::StoreMatrix(access) => return self.store_matrix(warp, at, access),
@@ -379,7 +383,7 @@ impl Gang<'_> {
             Action::CopyCommit => self.copy_commit(warp, at),
             Action::CopyWait(left) => self.copy_wait(warp, at, *left)?,
             Action::CopyArrive(address) => {
-                self.deferred.push_back(Deferred::Arrive {
+                self.deferred.push_back(DeferredWork::Arrive {
                     warp: warp.id,
                     at,
                     address: *address,
@@ -397,6 +401,13 @@ impl Gang<'_> {
                     races.fence(at.block, warp.id);
                 }
             }
+            _ => return self.cluster(warp, at, ins),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn cluster(&mut self, warp: &mut Warp, at: Issue, ins: &Instruction) -> Result<Flow> {
+        match &ins.action {
             Action::ClusterArrive => return self.cluster_arrive(warp, at),
             Action::ClusterWait => return self.cluster_wait(warp, at),
             Action::MapRank { wide } => self.map_rank(warp, at, &ins.slots, *wide)?,

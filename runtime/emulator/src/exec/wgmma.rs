@@ -7,8 +7,7 @@ use super::{
     gang::Gang,
     matrix::{accumulate, each_element, place_a, to_f32, to_integer},
     race::Async,
-    report,
-    warp::{At, Flow, Wait, Warp},
+    warp::{Flow, Issue, Wait, Warp},
 };
 use crate::{
     decode::program::{Action, NONE, Shape, Wgmma},
@@ -21,9 +20,9 @@ use gristmill_runtime::gpu::Swizzle;
 
 /// A product under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingProduct {
     /// Where its instruction is.
-    at: At,
+    at: Issue,
     group: u32,
     a: u64,
     b: u64,
@@ -33,7 +32,7 @@ pub(super) struct Pending {
 /// The products of one warp.
 #[derive(Default)]
 pub(super) struct Products {
-    pub pending: Vec<Pending>,
+    pub pending: Vec<PendingProduct>,
     pub committed: u32,
 }
 
@@ -120,38 +119,25 @@ impl Operand {
 
 impl Gang<'_> {
     /// Enqueues a product; its operands must not be written until it is waited for.
-    pub(super) fn wgmma(&mut self, warp: &mut Warp, at: At, wgmma: &Wgmma) -> Result<Flow> {
+    pub(super) fn wgmma(&mut self, warp: &mut Warp, at: Issue, wgmma: &Wgmma) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
         }
-        let descriptor = |slot: u32| {
-            if slot == NONE {
-                0
-            } else {
-                warp.file.wide(slot)[0]
-            }
-        };
-        let keeps_sum = match wgmma.scale_d {
-            (NONE, _) => true,
-            (predicate, flip) => (warp.file.predicates[predicate as usize] ^ flip) & 1 != 0,
-        };
-        let (a, b) = (
-            descriptor(wgmma.a_descriptor),
-            descriptor(wgmma.b_descriptor),
-        );
-        let group = warp.products.committed;
-        warp.products.pending.push(Pending {
+        let product = PendingProduct {
             at,
-            group,
-            a,
-            b,
-            keeps_sum,
-        });
+            group: warp.products.committed,
+            a: descriptor(warp, wgmma.a_descriptor),
+            b: descriptor(warp, wgmma.b_descriptor),
+            keeps_sum: match wgmma.scale_d {
+                (NONE, _) => true,
+                (predicate, flip) => (warp.file.predicates[predicate as usize] ^ flip) & 1 != 0,
+            },
+        };
+        let (a, b, group) = (product.a, product.b, product.group);
+        warp.products.pending.push(product);
         if let Some(races) = &self.races {
-            let by = (
-                races.group_agent(at.block, first_of_group(warp.id), Async::Product),
-                group + 1,
-            );
+            let agent = races.group_agent(at.block, first_of_group(warp.id), Async::Product);
+            let by = (agent, group + 1);
             for (operand, first, outer) in operands(warp, wgmma, a, b).into_iter().flatten() {
                 operand.each_chunk(first, outer, wgmma.shape.k as u64, |address, _, _| {
                     self.race_async(warp, at, by, (at.block, address, 16), false)
@@ -163,7 +149,7 @@ impl Gang<'_> {
 
     /// Computes the products of all groups but the last `left`. A product is one operation of four warps, so all of them
     /// must have committed it, and its operands may be overwritten once one of them has waited.
-    pub(super) fn wgmma_wait(&mut self, warp: &mut Warp, at: At, left: u32) -> Result<Flow> {
+    pub(super) fn wgmma_wait(&mut self, warp: &mut Warp, at: Issue, left: u32) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
         }
@@ -225,57 +211,32 @@ impl Gang<'_> {
         Ok(())
     }
 
-    fn make_product(&mut self, warp: &mut Warp, product: Pending) -> Result<()> {
+    fn make_product(&mut self, warp: &mut Warp, product: PendingProduct) -> Result<()> {
         let code = &self.launch.call.program.code;
         let Action::Wgmma(wgmma) = &code[product.at.pc as usize].action else {
             return Ok(());
         };
         let Shape { n, k, .. } = wgmma.shape;
-        let convert = |ty: Type, negative: bool| {
-            move |bits: u32| match ty {
-                Type::U8 | Type::S8 => to_integer(ty, bits) as f32,
-                _ if negative => -to_f32(ty, bits),
-                _ => to_f32(ty, bits),
-            }
-        };
-        let (of_a, of_b) = (
-            convert(wgmma.a, wgmma.negate[0]),
-            convert(wgmma.b, wgmma.negate[1]),
-        );
+        let of_a = |bits| operand_value(wgmma.a, wgmma.negate[0], bits);
+        let of_b = |bits| operand_value(wgmma.b, wgmma.negate[1], bits);
         let mut a = vec![0f32; 16 * k];
         let mut b = vec![0f32; k * n];
         let [of_shared_b, of_shared_a] = operands(warp, wgmma, product.a, product.b);
-        if let Some((operand, first, outer)) = of_shared_b {
-            self.read_operand(
-                warp,
-                product.at,
-                operand,
-                (first, outer, k as u64),
-                |outer, q, bits| {
-                    b[q * n + outer] = of_b(bits);
-                },
-            )?;
+        if let Some(part) = of_shared_b {
+            self.read_operand(warp, product.at, part, k as u64, |outer, q, bits| {
+                b[q * n + outer] = of_b(bits);
+            })?;
         }
-        if let Some((operand, first, outer)) = of_shared_a {
-            self.read_operand(
-                warp,
-                product.at,
-                operand,
-                (first, outer, k as u64),
-                |outer, q, bits| {
-                    a[outer * k + q] = of_a(bits);
-                },
-            )?;
+        if let Some(part) = of_shared_a {
+            self.read_operand(warp, product.at, part, k as u64, |outer, q, bits| {
+                a[outer * k + q] = of_a(bits);
+            })?;
         }
-        each_element(
-            warp,
-            &wgmma.a_registers,
-            wgmma.a,
-            |lane, r, j, per, bits| {
-                let (row, column) = place_a(lane, r, j, per);
-                a[row * k + column] = of_a(bits);
-            },
-        );
+        let registers = &wgmma.a_registers;
+        each_element(warp, registers, wgmma.a, |lane, r, j, per, bits| {
+            let (row, column) = place_a(lane, r, j, per);
+            a[row * k + column] = of_a(bits);
+        });
         sum_into(warp, wgmma, &a, &b, product.keeps_sum);
         Ok(())
     }
@@ -284,9 +245,9 @@ impl Gang<'_> {
     fn read_operand(
         &self,
         warp: &Warp,
-        at: At,
-        operand: Operand,
-        (first, outer, k): (u64, u64, u64),
+        at: Issue,
+        (operand, first, outer): (Operand, u64, u64),
+        k: u64,
         mut f: impl FnMut(usize, usize, u32),
     ) -> Result<()> {
         let shared = &self.blocks[at.block].shared;
@@ -297,18 +258,11 @@ impl Gang<'_> {
                     "out of bounds: wgmma reads shared address {address:#x}, of {:#x} bytes",
                     shared.len()
                 );
-                return Err(report::fault(
-                    self,
-                    FaultKind::OutOfBounds,
-                    at.place(warp),
-                    what,
-                ));
+                return Err(self.fault(FaultKind::OutOfBounds, warp, at, what));
             };
             for (e, bytes) in chunk.chunks_exact(size).enumerate() {
-                let bits = bytes
-                    .iter()
-                    .rev()
-                    .fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+                let little_endian = bytes.iter().rev();
+                let bits = little_endian.fold(0, |bits, byte| bits << 8 | u32::from(*byte));
                 let (o, q) = (o as usize, q as usize);
                 if operand.transposed {
                     f(o + e, q, bits)
@@ -324,6 +278,35 @@ impl Gang<'_> {
 /// First of the four warps that compute together.
 fn first_of_group(warp: u32) -> u32 {
     warp / 4 * 4
+}
+
+fn descriptor(warp: &Warp, slot: u32) -> u64 {
+    match slot {
+        NONE => 0,
+        slot => warp.file.wide(slot)[0],
+    }
+}
+
+/// Integers have no sign to change.
+fn operand_value(ty: Type, is_negated: bool, bits: u32) -> f32 {
+    match ty {
+        Type::U8 | Type::S8 => to_integer(ty, bits) as f32,
+        _ if is_negated => -to_f32(ty, bits),
+        _ => to_f32(ty, bits),
+    }
+}
+
+/// Row and column of accumulator register `r`, with one element per register.
+fn place_d(lane: usize, r: usize) -> (usize, usize) {
+    (
+        lane / 4 + (r >> 1 & 1) * 8,
+        r / 4 * 8 + lane % 4 * 2 + (r & 1),
+    )
+}
+
+/// Row and column of element `j` of accumulator register `r`, with two elements per register.
+fn place_d_packed(lane: usize, r: usize, j: usize) -> (usize, usize) {
+    (lane / 4 + (r & 1) * 8, r / 2 * 8 + lane % 4 * 2 + j)
 }
 
 /// Operands `b` and, unless it is in registers, `a`: layout, first row (or column) of this warp, and how many.
@@ -345,13 +328,12 @@ fn sum_into(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum: boo
         return sum_integers(warp, wgmma, a, b, keeps_sum);
     }
     let packed = wgmma.accumulator == Type::F16;
-    // Row and column of element `j` of register `r`.
-    let place = move |lane: usize, r: usize, j: usize| match packed {
-        true => (lane / 4 + (r & 1) * 8, r / 2 * 8 + lane % 4 * 2 + j),
-        false => (
-            lane / 4 + (r >> 1 & 1) * 8,
-            r / 4 * 8 + lane % 4 * 2 + (r & 1),
-        ),
+    let place = |lane: usize, r: usize, j: usize| {
+        if packed {
+            place_d_packed(lane, r, j)
+        } else {
+            place_d(lane, r)
+        }
     };
     let mut c = vec![0f32; 16 * n];
     if keeps_sum {
@@ -366,11 +348,9 @@ fn sum_into(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum: boo
             let (row, column) = place(lane, r, j);
             c[row * n + column]
         };
+        let half = |lane: usize, j: usize| u32::from(F16::from_f32(value(lane, j)).0);
         let values = std::array::from_fn(|lane| match packed {
-            true => {
-                u32::from(F16::from_f32(value(lane, 0)).0)
-                    | u32::from(F16::from_f32(value(lane, 1)).0) << 16
-            }
+            true => half(lane, 0) | half(lane, 1) << 16,
             false => value(lane, 0).to_bits(),
         });
         warp.file.put_narrow(*register, u32::MAX, &values);
@@ -385,10 +365,7 @@ fn sum_integers(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum:
     for (r, register) in wgmma.d.iter().enumerate() {
         let before = *warp.file.narrow(*register);
         let values = std::array::from_fn(|lane| {
-            let (row, column) = (
-                lane / 4 + (r >> 1 & 1) * 8,
-                r / 4 * 8 + lane % 4 * 2 + (r & 1),
-            );
+            let (row, column) = place_d(lane, r);
             let sum = c[row * n + column] as i32;
             if keeps_sum {
                 before[lane].wrapping_add(sum as u32)

@@ -139,13 +139,13 @@ pub(crate) fn insert32(a: u32, b: u32, position: u32, length: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn insert64(a: u64, b: u64, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
-    let field = if length > 63 {
-        !0
-    } else {
-        (1u64 << length) - 1
-    };
-    let mask = u64::shift_left(field, position);
+    let mask = u64::shift_left(low_bits(length), position);
     u64::shift_left(a, position) & mask | b & !mask
+}
+
+#[inline(always)]
+fn low_bits(length: u32) -> u64 {
+    if length > 63 { !0 } else { (1 << length) - 1 }
 }
 
 /// Bytes of `b:a` picked by the nibbles of `selector`; a set top bit of a nibble replicates the sign.

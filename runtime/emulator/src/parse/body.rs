@@ -90,31 +90,27 @@ impl Parser<'_> {
             return self.statement(f, body, scope, *loc);
         }
         let word = self.word("an instruction")?;
+        let names = &mut body.scopes[scope];
         match word {
-            ".reg" => self.registers(f, &mut body.scopes[scope]),
-            ".shared" => self.locals(Space::Shared, f, &mut body.scopes[scope]),
-            ".local" => self.locals(Space::Local, f, &mut body.scopes[scope]),
-            ".param" => self.locals(Space::Param, f, &mut body.scopes[scope]),
-            ".const" => self.locals(Space::Const, f, &mut body.scopes[scope]),
-            ".global" => self.locals(Space::Global, f, &mut body.scopes[scope]),
+            ".reg" => self.registers(f, names),
+            ".shared" => self.locals(Space::Shared, f, names),
+            ".local" => self.locals(Space::Local, f, names),
+            ".param" => self.locals(Space::Param, f, names),
+            ".const" => self.locals(Space::Const, f, names),
+            ".global" => self.locals(Space::Global, f, names),
             ".loc" => {
-                *loc = Some((
-                    self.integer("a file number")? as u32,
-                    self.integer("a line")? as u32,
-                ));
+                *loc = Some(self.source_line()?);
                 self.skip_line(line);
                 Ok(())
             }
             ".pragma" => self.skip_to(';'),
-            _ if word.starts_with('.') => Err(Fault::at(
-                FaultKind::Unsupported,
-                line,
-                format!("unsupported directive `{word}`"),
-            )),
+            _ if word.starts_with('.') => {
+                let what = format!("unsupported directive `{word}`");
+                Err(Fault::at(FaultKind::Unsupported, line, what))
+            }
             _ if self.take(':') => {
-                body.scopes[scope]
-                    .names
-                    .insert(word.to_owned(), Name::Label(f.labels.len()));
+                let label = Name::Label(f.labels.len());
+                names.names.insert(word.to_owned(), label);
                 f.labels.push((word.to_owned(), f.body.len()));
                 Ok(())
             }
@@ -123,6 +119,12 @@ impl Parser<'_> {
                 self.statement(f, body, scope, *loc)
             }
         }
+    }
+
+    /// File and line behind `.loc`.
+    fn source_line(&mut self) -> Result<(u32, u32)> {
+        let file = self.integer("a file number")? as u32;
+        Ok((file, self.integer("a line")? as u32))
     }
 
     /// `.reg .b32 %r<100>, %x;` behind `.reg`.
@@ -302,13 +304,7 @@ impl Body {
                 self.resolve_operand(operand, *scope, statement.line)?;
             }
             if let Some((name, negated)) = guard {
-                let Some(Name::Register(register)) = self.find(name, *scope) else {
-                    return Err(Fault::at(
-                        FaultKind::Syntax,
-                        statement.line,
-                        format!("unknown predicate `{name}`"),
-                    ));
-                };
+                let register = self.predicate(name, *scope, statement.line)?;
                 statement.guard = Some((register, *negated));
             }
         }
@@ -318,24 +314,13 @@ impl Body {
 
     fn resolve_operand(&self, operand: &mut Operand, scope: usize, line: u32) -> Result<()> {
         match operand {
-            Operand::Global(name, offset) => match self.find(name, scope) {
-                Some(Name::Register(register)) => *operand = Operand::Register(register),
-                Some(Name::Variable(variable)) => *operand = Operand::Variable(variable, *offset),
-                Some(Name::Label(label)) => *operand = Operand::Label(label),
-                None if name.starts_with('%') || name == "WARP_SZ" => {
-                    *operand = Operand::Special(name.clone())
+            Operand::Global(name, offset) => {
+                if let Some(found) = self.resolve_name(name, *offset, scope) {
+                    *operand = found;
                 }
-                None => {}
-            },
+            }
             Operand::Negated(name) => {
-                let Some(Name::Register(register)) = self.find(name, scope) else {
-                    return Err(Fault::at(
-                        FaultKind::Syntax,
-                        line,
-                        format!("unknown predicate `{name}`"),
-                    ));
-                };
-                *operand = Operand::Not(register);
+                *operand = Operand::Not(self.predicate(name, scope, line)?);
             }
             Operand::Pair(first, second) => {
                 self.resolve_operand(first, scope, line)?;
@@ -356,6 +341,28 @@ impl Body {
             _ => {}
         }
         Ok(())
+    }
+
+    fn resolve_name(&self, name: &str, offset: i64, scope: usize) -> Option<Operand> {
+        match self.find(name, scope) {
+            Some(Name::Register(register)) => Some(Operand::Register(register)),
+            Some(Name::Variable(variable)) => Some(Operand::Variable(variable, offset)),
+            Some(Name::Label(label)) => Some(Operand::Label(label)),
+            None => {
+                let is_special = name.starts_with('%') || name == "WARP_SZ";
+                is_special.then(|| Operand::Special(name.to_owned()))
+            }
+        }
+    }
+
+    fn predicate(&self, name: &str, scope: usize, line: u32) -> Result<u32> {
+        match self.find(name, scope) {
+            Some(Name::Register(register)) => Ok(register),
+            _ => {
+                let what = format!("unknown predicate `{name}`");
+                Err(Fault::at(FaultKind::Syntax, line, what))
+            }
+        }
     }
 
     fn find(&self, name: &str, scope: usize) -> Option<Name> {

@@ -408,9 +408,11 @@ pub(crate) fn number(word: &str, ty: Type) -> Option<u64> {
     if digits.len() > 1 && digit == '0' && digits.chars().all(|c| c.is_digit(8)) {
         return u64::from_str_radix(digits, 8).ok();
     }
-    if let Ok(value) = digits.parse() {
-        return Some(value);
-    }
+    digits.parse().ok().or_else(|| decimal(digits, ty))
+}
+
+/// The bits of a decimal fraction, in single precision for that type and else in double.
+fn decimal(digits: &str, ty: Type) -> Option<u64> {
     let value: f64 = digits.parse().ok()?;
     Some(if ty == Type::F32 {
         u64::from((value as f32).to_bits())

@@ -365,7 +365,7 @@ fn tensor_maps_are_checked_as_cuda_does() {
                 address: 8,
                 ..good.clone()
             },
-            "no multiple of 16",
+            "not a multiple of 16",
         ),
         (
             TensorMap {
@@ -379,7 +379,7 @@ fn tensor_maps_are_checked_as_cuda_does() {
                 tile: vec![2, 8],
                 ..good.clone()
             },
-            "no multiple of 16",
+            "not a multiple of 16",
         ),
         (
             TensorMap {
