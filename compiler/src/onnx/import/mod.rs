@@ -144,7 +144,7 @@ pub(super) struct Region {
 pub(super) enum Weights {
     /// All that the graph uses.
     Read,
-    /// Those beyond the folding limit stand in the graph as inputs: enough for a report.
+    /// Values beyond the folding limit stand in the graph as inputs: enough for a report.
     Skip,
 }
 
