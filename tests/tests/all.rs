@@ -18,5 +18,6 @@ mod onnx_cases;
 mod placement;
 mod placement_files;
 mod placement_objectives;
+mod placement_page;
 mod placement_scale;
 mod process;

@@ -4,11 +4,15 @@ use super::output::outln;
 use super::print_value;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, Result};
-use crate::place;
-use crate::place::task_graph::{TaskGraph, Topology, Verdict, answer, over_memory};
+use crate::place::explain::{Explanation, Subject};
+use crate::place::task_graph::{
+    PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject,
+};
+use crate::place::{self, Stream};
 use clap::ValueEnum;
 use gristmill_solver::memory::repair;
 use gristmill_solver::search::pipeline::{self, Periodic};
+use gristmill_solver::search::portfolio::{self, Solution};
 use gristmill_solver::{Problem, bounds, check};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -52,8 +56,13 @@ pub struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Finds the schedule of a stream of `samples` and prints it.
-    pub fn stream(&self, samples: u64) -> Result<()> {
+    /// Finds the schedule of a stream of `samples` and prints it, with the explanation that
+    /// `explained` gives.
+    pub fn stream(
+        &self,
+        samples: u64,
+        explained: impl Fn(&Subject) -> Result<Option<Explanation>>,
+    ) -> Result<()> {
         let options = pipeline::Options {
             samples,
             tasks: self.share(pipeline::Options::default().tasks),
@@ -74,10 +83,58 @@ impl Asked<'_> {
                 wrong.join("\n  ")
             )));
         }
-        let (time, bound) = (found.time(samples), found.lower_bound);
+        let solution = self.first_run(&found);
+        let explanation = explained(&self.subject_of(&found, samples, &solution))?;
         if self.json {
-            return print(&self.stream_json(&found, samples)?);
+            return print(&self.stream_json(&found, samples, explanation)?);
         }
+        self.print_stream(&found, samples);
+        if let Some(e) = explanation {
+            outln!("{}", e.to_string().trim_end());
+        }
+        Ok(())
+    }
+
+    /// The first run of a stream, as a solution.
+    fn first_run(&self, found: &Periodic) -> Solution {
+        let bound = bounds::best(self.problem, 0);
+        Solution {
+            score: repair::key(self.problem, &found.sample),
+            timeline: found.sample.clone(),
+            algorithm: "slices".to_owned(),
+            lower_bound: bound.value,
+            bound: bound.name.to_owned(),
+            candidates: Vec::new(),
+            moved: Vec::new(),
+        }
+    }
+
+    /// A stream to be explained, its first run given.
+    fn subject_of<'a>(
+        &'a self,
+        found: &Periodic,
+        samples: u64,
+        first_run: &'a Solution,
+    ) -> Subject<'a> {
+        let latency = found.sample.makespan;
+        let under_way = latency.0.div_ceil(found.period.0.max(1));
+        let stream = Stream {
+            samples,
+            period: found.period,
+            latency,
+            in_flight: under_way.clamp(1, samples.max(1)),
+            lower_bound: found.lower_bound,
+        };
+        let options = portfolio::Options::new(self.problem);
+        Subject {
+            objective: place::Objective::Throughput { samples },
+            stream: Some(stream),
+            ..subject(self.graph, self.topology, self.problem, first_run, options)
+        }
+    }
+
+    fn print_stream(&self, found: &Periodic, samples: u64) {
+        let (time, bound) = (found.time(samples), found.lower_bound);
         outln!(
             "{:?}: {samples} samples in {time}: one every {}, {} each; {}",
             self.graph.name,
@@ -96,20 +153,22 @@ impl Asked<'_> {
                 found.peak_bytes[d]
             );
         }
-        Ok(())
     }
 
     /// The answer about a stream: that about its first sample, with the period, and the peaks of the whole stream.
-    fn stream_json(&self, found: &Periodic, samples: u64) -> Result<Value> {
+    fn stream_json(
+        &self,
+        found: &Periodic,
+        samples: u64,
+        explain: Option<Explanation>,
+    ) -> Result<Value> {
         let time = found.time(samples);
         let verdict = self.verdict(found.lower_bound, "area", "slices");
-        let sample = answer(
-            self.graph,
-            self.topology,
-            self.problem,
-            &found.sample,
-            verdict,
-        );
+        let (graph, topology, p) = (self.graph, self.topology, self.problem);
+        let sample = PlacementFile {
+            explain,
+            ..answer(graph, topology, p, &found.sample, verdict)
+        };
         let mut value = serde_json::to_value(&sample)
             .map_err(|e| Error::internal(format!("the answer: {e}")))?;
         let peaks = self

@@ -73,6 +73,34 @@ impl PlaceArgs {
     fn is_explained(&self) -> bool {
         self.explain || self.trace.is_some() || self.html.is_some() || self.plan_out.is_some()
     }
+
+    /// Errors on flags that other objectives of a bare problem than latency have no use for.
+    fn expect_flags_of_objective(&self) -> Result<()> {
+        let refuse = |flags: &str| {
+            let message = format!("{flags} are for --objective latency");
+            Err(Error::invalid(message).hint("without them"))
+        };
+        let replays = self.plan_out.is_some() || self.compile.plan.is_some();
+        match (self.compile.objective, &self.algorithm) {
+            (Objective::Latency, _) => Ok(()),
+            (_, Some(name)) => {
+                let message = format!("--algorithm {name} is for --objective latency");
+                Err(Error::invalid(message).hint("without --algorithm"))
+            }
+            (Objective::Throughput, _) if replays => refuse("--plan-out and --plan"),
+            (Objective::Memory, _) if replays || self.is_explained() => {
+                refuse("--explain, --trace, --html, --plan-out and --plan")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Name of the file that is placed.
+    fn file_name(&self) -> String {
+        let file = self.model.as_ref().or(self.task_graph.as_ref());
+        let name = file.and_then(|path| path.file_name());
+        name.map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+    }
 }
 
 /// Runs the verb.
@@ -142,7 +170,7 @@ fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Expla
     }
     let explanation = (args.explain || args.html.is_some()).then(|| explain::explain(subject));
     if let (Some(path), Some(explanation)) = (&args.html, &explanation) {
-        load::write(path, &html::page(subject, explanation))?;
+        load::write(path, &html::page(subject, explanation, &args.file_name()))?;
     }
     Ok(explanation.filter(|_| args.explain))
 }
@@ -165,20 +193,14 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
         effort: args.effort,
         json: args.json,
     };
-    if args.compile.objective != Objective::Latency {
-        if let Some(name) = &args.algorithm {
-            let message = format!("--algorithm {name} is for --objective latency");
-            return Err(Error::invalid(message).hint("without --algorithm"));
+    args.expect_flags_of_objective()?;
+    match args.compile.objective {
+        Objective::Latency => {}
+        Objective::Throughput => {
+            let explained = |subject: &Subject| explain_and_write(args, subject);
+            return asked.stream(args.compile.samples, explained);
         }
-        if args.is_explained() || args.compile.plan.is_some() {
-            let message =
-                "--explain, --trace, --html, --plan-out and --plan are for --objective latency";
-            return Err(Error::invalid(message).hint("without them"));
-        }
-        return match args.compile.objective {
-            Objective::Throughput => asked.stream(args.compile.samples),
-            _ => asked.least_memory(),
-        };
+        Objective::Memory => return asked.least_memory(),
     }
     let only = args
         .algorithm
