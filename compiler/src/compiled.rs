@@ -1,26 +1,25 @@
-//! A compiled model: it specialises per input shapes, caches what it made, and runs it.
+//! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
-use crate::cost::{CostModel, Measured, Nanos};
+use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph, NodeId, Type};
+use crate::ir::{Bindings, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{MAX_DIM_SIZE, Options};
-use crate::pipeline::{self, Lowered, Planned, Stage, costs, generate, partitioned, plan, replan};
+use crate::pipeline::{self, Lowered, Planned, Stage, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
 use crate::specialisations::{Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::driver::Driver;
-use gristmill_runtime::exec::{ExecOptions, Lanes, LaunchTime};
-use gristmill_runtime::program::{Partition, Program, Step, StepKind};
+use gristmill_runtime::exec::{ExecOptions, Lanes};
+use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-/// What can be compiled.
+/// A model or a graph, to be compiled.
 #[derive(Clone)]
 pub enum Source {
     /// An ONNX model.
@@ -57,7 +56,7 @@ pub(crate) struct InputShapes {
 /// [`Options::specialisation_bytes`] bounds the memory that they hold.
 pub struct Compiled {
     source: Source,
-    options: Options,
+    pub(crate) options: Options,
     inputs: Vec<(String, Type)>,
     outputs: Vec<String>,
     /// Inputs whose contents decide shapes.
@@ -73,7 +72,7 @@ pub struct Executable {
     #[doc(hidden)]
     pub lowered: Lowered,
     /// As many as runs can be in flight.
-    lanes: Lanes,
+    pub(crate) lanes: Lanes,
 }
 
 /// Named results of a run, in the model's order.
@@ -174,6 +173,14 @@ fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// True when a tensor has the dtype and the rank of a type, and its constant extents.
+fn fits(ty: &Type, tensor: &Tensor) -> bool {
+    let mut extents = ty.shape.iter().zip(tensor.shape());
+    tensor.dtype() == ty.dtype
+        && tensor.shape().len() == ty.rank()
+        && extents.all(|(d, &n)| d.as_usize().is_none_or(|d| d == n))
+}
+
 fn in_range(dim: &str, size: Option<usize>, options: &Options) -> Result<()> {
     match (size, options.ranges.get(dim)) {
         (Some(size), Some(range)) if !range.contains(size) => Err(Error::invalid(format!(
@@ -246,7 +253,7 @@ impl Compiled {
         executable.run(&tensors)
     }
 
-    /// Which device would run what for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
+    /// The placement for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
     pub fn plan(&self, tensors: &[Tensor]) -> Result<Planned> {
         self.plan_shapes(&self.shapes_of(tensors))
     }
@@ -256,8 +263,8 @@ impl Compiled {
         plan(self.graph(inputs)?, &self.options)
     }
 
-    /// What would become of the placement with the times of `measured`: the one that was compiled for given inputs, or a better one where
-    /// that pays over `horizon`. Time to rebuild is that of code generation, if anything moves.
+    /// The placement to go on with by the times of `measured`: the one that was compiled for given inputs, or a better one where that pays over
+    /// `steps` runs. Time to rebuild is that of code generation, if anything moves.
     ///
     /// Errors when placements are for another objective than latency.
     pub fn replan(
@@ -336,26 +343,24 @@ impl Compiled {
         Ok(ordered)
     }
 
+    /// Declared type of an input.
+    pub(crate) fn input_type(&self, name: &str) -> Result<&Type> {
+        let found = self.inputs.iter().find(|(known, _)| known == name);
+        found.map(|(_, ty)| ty).ok_or_else(|| {
+            let known = self.inputs.iter().map(|(known, _)| known.as_str());
+            Error::invalid(unknown("input", name, known))
+        })
+    }
+
     /// Errors when dtype or shape of an input do not fit the declared type, or a dim is outside of its range.
     pub(crate) fn check_input(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        let declared = self.inputs.iter().find(|(known, _)| known == name);
-        let Some((_, ty)) = declared else {
-            let known = self.inputs.iter().map(|(known, _)| known.as_str());
-            return Err(Error::invalid(unknown("input", name, known)));
-        };
-        let extents = ty.shape.iter().zip(tensor.shape());
-        let fits = tensor.dtype() == ty.dtype
-            && tensor.shape().len() == ty.rank()
-            && extents
-                .clone()
-                .all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
-        if !fits {
-            let got = format!("{}{:?}", tensor.dtype(), tensor.shape());
-            return Err(Error::invalid(format!(
-                "input {name:?}: expected {ty}, got {got}"
-            )));
+        let ty = self.input_type(name)?;
+        if !fits(ty, tensor) {
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            let message = format!("input {name:?}: expected {ty}, got {dtype}{shape:?}");
+            return Err(Error::invalid(message));
         }
-        for (d, &size) in extents {
+        for (d, &size) in ty.shape.iter().zip(tensor.shape()) {
             let symbol = d.as_symbol().unwrap_or_default();
             in_range(symbol, Some(size), &self.options)
                 .map_err(|e| e.context(format!("input {name:?}")))?;
@@ -364,22 +369,11 @@ impl Compiled {
     }
 
     fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
-        let position = |name: &String| {
-            self.inputs
-                .iter()
-                .position(|(n, _)| n == name)
-                .unwrap_or(usize::MAX)
-        };
-        let InputShapes { shapes, values } = inputs;
-        let contents = values
-            .iter()
-            .map(|(n, t)| (position(n), t.as_bytes().to_vec()));
-        let key: Key = (shapes, contents.collect());
+        let key = self.key(&inputs);
         if let Some(found) = self.specialisations.get(&key) {
             return Ok(found);
         }
-        let shapes = key.0.clone();
-        let mut made = self.compile(self.graph(&InputShapes { shapes, values })?)?;
+        let mut made = self.compile(self.graph(&inputs)?)?;
         let bytes = made.held_bytes();
         if self.specialisations.must_evict(bytes) {
             let warning = self.eviction_warning(bytes);
@@ -388,6 +382,13 @@ impl Compiled {
         let made = Arc::new(made);
         self.specialisations.insert(key, made.clone(), bytes);
         Ok(made)
+    }
+
+    fn key(&self, inputs: &InputShapes) -> Key {
+        let named = self.inputs.iter().map(|(name, _)| inputs.values.get(name));
+        let deciding = named.enumerate().filter_map(|(i, value)| Some((i, value?)));
+        let contents = deciding.map(|(i, value)| (i, value.as_bytes().to_vec()));
+        (inputs.shapes.clone(), contents.collect())
     }
 
     fn eviction_warning(&self, bytes: u64) -> String {
@@ -509,144 +510,6 @@ impl Executable {
     pub fn n_in_flight(&self) -> usize {
         self.lanes.n_lanes()
     }
-}
-
-impl Executable {
-    /// Starts to measure each kernel; [`Executable::profile`] tells. Where several runs are in flight, those of the first lane are measured.
-    pub fn start_profile(&self) -> Result<()> {
-        Ok(self.lanes.first().start_profile()?)
-    }
-
-    /// Time of each kernel on a GPU or an emulator of one, started again and again for at least `at_least`, after a run.
-    pub fn time_kernels(&self, at_least: Duration) -> Result<Vec<StepTime>> {
-        let times = self.lanes.first().time_launches(at_least)?;
-        let row = |t: LaunchTime| {
-            let partition = &self.lowered.program.partitions[t.partition];
-            let step = &partition.steps[t.step];
-            let what = match &step.kind {
-                StepKind::Kernel { kernel, .. } => {
-                    partition.kernels[kernel.0 as usize].name().to_owned()
-                }
-                _ => String::new(),
-            };
-            let ns = t.time.as_nanos() as u64;
-            StepTime {
-                device: partition.device.to_string(),
-                what,
-                node: step.origin.clone(),
-                ns,
-            }
-        };
-        Ok(times.into_iter().map(row).collect())
-    }
-
-    /// Device, kernel or kind of step, node path, and ns summed over the runs since [`Executable::start_profile`].
-    pub fn profile(&self) -> Vec<StepTime> {
-        let times = self.lanes.first().step_times();
-        let parts = self.lowered.program.partitions.iter().zip(times);
-        let row = |(p, times): (&Partition, Vec<u64>)| -> Vec<StepTime> {
-            let name = |kind: &StepKind| match kind {
-                StepKind::Kernel { kernel, .. } => p.kernels[kernel.0 as usize].name().to_owned(),
-                StepKind::Send { .. } => "send".into(),
-                StepKind::Recv { .. } => "recv".into(),
-                StepKind::Copy { .. } => "copy".into(),
-                StepKind::AllReduce(_) => "all-reduce".into(),
-                StepKind::If(_) => "if".into(),
-                StepKind::Loop(_) => "loop".into(),
-                StepKind::ReadVariable { .. } | StepKind::AssignVariable { .. } => {
-                    "variable".into()
-                }
-            };
-            let time = |(s, ns): (&Step, u64)| StepTime {
-                device: p.device.to_string(),
-                what: name(&s.kind),
-                node: s.origin.clone(),
-                ns,
-            };
-            p.steps.iter().zip(times).map(time).collect()
-        };
-        parts.flat_map(row).collect()
-    }
-}
-
-impl Compiled {
-    /// Measures every cluster: adds the times of `n_runs` runs with given inputs to `measured`, after one run that does not count (it faults
-    /// pages in). Returns the number of clusters measured.
-    pub fn measure(
-        &self,
-        tensors: &[Tensor],
-        n_runs: usize,
-        measured: &mut Measured,
-    ) -> Result<usize> {
-        let executable = self.for_inputs(tensors)?;
-        let mut outputs = executable.run(tensors)?.into_tensors();
-        let mut runs = Vec::with_capacity(n_runs);
-        for _ in 0..n_runs {
-            executable.start_profile()?;
-            executable.run_into(tensors, &mut outputs)?;
-            runs.push(executable.lanes.first().step_times());
-        }
-        let costs = CostModel {
-            measured: Arc::default(),
-            ..costs(&self.options)
-        };
-        let lowered = &executable.lowered;
-        let mut n_clusters = 0;
-        for (p, (part, nodes)) in lowered
-            .partitions
-            .iter()
-            .zip(&lowered.step_nodes)
-            .enumerate()
-        {
-            let Some(device) = self
-                .options
-                .devices
-                .devices
-                .iter()
-                .find(|d| d.name == part.device)
-            else {
-                continue;
-            };
-            let mut times: BTreeMap<NodeId, Vec<Nanos>> = BTreeMap::new();
-            for (step, node) in nodes.iter().enumerate() {
-                let Some(id) = node else { continue };
-                let sums = times
-                    .entry(*id)
-                    .or_insert_with(|| vec![Nanos::ZERO; n_runs]);
-                sums.iter_mut()
-                    .zip(&runs)
-                    .for_each(|(sum, run)| *sum += Nanos(run[p][step]));
-            }
-            n_clusters += times.len();
-            let profile = &device.profile;
-            measured.record(
-                profile,
-                times.into_iter().map(|(id, times)| {
-                    let node = part.graph.node(id);
-                    (
-                        &part.graph,
-                        node,
-                        costs.analytic_ns(&part.graph, node, profile),
-                        times,
-                    )
-                }),
-            );
-        }
-        Ok(n_clusters)
-    }
-}
-
-/// Time of one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepTime {
-    /// The device that runs it.
-    pub device: String,
-    /// Kernel name, or kind of step.
-    pub what: String,
-    /// Path in the user's model.
-    pub node: String,
-    /// Nanoseconds.
-    pub ns: u64,
 }
 
 impl Outputs {

@@ -1,4 +1,4 @@
-//! When searches for a better program should end: what `--budget` says.
+//! The end of searches for a better program, as `--budget` sets it.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ impl Deadline {
         Deadline(budget.and_then(|b| Instant::now().checked_add(b)))
     }
 
-    /// Whether it is over.
+    /// True when it is over.
     pub fn has_passed(self) -> bool {
         self.0.is_some_and(|end| Instant::now() >= end)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What went wrong, as a category that a caller can act on; the command line maps each to an exit code.
+/// Category of an error that a caller can act on; the command line maps each to an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -12,7 +12,7 @@ pub enum ErrorKind {
     InvalidInput,
     /// The model is right but needs an op, dtype or device that is not supported.
     Unsupported,
-    /// Results differ from what was expected.
+    /// Results differ from the expected ones.
     Mismatch,
     /// Memory ran out, or a declared limit was passed.
     OutOfMemory,
@@ -78,7 +78,7 @@ impl Error {
         self
     }
 
-    /// Puts what was being attempted before the message.
+    /// Puts the attempted action before the message.
     pub fn context(mut self, what: impl fmt::Display) -> Error {
         self.message = format!("{what}: {}", self.message);
         self

@@ -34,7 +34,7 @@ pub mod ir;
 pub mod onnx;
 pub mod place;
 
-pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
+pub use compiled::{Compiled, Executable, Outputs, Source, compile, prepare};
 pub use cost::{Bytes, Measured, Nanos};
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "ndarray")]
@@ -42,6 +42,7 @@ pub use gristmill_runtime::ndarray;
 pub use gristmill_runtime::npy::{read_npz, write_npz};
 pub use gristmill_runtime::{DType, DeviceName, Element, Tensor};
 pub use options::{AllReduce, DimRange, Options, Precision, Tuning};
+pub use step_times::StepTime;
 pub use target::{Arch, Level, TargetCpu};
 
 // For the command line, tests and benches of this repository: no promise goes with these.
@@ -77,6 +78,7 @@ mod random;
 mod report;
 mod schedule;
 mod specialisations;
+mod step_times;
 mod target;
 mod units;
 

@@ -1,4 +1,4 @@
-//! What a caller can ask of the compiler.
+//! Options of compilation.
 
 use crate::cost::Measured;
 use crate::ir::Bindings;
@@ -22,11 +22,11 @@ pub struct Options {
     pub devices: DeviceSet,
     /// Devices forced on nodes by regular expressions over their paths.
     pub pins: Vec<Pin>,
-    /// What to do when a requested device cannot run a node.
+    /// Treatment of nodes that the requested device cannot run.
     pub fallback: Fallback,
     /// Devices of all nodes, instead of a search for them.
     pub plan: Option<Plan>,
-    /// What devices are chosen for. For throughput, as many runs are kept in flight as the plan has under way at a time, where so many threads call
+    /// The aim of the placement. For throughput, as many runs are kept in flight as the plan has under way at a time, where so many threads call
     /// [`crate::Compiled::run`] at once.
     pub objective: Objective,
     /// Values of symbolic dims.
@@ -38,7 +38,7 @@ pub struct Options {
     /// Time for compiling one set of shapes after which nothing better is searched for: rules, fusions and placements found until then count, and a
     /// warning says where it stopped. `None`: searches end by number alone, so that results are the same on every machine.
     pub budget: Option<Duration>,
-    /// What products on GPUs may round their operands to.
+    /// Precision that products on GPUs may round their operands to.
     pub precision: Precision,
     /// Bytes of weights and memory plans that the code for all shapes of one model may hold together; beyond them, that of the shapes
     /// used longest ago is dropped, and compiled again when it is needed. Code for one shape is held whatever its size.
@@ -57,13 +57,13 @@ pub struct Options {
     /// The driver's numbers of `/device:GPU:0` and so on; a number may be there more than once, which gives logical devices that share a GPU.
     /// Empty: as the driver numbers them.
     pub gpus: Vec<u32>,
-    /// Which forms kernels on GPUs get where they can have several.
+    /// Choice among the variants of kernels on GPUs.
     pub tuning: Tuning,
     /// Who reduces over GPUs.
     pub all_reduce: AllReduce,
     /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
     pub check: bool,
-    /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
+    /// Keep the results of every stage, for [`crate::pipeline::Lowered::text`]. Otherwise weights are released as soon as they are packed.
     pub keep_stages: bool,
 }
 
@@ -120,14 +120,14 @@ impl Default for Tuning {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllReduce {
-    /// NCCL where it is found and gives what the interpreter gives, but for the order of a sum; else as [`AllReduce::Exchange`].
+    /// NCCL where it is found and computes as the interpreter does, but for the order of a sum; else as [`AllReduce::Exchange`].
     #[default]
     Auto,
     /// The devices themselves, each a share of the elements, in the order of the operands.
     Exchange,
 }
 
-/// What the operands of `f32` products, convolutions and attentions on GPUs are rounded to; they are summed in `f32` whatever it is. CPUs always
+/// Precision of the operands of `f32` products, convolutions and attentions on GPUs; they are summed in `f32` in any case. CPUs always
 /// compute in the model's own precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -182,7 +182,7 @@ pub struct DimRange {
 }
 
 impl DimRange {
-    /// Whether a size is in the range.
+    /// True when a size is in the range.
     pub fn contains(self, size: usize) -> bool {
         (self.min..=self.max).contains(&size)
     }

@@ -1,4 +1,4 @@
-//! The compile report: what each stage did and how long it took.
+//! The compile report: work and time of each stage.
 
 use crate::codegen::forms::Choice;
 use crate::cost::Nanos;
@@ -44,16 +44,16 @@ passes! {
     Codegen "codegen";
 }
 
-/// What compilation did.
+/// Work, choices and times of a compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Time of each pass in ns, in the order of their first runs.
     pub passes: Vec<(Pass, u64)>,
-    /// What rewriting did.
+    /// Rules and costs of rewriting.
     pub rewrite: rewrite::Report,
     /// Products that compute in a lower precision than the model's, and which; none where none was asked for.
     pub lowered: Option<(Precision, usize)>,
-    /// What grouping did.
+    /// Kernels and bytes before and after fusion.
     pub cluster: cluster::Report,
     /// Things the user should know although compilation went on, e.g. a soft-placement downgrade.
     pub warnings: Vec<String>,
@@ -158,67 +158,85 @@ impl Report {
     /// Text for people: 1 = stages and times, 2 = rewrites, 3 = kernels and missed fusions.
     pub fn text(&self, verbosity: u8) -> String {
         let mut out = String::new();
-        let total: u64 = self.passes.iter().map(|(_, ns)| ns).sum();
-        for (pass, ns) in &self.passes {
-            let _ = writeln!(out, "{:<12} {}", pass.name(), time_ns(*ns));
-        }
-        let _ = writeln!(out, "{:<12} {}", "total", time_ns(total));
-        let c = &self.cluster;
-        let kernels: usize = c.kernels.values().sum();
-        let _ = writeln!(out, "kernels      {} -> {kernels}", c.ops_before);
-        let _ = writeln!(
-            out,
-            "bytes moved  {} -> {}",
-            size(c.bytes_before),
-            size(c.bytes_after)
-        );
-        if let Some((precision, n)) = self.lowered {
-            let _ = writeln!(
-                out,
-                "precision    {precision} for {} products",
-                count(n as u64)
-            );
-        }
-        if let Some(f) = &c.fused {
-            let _ = writeln!(
-                out,
-                "predicted    {} -> {}",
-                time_ns(f.before.0),
-                time_ns(f.after.0)
-            );
-        }
-        for (device, arena, least) in &self.arenas {
-            let _ = writeln!(
-                out,
-                "{device}  arena {}  (least possible {})",
-                size(*arena as u64),
-                size(*least as u64)
-            );
-        }
-        let _ = writeln!(out, "constants    {}", size(self.constant_bytes as u64));
-        for fallback in &self.fallbacks {
-            let _ = writeln!(out, "fallback     {fallback}");
-        }
-        for note in &self.notes {
-            let _ = writeln!(out, "note         {note}");
-        }
+        self.write_times(&mut out);
+        self.write_sizes(&mut out);
+        self.write_remarks(&mut out);
         if verbosity >= 2 {
-            let _ = writeln!(out, "{}", self.rewrite);
-            if let Some(f) = &c.fused {
-                let _ = write!(out, "{}", f.phase);
-            }
+            self.write_rewrites(&mut out);
         }
         if verbosity >= 3 {
-            for (kind, n) in &c.kernels {
-                let _ = writeln!(out, "{:>6}  {kind:?} kernels", count(*n as u64));
-            }
-            for choice in &self.choices {
-                let _ = writeln!(out, "{}: {choice}", choice.kernel);
-            }
-            for (node, reason) in &c.missed {
-                let _ = writeln!(out, "not fused: {}: {reason}", printable(node));
-            }
+            self.write_kernels(&mut out);
         }
         out
     }
+
+    fn write_times(&self, out: &mut String) {
+        for (pass, ns) in &self.passes {
+            row(out, pass.name(), time_ns(*ns));
+        }
+        let total: u64 = self.passes.iter().map(|(_, ns)| ns).sum();
+        row(out, "total", time_ns(total));
+    }
+
+    fn write_sizes(&self, out: &mut String) {
+        let c = &self.cluster;
+        let n_kernels: usize = c.kernels.values().sum();
+        let (before, after) = (size(c.bytes_before), size(c.bytes_after));
+        row(
+            out,
+            "kernels",
+            format_args!("{} -> {n_kernels}", c.ops_before),
+        );
+        row(out, "bytes moved", format_args!("{before} -> {after}"));
+        if let Some((precision, n)) = self.lowered {
+            let n = count(n as u64);
+            row(
+                out,
+                "precision",
+                format_args!("{precision} for {n} products"),
+            );
+        }
+        if let Some(f) = &c.fused {
+            let (before, after) = (time_ns(f.before.0), time_ns(f.after.0));
+            row(out, "predicted", format_args!("{before} -> {after}"));
+        }
+        for (device, arena, least) in &self.arenas {
+            let (arena, least) = (size(*arena as u64), size(*least as u64));
+            let _ = writeln!(out, "{device}  arena {arena}  (least possible {least})");
+        }
+        row(out, "constants", size(self.constant_bytes as u64));
+    }
+
+    fn write_remarks(&self, out: &mut String) {
+        for fallback in &self.fallbacks {
+            row(out, "fallback", fallback);
+        }
+        for note in &self.notes {
+            row(out, "note", note);
+        }
+    }
+
+    fn write_rewrites(&self, out: &mut String) {
+        let _ = writeln!(out, "{}", self.rewrite);
+        if let Some(f) = &self.cluster.fused {
+            let _ = write!(out, "{}", f.phase);
+        }
+    }
+
+    fn write_kernels(&self, out: &mut String) {
+        for (kind, n) in &self.cluster.kernels {
+            let _ = writeln!(out, "{:>6}  {kind:?} kernels", count(*n as u64));
+        }
+        for choice in &self.choices {
+            let _ = writeln!(out, "{}: {choice}", choice.kernel);
+        }
+        for (node, reason) in &self.cluster.missed {
+            let _ = writeln!(out, "not fused: {}: {reason}", printable(node));
+        }
+    }
+}
+
+/// A line of the table: its label in 12 columns, and its value. Writing to a string does not fail.
+fn row(out: &mut String, label: &str, value: impl fmt::Display) {
+    let _ = writeln!(out, "{label:<12} {value}");
 }

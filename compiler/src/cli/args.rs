@@ -30,22 +30,22 @@ pub struct CompileArgs {
     /// Run the nodes whose path matches the regular expression on a device.
     #[arg(long, value_name = "REGEX=DEVICE")]
     pub pin: Vec<String>,
-    /// Devices of all nodes, and what runs again or is parked, from a file that `place --plan-out` wrote.
+    /// Devices of all nodes, and the nodes that are rematerialised or offloaded, from a file that `place --plan-out` wrote.
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// What devices are chosen for. Of a model's runs, `throughput` keeps several in flight, where they are started side by side, as `bench` does.
+    /// The aim of the placement. `throughput` keeps several runs of a model in flight, where they are started side by side, as `bench` does.
     #[arg(long, value_enum, default_value = "latency")]
     pub objective: Objective,
     /// Runs of the stream that `--objective throughput` is for.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     pub samples: u64,
-    /// What to do when a requested device cannot run a node.
+    /// Treatment of nodes that the requested device cannot run.
     #[arg(long, value_enum, default_value = "error")]
     pub fallback: FallbackArg,
     /// Print the device of every op, and the requests that were let go.
     #[arg(long)]
     pub log_device_placement: bool,
-    /// Memory limit of a device, in bytes or as a share of what it has, e.g. `cpu:0=512MiB` or `gpu:0=40%`.
+    /// Memory limit of a device, in bytes or as a share of its own, e.g. `cpu:0=512MiB` or `gpu:0=40%`.
     #[arg(long, value_name = "DEVICE=SIZE|SHARE%")]
     pub mem: Vec<String>,
     /// Sizes of symbolic dims.
@@ -54,7 +54,7 @@ pub struct CompileArgs {
     /// 0: one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub opt_level: u8,
-    /// Time after which nothing better is searched for, e.g. `10s` or `250ms`: what was found until then counts.
+    /// Time limit of the search for better code, e.g. `10s` or `250ms`: the best until then counts.
     #[arg(long, value_name = "TIME")]
     pub budget: Option<String>,
     /// The CPU that code is made for: native, x86-64-v2, x86-64-v3 or x86-64-v4.
@@ -66,7 +66,7 @@ pub struct CompileArgs {
     /// GPUs that CUDA code is made for: `sm_80`, `sm_90a`. By default each GPU's own, `sm_80` without one.
     #[arg(long, value_name = "ARCH")]
     pub gpu_arch: Option<String>,
-    /// What products on GPUs round their operands to: f32 (nothing), tf32, bf16 or f16. Sums are f32 in any case.
+    /// Operands of products on GPUs are rounded to this dtype: f32 (not at all), tf32, bf16 or f16. Sums are f32 in any case.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub precision: String,
     /// Time the forms that kernels can have on their GPUs, and keep the fastest in the cache folder. Those of earlier times count in any case.
@@ -170,7 +170,7 @@ impl FallbackArg {
 /// `--all-reduce`.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum AllReduceArg {
-    /// NCCL, where it is found and gives what it should but for the order of a sum.
+    /// NCCL, where it is found and its results are right but for the order of a sum.
     Auto,
     /// The GPUs themselves, in the order of the operands.
     Exchange,

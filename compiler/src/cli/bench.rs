@@ -6,7 +6,7 @@ use super::output::{self, errln, outln};
 use super::{load, parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
-use crate::compiled::{Compiled, Executable, StepTime, compile};
+use crate::compiled::{Compiled, Executable, compile};
 use crate::cost::Measured;
 use crate::cost::measured::MAX_RECENT;
 use crate::cost::store;
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::place::{Objective, Replacement};
 use crate::report::{Fallback, Report};
+use crate::step_times::StepTime;
 use crate::units::{plural, printable, size, time_ns};
 use clap::Args;
 use serde_json::{Value, json};
@@ -237,6 +238,21 @@ fn print_profile(steps: &[StepTime]) {
 /// Measures after a warm-up of a tenth of the duration, with as many runs in flight as there can be.
 fn measure(args: &BenchArgs, p: &Prepared) -> Result<Times> {
     let (executable, inputs) = (&p.executable, &p.inputs.tensors);
+    let mut lanes = warmed_up(args, p)?;
+    let started = Instant::now();
+    let until = match args.iters {
+        Some(n) => Until::count(n),
+        None => Until::elapsed(args.duration),
+    };
+    let mut sorted = run_lanes(executable, inputs, &mut lanes, &until)?;
+    let total = started.elapsed().as_nanos() as u64;
+    sorted.sort_unstable();
+    Ok(Times { sorted, total })
+}
+
+/// Results of first runs, which later ones overwrite, for each run that can be in flight.
+fn warmed_up(args: &BenchArgs, p: &Prepared) -> Result<Vec<Vec<Tensor>>> {
+    let (executable, inputs) = (&p.executable, &p.inputs.tensors);
     executable.run(inputs)?;
     if args.profile {
         executable.start_profile()?;
@@ -249,15 +265,7 @@ fn measure(args: &BenchArgs, p: &Prepared) -> Result<Times> {
         let until = Until::elapsed(args.duration / 10);
         run_lanes(executable, inputs, &mut lanes, &until)?;
     }
-    let started = Instant::now();
-    let until = match args.iters {
-        Some(n) => Until::count(n),
-        None => Until::elapsed(args.duration),
-    };
-    let mut sorted = run_lanes(executable, inputs, &mut lanes, &until)?;
-    let total = started.elapsed().as_nanos() as u64;
-    sorted.sort_unstable();
-    Ok(Times { sorted, total })
+    Ok(lanes)
 }
 
 /// The end of a measurement, which its threads share.

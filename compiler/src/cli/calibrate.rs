@@ -1,4 +1,4 @@
-//! `gristmill calibrate`, and what other verbs take from the cache folder.
+//! `gristmill calibrate`, and the measurements in the cache folder that other verbs use.
 
 use super::output::{self, outln};
 use super::{args, load, print_json};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Arguments of `calibrate`.
 #[derive(Args)]
 pub struct CalibrateArgs {
-    /// What is measured: `cpu:1` for this machine's CPU, `gpu:2` for its first two GPUs and the links to and between them, or both.
+    /// Devices to measure: `cpu:1` for this machine's CPU, `gpu:2` for its first two GPUs and the links to and between them, or both.
     #[arg(long, default_value = "cpu:1", value_name = "LIST")]
     devices: String,
     /// Write the profile here, as `--target` takes it, and leave the cache alone.
@@ -36,45 +36,51 @@ pub struct CalibrateArgs {
 
 /// Runs the verb.
 pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
-    let n_threads = args.threads.map_or_else(cpu::n_cores, usize::from);
-    let set = args::devices(&args.devices, n_threads)?;
-    let n_gpus = n_gpus(&set)?;
-    let has_cpu = set.devices.iter().any(|d| d.name.kind == DeviceKind::Cpu);
-    // The folder is looked for before anything is measured.
-    let folder = match &args.output {
-        Some(_) => PathBuf::new(),
-        None => store::folder().ok_or_else(|| {
-            Error::invalid("there is no cache folder")
-                .hint("-o FILE, or GRISTMILL_CACHE_DIR with a folder")
-        })?,
-    };
+    // A missing folder is an error before anything is measured.
+    let folder = cache_folder(args)?;
     let mut report = Report::new(args.json);
-    let cpu = match has_cpu {
-        true => Some(calibrate::calibrate(
-            &machine(),
-            n_threads,
-            Effort::default(),
-        )?),
-        false => None,
-    };
-    cpu.iter().for_each(|made| report.cpu(made));
-    let known = cpu.clone().or_else(calibration);
-    let gpus = match n_gpus {
-        0 => None,
-        n => Some(calibrate_gpus(n, n_threads, known.as_ref())?),
-    };
-    gpus.iter().for_each(|made| report.gpus(made));
+    let (made, known) = measure(args, &mut report)?;
     let written = match &args.output {
         Some(path) => {
-            let cpu_alone = || known.map(|c| c.target_text()).unwrap_or_default();
-            let text = gpus.map_or_else(cpu_alone, |made| made.to_text());
-            load::write(path, &text)?;
+            load::write(path, &made.target_text(known))?;
             vec![path.clone()]
         }
-        None => keep(&folder, cpu.as_ref(), gpus.as_ref())?,
+        None => made.keep(&folder)?,
     };
     report.finish(&written);
     Ok(())
+}
+
+/// Measures the devices of the flags. Returns the CPU's calibration as well, of now or of earlier.
+fn measure(args: &CalibrateArgs, report: &mut Report) -> Result<(Made, Option<Calibration>)> {
+    let n_threads = args.threads.map_or_else(cpu::n_cores, usize::from);
+    let set = args::devices(&args.devices, n_threads)?;
+    let n_gpus = n_gpus(&set)?;
+    let mut made = Made::default();
+    if set.devices.iter().any(|d| d.name.kind == DeviceKind::Cpu) {
+        let cpu = calibrate::calibrate(&machine(), n_threads, Effort::default())?;
+        report.cpu(&cpu);
+        made.cpu = Some(cpu);
+    }
+    let known = made.cpu.clone().or_else(calibration);
+    if n_gpus > 0 {
+        let gpus = calibrate_gpus(n_gpus, n_threads, known.as_ref())?;
+        report.gpus(&gpus);
+        made.gpus = Some(gpus);
+    }
+    Ok((made, known))
+}
+
+/// The cache folder, unless a file is written instead.
+fn cache_folder(args: &CalibrateArgs) -> Result<PathBuf> {
+    let folder = match &args.output {
+        Some(_) => Some(PathBuf::new()),
+        None => store::folder(),
+    };
+    folder.ok_or_else(|| {
+        Error::invalid("there is no cache folder")
+            .hint("-o FILE, or GRISTMILL_CACHE_DIR with a folder")
+    })
 }
 
 /// Number of GPUs to measure: those up to the last that is named. Errors for emulated ones.
@@ -102,22 +108,35 @@ fn calibrate_gpus(n: usize, n_threads: usize, cpu: Option<&Calibration>) -> Resu
     gpus::calibrate(&machine(), n, &host, link, Effort::default())
 }
 
-/// Writes calibrations to the cache folder. Returns their files.
-fn keep(
-    folder: &Path,
-    cpu: Option<&Calibration>,
-    gpus: Option<&GpuCalibration>,
-) -> Result<Vec<PathBuf>> {
-    let mut written = Vec::new();
-    if let Some(made) = cpu {
-        written.push(calibrate::path(folder));
-        store::replace(&calibrate::path(folder), &made.to_text())?;
+/// Calibrations made now.
+#[derive(Default)]
+struct Made {
+    cpu: Option<Calibration>,
+    gpus: Option<GpuCalibration>,
+}
+
+impl Made {
+    /// A profile for `--target`: of the GPUs and their host, or else of the CPU, measured now or known from earlier.
+    fn target_text(&self, known: Option<Calibration>) -> String {
+        match &self.gpus {
+            Some(gpus) => gpus.to_text(),
+            None => known.map(|c| c.target_text()).unwrap_or_default(),
+        }
     }
-    if let Some(made) = gpus {
-        written.push(gpus::path(folder));
-        store::replace(&gpus::path(folder), &made.to_text())?;
+
+    /// Writes them to the cache folder. Returns their files.
+    fn keep(&self, folder: &Path) -> Result<Vec<PathBuf>> {
+        let mut written = Vec::new();
+        if let Some(cpu) = &self.cpu {
+            written.push(calibrate::path(folder));
+            store::replace(&calibrate::path(folder), &cpu.to_text())?;
+        }
+        if let Some(gpus) = &self.gpus {
+            written.push(gpus::path(folder));
+            store::replace(&gpus::path(folder), &gpus.to_text())?;
+        }
+        Ok(written)
     }
-    Ok(written)
 }
 
 /// Rates, for people as they are measured, or for machines at the end.

@@ -160,17 +160,22 @@ fn print_table(capabilities: &Capabilities) {
     let occurs = |t: &Treatment| rows.values().any(|o| o.nodes.contains_key(t));
     let columns: Vec<Treatment> = Treatment::ALL.into_iter().filter(occurs).collect();
     let width = rows.keys().map(String::len).max().unwrap_or(0).max(8);
-    let heads = columns.iter().map(|t| cell(t.name()));
-    outln!("  {:<width$}{}", "operator", heads.collect::<String>());
-    for (name, o) in rows {
-        let counts = columns.iter().map(|t| o.nodes.get(t));
-        let cells = counts.map(|n| cell(&n.map_or(String::new(), usize::to_string)));
-        let name = printable(name);
-        outln!("  {name:<width$}{}", cells.collect::<String>());
+    let heads: String = columns.iter().map(|t| cell(t.name())).collect();
+    outln!("  {:<width$}{heads}", "operator");
+    for (name, operator) in rows {
+        let (name, counts) = (printable(name), counts(operator, &columns));
+        outln!("  {name:<width$}{counts}");
     }
     if columns.contains(&Treatment::Fallback) {
         print_fallbacks(capabilities);
     }
+}
+
+/// Cells of the row of an operator: its nodes by treatment.
+fn counts(operator: &OperatorReport, columns: &[Treatment]) -> String {
+    let counts = columns.iter().map(|t| operator.nodes.get(t));
+    let cells = counts.map(|n| cell(&n.map_or(String::new(), usize::to_string)));
+    cells.collect()
 }
 
 fn cell(text: &str) -> String {

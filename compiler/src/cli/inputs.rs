@@ -5,7 +5,6 @@ use super::output::errln;
 use crate::compiled::{Compiled, InputShapes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Graph, Node, Op, ScalarOp, Type};
-use crate::nearest::unknown;
 use crate::rng::Rng;
 use crate::units::printable;
 use crate::{DType, Tensor};
@@ -115,15 +114,11 @@ fn given(args: &InputArgs, compiled: &Compiled) -> Result<BTreeMap<String, Tenso
         None => Vec::new(),
     };
     for flag in &args.input {
-        let (name, path) = flag
-            .split_once('=')
-            .ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
-        input_type(compiled, name)?;
-        list.push((name.to_owned(), Tensor::from_npy(path)?));
+        list.push(named_file(flag, compiled)?);
     }
     let mut given = BTreeMap::new();
     for (name, tensor) in list {
-        let tensor = as_declared(tensor, input_type(compiled, &name)?)?;
+        let tensor = as_declared(tensor, compiled.input_type(&name)?)?;
         compiled.check_input(&name, &tensor)?;
         if given.insert(name.clone(), tensor).is_some() {
             return Err(Error::invalid(format!("input {name:?} is given twice")));
@@ -132,13 +127,13 @@ fn given(args: &InputArgs, compiled: &Compiled) -> Result<BTreeMap<String, Tenso
     Ok(given)
 }
 
-/// Declared type of an input.
-fn input_type<'c>(compiled: &'c Compiled, name: &str) -> Result<&'c Type> {
-    let found = compiled.inputs().iter().find(|(known, _)| known == name);
-    found.map(|(_, ty)| ty).ok_or_else(|| {
-        let known = compiled.inputs().iter().map(|(name, _)| name.as_str());
-        Error::invalid(unknown("input", name, known))
-    })
+/// The input and the tensor of a flag `--input`.
+fn named_file(flag: &str, compiled: &Compiled) -> Result<(String, Tensor)> {
+    let (name, path) = flag
+        .split_once('=')
+        .ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
+    compiled.input_type(name)?;
+    Ok((name.to_owned(), Tensor::from_npy(path)?))
 }
 
 /// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.
@@ -274,20 +269,25 @@ fn input_range(flag: &str, compiled: &Compiled) -> Result<(usize, (f64, f64))> {
     let (name, range) = flag
         .rsplit_once('=')
         .ok_or_else(|| wrong("expected NAME=LOW..HIGH"))?;
-    let ty = input_type(compiled, name).map_err(|e| e.context("--input-range"))?;
+    let ty = compiled
+        .input_type(name)
+        .map_err(|e| e.context("--input-range"))?;
     let input = compiled.inputs().iter().position(|(n, _)| n == name);
-    let (low, high) = range
-        .split_once("..")
-        .and_then(|(low, high)| Some((low.parse::<f64>().ok()?, high.parse::<f64>().ok()?)))
-        .ok_or_else(|| wrong("expected two numbers, LOW..HIGH"))?;
+    let input = input.ok_or_else(|| Error::internal("an input has a type and no position"))?;
+    let (low, high) = two_numbers(range).ok_or_else(|| wrong("expected two numbers, LOW..HIGH"))?;
     if !holds(ty.dtype, low) || !holds(ty.dtype, high) {
         return Err(wrong(&format!("not a range of {} values", ty.dtype)));
     }
     if low > high {
         return Err(wrong("the range is empty").hint("the smaller number first"));
     }
-    let input = input.ok_or_else(|| Error::internal("an input has a type and no position"))?;
     Ok((input, (low, high)))
+}
+
+/// `-1..0.5`.
+fn two_numbers(range: &str) -> Option<(f64, f64)> {
+    let (low, high) = range.split_once("..")?;
+    Some((low.parse().ok()?, high.parse().ok()?))
 }
 
 /// True when a dtype has a number: whole for integers, and in a range in which every whole number is exact.

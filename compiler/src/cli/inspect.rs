@@ -5,7 +5,7 @@ use super::output::outln;
 use super::{load, print_json};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph, Op, Type};
+use crate::ir::{Bindings, Graph, Op, Type, ValueId};
 use crate::nearest::unknown;
 use crate::onnx::{InputInfo, Summary};
 use crate::units::{count, printable, size};
@@ -67,32 +67,44 @@ fn bind(summary: &mut Summary, dims: &Bindings) -> Result<()> {
 
 /// The same facts of a graph in text form.
 fn summary_of(g: &Graph) -> Summary {
-    let info = |name: &str, v| InputInfo {
-        name: name.to_owned(),
-        ty: Some(g.ty(v).clone()),
-    };
-    let (mut n_parameters, mut parameter_bytes) = (0, 0);
     let mut op_counts = BTreeMap::new();
     for (_, node) in g.nodes() {
         *op_counts.entry(node.op.name().to_owned()).or_default() += 1;
-        if let Op::Constant { value } = &node.op {
-            n_parameters += value.len() as u64;
-            parameter_bytes += value.size_bytes() as u64;
-        }
     }
-    let inputs = g.inputs.iter().zip(&g.input_names);
+    let (n_parameters, parameter_bytes) = parameters(g);
+    let inputs = g.input_names.iter().zip(&g.inputs);
+    let outputs = g.outputs.iter().map(|o| (&o.name, &o.value));
     Summary {
         name: g.name.clone(),
         producer: String::new(),
         ir_version: 0,
         opsets: BTreeMap::new(),
-        inputs: inputs.map(|(&v, n)| info(n, v)).collect(),
-        outputs: g.outputs.iter().map(|o| info(&o.name, o.value)).collect(),
+        inputs: inputs.map(|(name, v)| value_of(g, name, *v)).collect(),
+        outputs: outputs.map(|(name, v)| value_of(g, name, *v)).collect(),
         n_parameters,
         parameter_bytes,
         op_counts,
         n_functions: 0,
     }
+}
+
+fn value_of(g: &Graph, name: &str, v: ValueId) -> InputInfo {
+    InputInfo {
+        name: name.to_owned(),
+        ty: Some(g.ty(v).clone()),
+    }
+}
+
+/// Number and bytes of the elements of constants.
+fn parameters(g: &Graph) -> (u64, u64) {
+    let (mut n, mut bytes) = (0, 0);
+    for (_, node) in g.nodes() {
+        if let Op::Constant { value } = &node.op {
+            n += value.len() as u64;
+            bytes += value.size_bytes() as u64;
+        }
+    }
+    (n, bytes)
 }
 
 fn print(s: &Summary) {
@@ -106,10 +118,15 @@ fn print(s: &Summary) {
     s.outputs.iter().for_each(|o| print_value("output", o));
     let (parameters, bytes) = (count(s.n_parameters), size(s.parameter_bytes));
     outln!("parameters {parameters}  ({bytes})");
-    let mut ops: Vec<(&String, &usize)> = s.op_counts.iter().collect();
-    ops.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    let n_nodes = ops.iter().map(|(_, n)| **n as u64).sum();
+    print_ops(&s.op_counts);
+}
+
+/// The number of all nodes, then of each op, most frequent first.
+fn print_ops(counts: &BTreeMap<String, usize>) {
+    let n_nodes = counts.values().map(|&n| n as u64).sum();
     outln!("nodes {}", count(n_nodes));
+    let mut ops: Vec<(&String, &usize)> = counts.iter().collect();
+    ops.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
     for (name, n) in ops {
         outln!("  {n:>6}  {}", printable(name));
     }

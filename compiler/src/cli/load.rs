@@ -29,7 +29,7 @@ pub fn model(path: &Path) -> Result<Source> {
     Ok(Source::Onnx(Arc::new(onnx::load(path)?)))
 }
 
-/// Writes a file as a whole: a failure leaves what was there.
+/// Writes a file as a whole: after a failure the earlier one is still there.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     files::replace(path, |file| file.write_all(text.as_bytes())).map_err(|e| file_error(path, e))
 }

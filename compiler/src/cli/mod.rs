@@ -58,7 +58,7 @@ enum Verb {
     Dump(dump::DumpArgs),
     /// Time repeated runs.
     Bench(bench::BenchArgs),
-    /// Explain which device runs what.
+    /// Explain the device of each node.
     Place(place::PlaceArgs),
     /// Measure this machine's CPU once, so that predicted times are its own.
     Calibrate(calibrate::CalibrateArgs),

@@ -32,16 +32,13 @@ impl NodeFilter {
         while !rest.is_empty() {
             let (entry, after) = rest.split_at(entry_length(rest));
             rest = after;
-            let is_head = entry.len() == 1 && entry[0].ends_with('{');
-            let is_end = entry[0].trim() == "}";
-            depth = depth + usize::from(is_head) - usize::from(is_end && depth > 0);
             let is_found = entry.iter().any(|line| self.matches(line));
-            let is_frame = is_head || is_end || depth == 0 && path(entry[0]).is_none();
             n_found += usize::from(is_found);
-            if is_found || is_frame {
+            if is_found || is_frame(entry, depth) {
                 shown += &entry.join("\n");
                 shown.push('\n');
             }
+            depth = depth_after(entry, depth);
         }
         match n_found {
             0 => Err(self.not_found(&lines)),
@@ -86,6 +83,28 @@ fn entry_length(lines: &[&str]) -> usize {
         }
     }
     lines.len()
+}
+
+/// True for heads and ends of graphs, and for lines outside of them that are about no node.
+fn is_frame(entry: &[&str], depth: usize) -> bool {
+    let [line] = entry else { return false };
+    is_head(line) || is_end(line) || depth == 0 && path(line).is_none()
+}
+
+fn depth_after(entry: &[&str], depth: usize) -> usize {
+    match entry {
+        [line] if is_head(line) => depth + 1,
+        [line] if is_end(line) => depth.saturating_sub(1),
+        _ => depth,
+    }
+}
+
+fn is_head(line: &str) -> bool {
+    line.ends_with('{')
+}
+
+fn is_end(line: &str) -> bool {
+    line.trim() == "}"
 }
 
 /// Path of the node that a line is about, as it is printed: `%1: f32[2] = neg(%0) @ "/a"`, or `s0 = gm_copy(b0) -> b1  // /a`.

@@ -87,7 +87,7 @@ pub fn unescaped(lines: &str) {
     }
 }
 
-/// Writes out all results. Called at the end, since what is buffered is otherwise lost without a word.
+/// Writes out all results. Called at the end, since buffered ones are otherwise lost without a word.
 pub fn flush() {
     if let Err(e) = io::stdout().flush() {
         stop(&e);

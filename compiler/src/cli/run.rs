@@ -173,38 +173,42 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
     let Some(folder) = &args.inputs.test_data else {
         return Ok(());
     };
-    let expected = load::test_data(folder, "output")?;
-    if expected.is_empty() {
-        return Err(Error::invalid(format!(
-            "{}: there is no output_0.pb to compare with",
-            folder.display()
-        )));
-    }
     let mut failed = Vec::new();
-    for (i, (name, want)) in expected.iter().enumerate() {
-        let named = outputs.get(name);
-        let got = named.or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
-        let got = got.ok_or_else(|| {
-            Error::invalid(format!(
-                "expected output {name:?} is not an output of the model"
-            ))
-        })?;
-        let comparison = compare(args, want, got);
+    for (i, (name, want)) in expected(folder)?.iter().enumerate() {
+        let comparison = compare(args, want, expected_output(outputs, i, name)?);
         if !args.json {
             outln!("{}: {comparison}", printable(name));
         }
         if !comparison.ok {
-            failed.push(printable(name));
+            failed.push(printable(name).into_owned());
         }
     }
     if failed.is_empty() {
         return Ok(());
     }
     let failed = failed.join(", ");
-    Err(Error::new(
-        ErrorKind::Mismatch,
-        format!("outputs differ from the expected ones: {failed}"),
-    ))
+    let message = format!("outputs differ from the expected ones: {failed}");
+    Err(Error::new(ErrorKind::Mismatch, message))
+}
+
+fn expected(folder: &Path) -> Result<Vec<(String, Tensor)>> {
+    let expected = load::test_data(folder, "output")?;
+    if expected.is_empty() {
+        let folder = folder.display();
+        let message = format!("{folder}: there is no output_0.pb to compare with");
+        return Err(Error::invalid(message));
+    }
+    Ok(expected)
+}
+
+/// The output of a name; files without one stand for the outputs in order.
+fn expected_output<'o>(outputs: &'o Outputs, i: usize, name: &str) -> Result<&'o Tensor> {
+    let in_order = || outputs.iter().nth(i).map(|(_, t)| t);
+    outputs.get(name).or_else(in_order).ok_or_else(|| {
+        Error::invalid(format!(
+            "expected output {name:?} is not an output of the model"
+        ))
+    })
 }
 
 fn compare(args: &RunArgs, want: &Tensor, got: &Tensor) -> Comparison {
@@ -224,18 +228,19 @@ fn accuracy(outputs: &Outputs, path: &Path) -> Result<(usize, usize)> {
         .ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
     let n_classes = scores.shape().last().copied().unwrap_or(0);
     if n_classes == 0 || scores.len() / n_classes != labels.len() {
-        return Err(Error::invalid(format!(
-            "{}: {} labels do not fit output {name:?} of shape {:?}",
-            path.display(),
-            labels.len(),
-            scores.shape()
-        )));
+        let (path, n, shape) = (path.display(), labels.len(), scores.shape());
+        let message = format!("{path}: {n} labels do not fit output {name:?} of shape {shape:?}");
+        return Err(Error::invalid(message));
     }
-    let n_right = with_dtype!(scores.dtype(), T => {
-        let rows = scores.as_slice::<T>().chunks(n_classes).zip(&labels);
-        rows.filter(|(row, label)| arg_max(row) as f64 == **label).count()
-    });
+    let n_right =
+        with_dtype!(scores.dtype(), T => n_right(scores.as_slice::<T>(), n_classes, &labels));
     Ok((n_right, labels.len()))
+}
+
+fn n_right<T: Element>(scores: &[T], n_classes: usize, labels: &[f64]) -> usize {
+    let rows = scores.chunks(n_classes).zip(labels);
+    let right = rows.filter(|(row, label)| arg_max(row) as f64 == **label);
+    right.count()
 }
 
 /// Position of the first largest element; NaN is never the largest.
