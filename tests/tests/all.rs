@@ -1,5 +1,6 @@
 //! Black-box tests: one binary of modules.
 
+mod api;
 mod cli;
 mod cuda;
 mod cuda_calls;
