@@ -3,7 +3,7 @@
 use super::dim::Dim;
 use super::ops::{Op, ReduceKind};
 
-/// How a transpose of operands passes an op.
+/// Passage of a transpose of operands through an op.
 #[derive(Clone, Copy)]
 pub enum Axes {
     /// It stops at the op.

@@ -178,7 +178,7 @@ impl GraphBuilder {
         Ok(results)
     }
 
-    /// Gives the last node what the open scopes ask for.
+    /// Gives the last node the requests of the open scopes.
     fn apply_scopes(&mut self) -> Result<()> {
         let last = NodeId(self.graph.n_nodes() as u32 - 1);
         let node = self.graph.node(last);

@@ -1,8 +1,8 @@
 //! Values of constants: held in memory, or made from a file and other constants when they are needed.
 //!
-//! Large weights pass through the compiler without their elements: what folding does to them (a transpose, a factor, a
+//! Large weights pass through the compiler without their elements: the ops that folding applies to them (a transpose, a factor, a
 //! concatenation) is noted down, and done when code generation packs the result. So one weight is in memory at a time,
-//! besides what the program keeps.
+//! besides those that the program keeps.
 
 use super::ops::Op;
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ struct Deferred {
     shape: Vec<usize>,
     source: Source,
     n_ops: usize,
-    /// What was made last: shared while somebody holds it.
+    /// The tensor made last: shared while somebody holds it.
     made: Mutex<Option<WeakTensor>>,
 }
 
@@ -148,7 +148,7 @@ impl Deferred {
     }
 }
 
-/// Which constant one is: the same for clones, and for no other while it is kept.
+/// Identity of a constant: the same for clones, and for no other while it is kept.
 #[derive(Clone)]
 pub struct Identity(Weak<Repr>);
 
@@ -164,7 +164,7 @@ impl Hash for Identity {
     }
 }
 
-/// How a constant views another.
+/// View of another constant.
 pub enum Viewed<'a> {
     /// Axes permuted: axis `i` of the constant is axis `perm[i]` of the other.
     Transposed(&'a ConstData, &'a [usize]),
@@ -276,7 +276,7 @@ impl ConstData {
         }
     }
 
-    /// The tensor, made now if it is not in memory; what is made is not kept here, but shared while somebody keeps it.
+    /// The tensor, made now if it is not in memory; the made one is not kept here, but shared while somebody keeps it.
     ///
     /// Errors when a file cannot be read.
     pub fn tensor(&self) -> Result<Tensor> {
@@ -286,7 +286,7 @@ impl ConstData {
         }
     }
 
-    /// Which constant this is. Does not keep the elements.
+    /// Identity of the constant. Does not keep the elements.
     pub fn identity(&self) -> Identity {
         Identity(Arc::downgrade(&self.0))
     }
@@ -316,7 +316,7 @@ impl From<Tensor> for ConstData {
     }
 }
 
-/// Whether the interpreter takes the op for all operands that its type rule takes, with one result.
+/// True when the interpreter takes the op for all operands that its type rule takes, with one result.
 fn never_fails(op: &Op, dtype: DType) -> bool {
     match op {
         Op::Map(_) => dtype.is_float(),

@@ -94,7 +94,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What defines a value.
+/// Definition of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Def {
     /// The `n`th graph input.
@@ -108,7 +108,7 @@ pub enum Def {
 pub struct Value {
     /// Dtype and shape.
     pub ty: Type,
-    /// What defines it.
+    /// Definition.
     pub def: Def,
 }
 
@@ -127,12 +127,12 @@ pub struct Node {
     pub control: Vec<NodeId>,
     /// Where it comes from.
     pub origin: Origin,
-    /// What is asked of its device, or the placed one after placement.
+    /// Request for its device, or the placed one after placement.
     pub device: Requested,
 }
 
 impl Node {
-    /// Whether operand `i` only has to be made before this runs: it is not needed where this runs.
+    /// True when operand `i` only has to be made before this runs: it is not needed where this runs.
     pub fn only_orders(&self, i: usize) -> bool {
         matches!(self.op, Op::AllReduceRank { rank, .. } if rank != i)
     }
@@ -352,7 +352,7 @@ impl Graph {
         (0..self.values.len() as u32).for_each(|v| self.release_constant(ValueId::new(v)));
     }
 
-    /// Which nodes have a control edge or are named by one: passes neither join nor copy them, so that the order keeps its meaning.
+    /// Nodes that have a control edge or are named by one: passes neither join nor copy them, so that the order keeps its meaning.
     pub fn ordered(&self) -> Vec<bool> {
         let mut ordered = vec![false; self.nodes.len()];
         for (id, node) in self.nodes().filter(|(_, n)| !n.control.is_empty()) {

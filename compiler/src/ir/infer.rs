@@ -1,4 +1,4 @@
-//! Type rules: result types of each op from operand types. Messages say what was expected and what was found.
+//! Type rules: result types of each op from operand types. Messages name the expected and the found.
 
 use super::dim::Dim;
 use super::graph::Graph;

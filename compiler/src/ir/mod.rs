@@ -1,4 +1,23 @@
 //! The typed tensor IR: dims and types, the two op tables, graphs, and their text form.
+//!
+//! # How to add an op
+//!
+//! An element-wise op is one entry of [`scalar`], with its expansion or its primitive code. Any other
+//! op is six edits.
+//!
+//! 1. An entry of the table in [`ops`]: name, attributes, operands, class, and the columns. The class
+//!    decides the kind of cluster and of phase. [`work`] has arithmetic and [`axes`] transpositions
+//!    that entries share; an op whose axes move also joins the root of a `transpose-out-of-*` rule.
+//! 2. A type rule in `infer`, unless an existing one fits.
+//! 3. A reference evaluator in [`eval`].
+//! 4. Code for one element in `codegen::pull`, which the CPU and CUDA share. The compiler lists the
+//!    match. A precompiled kernel is a row of `cluster::coverage`, and can follow later.
+//! 5. A handler in `onnx::ops`.
+//! 6. Operands in `codegen::testing::cases`, from which both back ends are compared with the
+//!    evaluator, under the tolerance of the table.
+//!
+//! Missing cases and rules are named by tests, a missing evaluator, arithmetic or lowering by the
+//! compiler.
 
 #[doc(hidden)]
 pub mod attr;

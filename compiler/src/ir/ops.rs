@@ -15,7 +15,7 @@ use super::work::{Count, Sizes};
 use super::{axes, eval, infer, work};
 use gristmill_runtime::{DType, Tensor};
 
-/// What kind of work an op is; decides which kind of cluster can hold it.
+/// Kind of work of an op; decides the kind of cluster that can hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OpClass {
     /// Makes a value from nothing: constant, iota.
@@ -57,7 +57,7 @@ pub type Infer = fn(&Op, &[Type], &[Graph]) -> Result<Vec<Type>, String>;
 pub struct OpSpec {
     /// Text name.
     pub name: &'static str,
-    /// What it computes.
+    /// Definition of the results.
     pub doc: &'static str,
     /// Least and greatest number of operands.
     pub arity: (usize, usize),
@@ -113,7 +113,7 @@ macro_rules! attr_enum {
 }
 
 attr_enum! {
-    /// What a reduction computes.
+    /// Function of a reduction.
     ReduceKind {
         /// Sum.
         Sum "sum",
@@ -137,7 +137,7 @@ attr_enum! {
     }
 }
 attr_enum! {
-    /// How a scattered update joins what is there.
+    /// Function that joins a scattered update with the element that is there.
     ScatterKind {
         /// Replaces; of several updates of one element the last in row-major order wins.
         Set "set",
@@ -152,7 +152,7 @@ attr_enum! {
     }
 }
 attr_enum! {
-    /// What fills the border of a pad.
+    /// Elements of the border of a pad.
     PadMode {
         /// The scalar operand.
         Constant "constant",
@@ -174,7 +174,7 @@ attr_enum! {
     }
 }
 attr_enum! {
-    /// What a pooling window computes.
+    /// Function of a pooling window.
     PoolKind {
         /// Greatest; padding never wins.
         Max "max",
@@ -185,7 +185,7 @@ attr_enum! {
     }
 }
 attr_enum! {
-    /// What a cluster does; see DESIGN decision 3.
+    /// Kind of the op that decides how a cluster loops.
     ClusterKind {
         /// Element-wise over views.
         Map "map",
@@ -423,7 +423,7 @@ ops! {
         infer: infer::conv_transpose, eval: Tensors(eval::conv_transpose),
         work: work::conv_transpose, axes: Fixed, tolerance: ROUNDED,
     }
-    /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the input or its low padding are kept, and what sticks out of the padded input is not counted. A window over padding alone gives the least element, or a mean of NaN (0 for integers).
+    /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the input or its low padding are kept, and their part outside of the padded input is not counted. A window over padding alone gives the least element, or a mean of NaN (0 for integers).
     Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window {
         infer: infer::pool, eval: Tensors(eval::pool),
         work: work::pool, axes: Fixed, tolerance: ROUNDED,
@@ -448,7 +448,7 @@ ops! {
         infer: infer::cum_sum, eval: Tensors(eval::cum_sum),
         work: work::scan, axes: Leading(axes::lines), tolerance: ROUNDED,
     }
-    /// Operands: condition (`bool`, one element), then what both regions take. Region 0 runs when true, else region 1.
+    /// Operands: condition (`bool`, one element), then the operands of both regions. Region 0 runs when true, else region 1.
     If "if" 1..many Control {
         infer: infer::if_, eval: Evaluator::Branch,
         work: work::none, axes: Fixed, tolerance: EXACT,

@@ -16,7 +16,7 @@ use super::ops::Op;
 use super::types::Shape;
 use std::fmt::{self, Write};
 
-/// How to print.
+/// Options of printing.
 #[derive(Clone, Copy, Debug)]
 pub struct PrintOptions {
     /// Constants of more elements print as a length and checksum, and do not parse back.

@@ -49,7 +49,7 @@ impl Ord for AskedBy {
     }
 }
 
-/// What is asked of a node's device. Passes join only nodes of equal requests, and keep them.
+/// Request for a node's device. Passes join only nodes of equal requests, and keep them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceRequest {
     /// The devices that fit.
@@ -81,7 +81,7 @@ impl DeviceRequest {
         ))
     }
 
-    /// Whether nothing is asked for.
+    /// True when nothing is asked for.
     pub fn is_open(&self) -> bool {
         self.spec.is_open() && self.groups.is_empty()
     }

@@ -1,6 +1,6 @@
 //! Element-wise operations: one table, one meaning each.
 //!
-//! Primitive operations are what interpreter and backends implement. Composite ones (`relu`, `gelu`, ...) are defined
+//! Interpreter and back ends implement the primitive operations. Composite ones (`relu`, `gelu`, ...) are defined
 //! once, here, as a program over primitives ([`ScalarOp::expand`]); interpreter, Cranelift and CUDA texts derive from it.
 //! Arithmetic on `f16` and `bf16` is defined as: widen to `f32`, compute, round once; so primitives other than casts,
 //! comparisons of equal bits and selects never see half types.
@@ -45,7 +45,7 @@ impl fmt::Display for Real {
     }
 }
 
-/// Which dtypes the operands of an element-wise op may have.
+/// Dtypes that the operands of an element-wise op may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
     /// Floating point.

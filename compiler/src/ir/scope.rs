@@ -1,7 +1,7 @@
 //! Scopes of the graph builder: devices, colocation and order asked for all nodes that are added inside.
 //!
 //! They follow TensorFlow's: device scopes apply to a node when it is added, innermost first. A specification fills the fields that are still
-//! open, a function replaces what inner scopes gave, and [`DeviceScope::Clear`] keeps outer scopes away. Constants are not placed, so no
+//! open, a function replaces the result of inner scopes, and [`DeviceScope::Clear`] keeps outer scopes away. Constants are not placed, so no
 //! device scope sees them.
 
 use super::builder::GraphBuilder;
@@ -24,18 +24,18 @@ pub struct NewNode<'a> {
     pub origin: &'a str,
     /// Types of its results.
     pub results: &'a [Type],
-    /// What inner scopes ask for.
+    /// Request of the inner scopes.
     pub device: &'a DeviceSpec,
 }
 
 /// Gives the device of a node; the answer replaces [`NewNode::device`], so a function merges itself where it wants to.
 pub type DeviceFunction = Box<dyn FnMut(NewNode<'_>) -> Result<DeviceSpec> + Send>;
 
-/// What a device scope asks for. Texts such as `"/gpu:1"` convert.
+/// Request of a device scope. Texts such as `"/gpu:1"` convert.
 pub enum DeviceScope {
     /// Fills the fields that inner scopes left open.
     Spec(DeviceSpec),
-    /// Replaces what inner scopes asked for.
+    /// Replaces the request of inner scopes.
     Function(DeviceFunction),
     /// Outer scopes are ignored.
     Clear,
@@ -96,12 +96,12 @@ impl Scopes {
         ScopeToken(self.next_token)
     }
 
-    /// Whether a scope is open.
+    /// True while a scope is open.
     pub(super) fn is_any(&self) -> bool {
         !self.frames.is_empty()
     }
 
-    /// What the scopes ask of a new node whose request so far is open.
+    /// Request of the scopes for a new node whose own is still open.
     pub(super) fn request(&mut self, node: NewNode<'_>) -> Result<DeviceRequest> {
         let mut request = DeviceRequest {
             groups: self.groups(),
@@ -179,7 +179,7 @@ fn place_of(at: &Location<'_>) -> String {
 
 /// The scopes. Those with a closure open before it and close after it; a closure's error is passed on.
 impl GraphBuilder {
-    /// Runs `f` with a device for all nodes it adds: a text such as `"/gpu:1"`, a [`DeviceScope`], or what the module doc names.
+    /// Runs `f` with a device for all nodes it adds: a text such as `"/gpu:1"`, a [`DeviceScope`], or a form that the module doc names.
     ///
     /// Errors when the text cannot be read, or scopes were left open inside.
     #[track_caller]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Container and name of a variable.
 type Variable = (String, String);
 
-/// How a node uses a variable, by itself or in its regions.
+/// Use of a variable by a node, by itself or in its regions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Access {
     Reads,

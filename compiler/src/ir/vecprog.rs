@@ -1,6 +1,6 @@
 //! `VecProg`: the scalar program of a fused cluster, in SSA form over primitive element-wise ops.
 //!
-//! It says what is computed per element and nothing about loops or addresses. Interpreter, Cranelift, and later the
+//! It defines the computation of one element and says nothing about loops or addresses. Interpreter, Cranelift, and later the
 //! wide-vector emitter and the CUDA printer, all consume it. Registers are numbered in order of definition.
 
 use crate::ir::scalar::ScalarOp;
@@ -11,7 +11,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reg(pub u32);
 
-/// What an instruction does.
+/// Operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum VecOp {
     /// The element of operand number `n` of the cluster.
@@ -25,7 +25,7 @@ pub enum VecOp {
 /// One instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Inst {
-    /// What it does.
+    /// Operation.
     pub op: VecOp,
     /// Operands, all defined before.
     pub args: Vec<Reg>,

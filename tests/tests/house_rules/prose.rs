@@ -16,7 +16,6 @@ const CEILINGS: &[(&str, f64, f64)] = &[
     ("compiler/src/calibrate", 11.0, 12.5),
     ("compiler/src/codegen", 10.0, 12.0),
     ("compiler/src/cost", 13.0, 8.0),
-    ("compiler/src/ir", 6.0, 5.5),
     ("compiler/src/partition", 8.0, 9.0),
     ("compiler/src/place", 15.0, 15.5),
     ("compiler/src/schedule", 5.0, 9.0),

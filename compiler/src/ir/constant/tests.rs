@@ -1,11 +1,11 @@
-//! Constants that are made late are what they would have been at once, alone and through the whole pipeline.
+//! Constants that are made late are as they would have been at once, alone and through the whole pipeline.
 
 use super::*;
 use crate::ir::{Graph, GraphBuilder, Layout, ScalarOp, ValueId, Window};
 use crate::{Options, compile, interp, passes};
 use std::io::Write;
 
-/// Tensors one after another in a file: what is stored there, and the same held in memory.
+/// Tensors one after another in a file, and the same held in memory.
 struct Store {
     file: tempfile::NamedTempFile,
     next: u64,

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ir::{Layout, Window};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
-/// What products accumulate in.
+/// Accumulator of products.
 trait Acc: Copy + Default {
     /// `self + a * b`.
     fn add_product(self, a: Self, b: Self) -> Self;

@@ -115,7 +115,7 @@ pub fn gather_nd(data: &Tensor, at: &Tensor, batch_dims: usize, shape: &[usize])
     Ok(out)
 }
 
-/// How an update joins the element that is there; half types compute in `f32` and round each time.
+/// Joins an update with the element that is there; half types compute in `f32` and round each time.
 fn join<T: Scalar>(kind: ScatterKind, old: T, new: T) -> Result<T> {
     let arithmetic = |op: ScalarOp| match (T::binary(op), old.to_wide(), new.to_wide()) {
         (Some(f), ..) => Ok(f(old, new)),

@@ -9,7 +9,7 @@ use gristmill_runtime::{DType, Tensor, with_dtype};
 
 /// Runs a program over operands that broadcast together, and gives its results broadcast to `shape`.
 ///
-/// Registers keep their own, possibly smaller, shape, so that what depends on one element is computed once. Errors for
+/// Registers keep their own, possibly smaller, shape, so that a value of one element is computed once. Errors for
 /// an integer division by zero and when memory runs out.
 pub fn run_program(
     program: &VecProg,

@@ -4,7 +4,7 @@
 //! and do not depend on an order; integers wrap. Element-wise ops run their scalar program one primitive at a time, each rounding to
 //! its dtype. The type rule has accepted operands and attributes before an evaluator sees them.
 //!
-//! Errors carry `InvalidInput` for what only the data shows (an index out of range, an integer division by zero), and `OutOfMemory`
+//! Errors carry `InvalidInput` for faults that only the data shows (an index out of range, an integer division by zero), and `OutOfMemory`
 //! for impossible sizes.
 
 mod contract;
@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::tensor::checked_size_bytes;
 
-/// How an op is evaluated.
+/// Evaluation of an op.
 #[derive(Clone, Copy)]
 pub enum Evaluator {
     /// From operands and attributes alone.

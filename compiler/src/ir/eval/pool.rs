@@ -52,7 +52,7 @@ impl Windows<'_> {
 
 /// [`Op::Pool`](crate::ir::Op::Pool) into `shape`.
 ///
-/// A mean accumulates as a reduction does. `avg_include_pad` counts what lies within the padded input, so not the part
+/// A mean accumulates as a reduction does. `avg_include_pad` counts elements within the padded input, so not the part
 /// of a last window that `ceil` lets stick out. A window with nothing to count gives NaN (0 for integers), and the
 /// dtype's least element for a maximum.
 pub fn pool(

@@ -1,4 +1,4 @@
-//! Reductions along axes, and what is made of them: argmax, softmax, norms, running sums.
+//! Reductions along axes, and ops made of them: argmax, softmax, norms, running sums.
 //!
 //! Floating-point dtypes accumulate in `f64` and round once, at the end. Integers accumulate in 64 bits, wrapping; a
 //! mean then truncates.
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Extremum, ReduceKind};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
-/// What sums and products accumulate in: `f64` for floating point, 64 bits for integers.
+/// Accumulator of sums and products: `f64` for floating point, 64 bits for integers.
 #[derive(Clone, Copy)]
 enum Sum {
     Float(f64),
@@ -37,7 +37,7 @@ pub fn beats<T: Scalar>(a: T, b: T, kind: Extremum) -> bool {
     }
 }
 
-/// For each result element, the offset of its first operand; and the shape and strides of what is reduced.
+/// For each result element, the offset of its first operand; and shape and strides of the reduced axes.
 struct Plan {
     kept_shape: Vec<usize>,
     kept_strides: Vec<isize>,

@@ -12,7 +12,7 @@ use gristmill_runtime::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::{DType, Element, Tensor};
 
-/// Any element without loss: what a cast goes through.
+/// Any element without loss: casts go through it.
 #[derive(Clone, Copy, Debug)]
 pub enum Wide {
     /// From a floating-point dtype.

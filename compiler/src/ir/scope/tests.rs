@@ -69,7 +69,7 @@ fn functions_replace_and_clear_stops() {
             Ok(DeviceSpec::parse(gives)?)
         })
     };
-    // The function sees what is inside it, and what it gives replaces that; outer scopes fill what is still open.
+    // The function sees the requests inside it, and its result replaces them; outer scopes fill the open fields.
     s.b.with_device("/job:a/task:3", |b| {
         b.with_device(function("/task:1/device:GPU:0", "/device:CPU:*"), |b| {
             b.with_device("/task:1/gpu:0", exp)
