@@ -1,8 +1,9 @@
 //! Type rules: result types of each op from operand types. Messages name the expected and the found.
 
+use super::attr::Attr;
 use super::dim::Dim;
 use super::graph::Graph;
-use super::ops::{Layout, Op, PadMode, ReduceKind, Window};
+use super::ops::{Layout, MAX_ROI_SAMPLES, Op, PadMode, PoolKind, ReduceKind, Window};
 use super::types::{Shape, Type};
 use gristmill_runtime::DType;
 
@@ -653,6 +654,40 @@ pub(super) fn max_pool_indices(op: &Op, args: &[Type], _: &[Graph]) -> Inferred 
         shape: values.shape.clone(),
     };
     Ok(vec![values, indices])
+}
+
+pub(super) fn roi_align(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(
+        op,
+        RoiAlign {
+            kind,
+            size,
+            sampling
+        }
+    );
+    let (x, regions, images) = (&args[0], &args[1], &args[2]);
+    check_indices(images)?;
+    let is_region = regions.rank() == 2 && regions.shape[1].is(4) && regions.dtype == x.dtype;
+    if x.rank() != 4 || !x.dtype.is_float() || x.dtype.is_float8() || !is_region {
+        return Err(format!(
+            "expected floats [n, c, h, w] and regions [regions, 4] of their dtype, got {x} and {regions}"
+        ));
+    }
+    if images.rank() != 1 || images.shape[0] != regions.shape[0] {
+        return Err(format!(
+            "expected an image per region of {regions}, got {images}"
+        ));
+    }
+    let fits = size.len() == 2 && !size.contains(&0) && *sampling <= MAX_ROI_SAMPLES;
+    if !fits || *kind == PoolKind::AvgIncludePad {
+        return Err(format!(
+            "expected two extents of bins, at most {MAX_ROI_SAMPLES} samples, and kind max or avg, got {size:?}, {sampling}, {}",
+            kind.print()
+        ));
+    }
+    let of_bins = size.iter().map(|&n| Dim::from(n));
+    let lead = [regions.shape[0].clone(), x.shape[1].clone()];
+    one(x.dtype, lead.into_iter().chain(of_bins).collect())
 }
 
 pub(super) fn attention(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {

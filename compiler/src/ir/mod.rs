@@ -3,7 +3,7 @@
 //! # How to add an op
 //!
 //! An element-wise op is one entry of [`scalar`], with its expansion or its primitive code. Any other
-//! op is six edits.
+//! op is six edits; `RoiAlign` is an example of all of them.
 //!
 //! 1. An entry of the table in [`ops`]: name, attributes, operands, class, and the columns. The class
 //!    decides the kind of cluster and of phase. [`work`] has arithmetic and [`axes`] transpositions

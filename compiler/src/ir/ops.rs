@@ -87,6 +87,9 @@ pub enum Reads {
     Picked,
 }
 
+/// Most samples that a bin of a region of interest takes along one axis.
+pub const MAX_ROI_SAMPLES: usize = 1 << 14;
+
 /// Tolerance of ops that move or choose elements.
 const EXACT: f64 = 0.0;
 /// Tolerance of ops that round.
@@ -224,7 +227,7 @@ pub struct Window {
 macro_rules! ops {
     ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident {
         infer: $infer:path, eval: $eval:expr,
-        work: $work:path, axes: $axes:expr, tolerance: $tolerance:expr, $(reads: $reads:ident,)?
+        work: $work:expr, axes: $axes:expr, tolerance: $tolerance:expr, $(reads: $reads:ident,)?
     } )*) => {
         /// A tensor op with its attributes.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -432,6 +435,12 @@ ops! {
     MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window {
         infer: infer::max_pool_indices, eval: Tensors(eval::max_pool_indices),
         work: work::pool, axes: Fixed, tolerance: EXACT,
+    }
+    /// Regions of interest of `x: [n, c, h, w]`, each a grid of bins of `size: [rows, columns]`: `[regions, c, rows, columns]` (He et al., arXiv:1703.06870, section 3). Operands x, regions `[regions, 4]` of corners `x1, y1, x2, y2` in pixels after multiplication by `scale`, and their images (indices). A bin joins `sampling` bilinear samples along each axis, or as many as it has pixels, rounded up, where that is 0; more than [`MAX_ROI_SAMPLES`] are a run-time error. `max` takes the largest weighted pixel of all samples, as ONNX defines it. With `half_pixel` coordinates are those of pixels' corners; otherwise a region has at least one pixel. Samples outside of the image, and bins without samples, give 0.
+    RoiAlign { kind: PoolKind, size: Vec<usize>, sampling: usize, scale: Real, half_pixel: bool } "roi_align" 3..3 Window {
+        infer: infer::roi_align, eval: Tensors(eval::roi_align),
+        // Four samples of four weighted pixels, and as much again for their positions.
+        work: |s| work::windows(s, 64), axes: Fixed, tolerance: ROUNDED,
     }
     /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1). `causal` lets query `i` see keys `0..=i` only. A query that sees no key gives NaN.
     Attention { scale: Real, causal: bool } "attention" 3..4 Attention {

@@ -173,8 +173,12 @@ pub(super) fn pool(s: &Sizes) -> Count {
         Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => size.as_slice(),
         _ => &[],
     };
-    let taps = product(taps.iter().map(|&n| n as u64));
-    count(WorkClass::Window, s.n_out().saturating_mul(taps))
+    windows(s, product(taps.iter().map(|&n| n as u64)))
+}
+
+/// Windows that take so many operations each.
+pub(super) fn windows(s: &Sizes, flops: u64) -> Count {
+    count(WorkClass::Window, s.n_out().saturating_mul(flops))
 }
 
 /// Two products and a softmax.

@@ -9,6 +9,7 @@ mod emit;
 mod heavy;
 mod memory;
 mod reduce;
+mod roi;
 mod window;
 
 use super::body::{Body, const_dim};
@@ -117,6 +118,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             Op::Conv { .. } => self.conv(e, node, at),
             Op::ConvTranspose { .. } => self.conv_transpose(e, node, at),
             Op::Pool { .. } | Op::MaxPoolIndices { .. } => self.pool(e, node, result, at),
+            Op::RoiAlign { .. } => self.roi_align(e, node, at),
             // Constants of several elements are in memory, composite ops are written out, and the
             // others have phases or steps of their own.
             op @ (Op::Constant { .. }

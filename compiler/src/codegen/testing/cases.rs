@@ -675,6 +675,34 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 ));
             }
         }
+        "roi_align" => {
+            for d in floats {
+                for (kind, sampling, half_pixel) in [
+                    (PoolKind::Avg, 0, true),
+                    (PoolKind::Avg, 2, false),
+                    (PoolKind::Max, 0, false),
+                    (PoolKind::Max, 3, true),
+                ] {
+                    let op = Op::RoiAlign {
+                        kind,
+                        size: vec![3, 2],
+                        sampling,
+                        scale: Real(0.5),
+                        half_pixel,
+                    };
+                    // Within the image, across its border, outside, and turned over.
+                    let corners = [
+                        [1.0, 2.5, 11.0, 12.0],
+                        [-6.0, -3.0, 9.5, 21.0],
+                        [40.0, 40.0, 48.0, 44.0],
+                        [8.0, 9.0, 3.0, 2.0],
+                    ];
+                    let regions = Tensor::from_f64s(d, &[4, 4], corners.as_flattened()).unwrap();
+                    let images = Tensor::from_slice(&[0i64, 1, -1, 0], &[4]).unwrap();
+                    out.push((op, vec![x(d, &[2, 3, 7, 6]), regions, images]));
+                }
+            }
+        }
         "attention" => {
             for d in floats {
                 for causal in [false, true] {

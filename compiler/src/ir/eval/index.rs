@@ -8,7 +8,7 @@ use crate::ir::{Extremum, ScalarOp, ScatterKind};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
 /// The indices as `i64`; the type rule allows `i32` and `i64`.
-fn indices(t: &Tensor) -> Vec<i64> {
+pub(super) fn indices(t: &Tensor) -> Vec<i64> {
     match t.dtype() {
         DType::I32 => t.as_slice::<i32>().iter().map(|&i| i.into()).collect(),
         _ => t.as_slice::<i64>().to_vec(),
@@ -16,7 +16,7 @@ fn indices(t: &Tensor) -> Vec<i64> {
 }
 
 /// Position of index `i` along an axis.
-fn position(i: i64, extent: usize, axis: usize) -> Result<usize> {
+pub(super) fn position(i: i64, extent: usize, axis: usize) -> Result<usize> {
     let n = extent as i64;
     let p = if i < 0 { i.saturating_add(n) } else { i };
     if (0..n).contains(&p) {

@@ -13,12 +13,14 @@ mod index;
 mod map;
 mod pool;
 mod reduce;
+mod roi;
 pub mod scalar;
 mod sort;
 pub(crate) mod view;
 
 pub use erf::erf;
 pub use map::run_program;
+pub(super) use roi::roi_align;
 
 use super::dim::{Bindings, Dim};
 use super::ops::Op;

@@ -18,6 +18,7 @@ mod quant;
 mod recurrent;
 mod reduce;
 mod resize;
+mod roi;
 mod sequence;
 mod signal;
 mod state;
@@ -49,6 +50,7 @@ const STANDARD: &[&[OpDef]] = &[
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    roi::OPS,
     sequence::OPS,
     signal::OPS,
     state::OPS,
