@@ -2,9 +2,9 @@
 
 use super::emit::{Emitter, Value};
 use crate::codegen::body::Body;
-use crate::codegen::pull::Puller;
+use crate::codegen::pull::{Emit, Ix, Puller};
 use crate::error::Result;
-use crate::ir::ValueId;
+use crate::ir::{ScalarOp, ValueId};
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::TensorMap;
 
@@ -29,6 +29,19 @@ impl Resources {
             threads: threads as u64,
             ..Resources::default()
         }
+    }
+
+    /// Blocks that a multiprocessor of sm_90 runs at a time, as far as can be known before the code is compiled.
+    fn resident_blocks(&self) -> usize {
+        let threads = (self.threads as usize).max(1);
+        let registers = match self.per_multiprocessor as usize {
+            0 => USUAL_REGISTERS,
+            n => MOST_REGISTERS.min(REGISTERS / (threads * n)),
+        };
+        let by_registers = REGISTERS / (threads * registers);
+        let by_shared = SHARED_BYTES.checked_div(self.shared_bytes as usize);
+        let most = by_registers.min(by_shared.unwrap_or(THREADS));
+        most.min(THREADS / threads).max(1)
     }
 }
 
@@ -102,27 +115,12 @@ const USUAL_REGISTERS: usize = 64;
 const CACHED: f64 = 0.4;
 
 impl Work {
-    /// Predicted time, in that of a byte of memory: multiplying and loading overlap, and the last wave of blocks may leave multiprocessors idle.
     fn cost(&self, r: &Resources) -> f64 {
-        let threads = (r.threads as usize).max(1);
-        let registers = match r.per_multiprocessor as usize {
-            0 => USUAL_REGISTERS,
-            n => MOST_REGISTERS.min(REGISTERS / (threads * n)),
-        };
-        let by_shared = if r.shared_bytes == 0 {
-            THREADS
-        } else {
-            SHARED_BYTES / r.shared_bytes as usize
-        };
-        let resident = (THREADS / threads)
-            .min(REGISTERS / (threads * registers))
-            .min(by_shared)
-            .max(1);
-        let slots = MULTIPROCESSORS * resident;
+        let slots = MULTIPROCESSORS * r.resident_blocks();
         let n_tiles = self.n_tiles.max(1);
         let busy = n_tiles as f64 / (n_tiles.div_ceil(slots) * slots) as f64;
-        (self.bytes * CACHED).max(self.n_products / self.products_per_byte) / busy
-            + 2.0 * self.partial_bytes
+        let slowest = (self.bytes * CACHED).max(self.n_products / self.products_per_byte);
+        slowest / busy + 2.0 * self.partial_bytes
     }
 }
 
@@ -131,46 +129,43 @@ impl Work {
 pub(super) struct Candidates(Vec<Box<dyn Candidate>>);
 
 /// Forms of a kernel that are worth timing: no more than this, and none that is predicted to take so many times as long as the best.
-const MOST_FORMS: usize = 6;
+const MOST_VARIANTS: usize = 6;
 const FAR_WORSE: f64 = 3.0;
 
 impl Candidates {
     /// The first of the given variants, then distinct ones that may be faster, best predicted
     /// first. `None` when there are none.
     pub(super) fn new<C: Candidate + 'static>(
-        forms: impl IntoIterator<Item = C>,
+        variants: impl IntoIterator<Item = C>,
     ) -> Option<Candidates> {
-        let mut all: Vec<(f64, String, C)> = Vec::new();
-        for form in forms {
-            let words = form.words();
+        let mut all: Vec<(f64, String, Box<dyn Candidate>)> = Vec::new();
+        for variant in variants {
+            let words = variant.words();
             if all.iter().all(|a| a.1 != words) {
-                all.push((form.work().cost(&form.resources()), words, form));
+                let cost = variant.work().cost(&variant.resources());
+                all.push((cost, words, Box::new(variant)));
             }
         }
         all.get_mut(1..)?.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let least = all.iter().map(|a| a.0).fold(f64::INFINITY, f64::min);
-        let mut first = true;
-        all.retain(|a| std::mem::take(&mut first) || a.0 <= FAR_WORSE * least);
-        all.truncate(MOST_FORMS);
-        Some(Candidates(
-            all.into_iter()
-                .map(|(_, _, form)| Box::new(form) as Box<dyn Candidate>)
-                .collect(),
-        ))
+        let best = all.iter().map(|a| a.0).fold(f64::INFINITY, f64::min);
+        let others = all.split_off(1);
+        all.extend(others.into_iter().filter(|a| a.0 <= FAR_WORSE * best));
+        all.truncate(MOST_VARIANTS);
+        Some(Candidates(all.into_iter().map(|a| a.2).collect()))
     }
 }
 
 /// Picks a variant of each of a cluster's kernels from one number: see [`crate::codegen::forms`].
 pub(super) struct Chooser {
-    form: usize,
+    variant: usize,
     /// Forms of the cluster so far.
     pub(super) n: usize,
 }
 
 impl Chooser {
-    pub(super) fn new(form: u8) -> Chooser {
+    pub(super) fn new(variant: u8) -> Chooser {
         Chooser {
-            form: form.into(),
+            variant: variant.into(),
             n: 1,
         }
     }
@@ -178,16 +173,16 @@ impl Chooser {
     /// Variant of the cluster's next kernel, its index, and the kernel's number of variants.
     pub(super) fn next<'c>(
         &mut self,
-        Candidates(forms): &'c Candidates,
+        Candidates(variants): &'c Candidates,
     ) -> (&'c dyn Candidate, usize, usize) {
-        let others = forms.len() - 1;
+        let others = variants.len() - 1;
         let own = self
-            .form
+            .variant
             .checked_sub(self.n)
             .filter(|&i| i < others)
             .map_or(0, |i| i + 1);
         self.n += others;
-        (&*forms[own], own, forms.len())
+        (&*variants[own], own, variants.len())
     }
 }
 
@@ -197,5 +192,30 @@ pub(super) fn in_parts(n_parts: usize) -> String {
         format!(", in {n_parts} parts")
     } else {
         String::new()
+    }
+}
+
+/// Partial results: `n_parts` times `n_elements` elements of a dtype, and the op that combines them.
+pub(super) struct Partials {
+    pub(super) n_parts: usize,
+    pub(super) n_elements: usize,
+    pub(super) dtype: DType,
+    pub(super) op: ScalarOp,
+    /// Bits of the op's identity.
+    pub(super) identity: u64,
+}
+
+impl Partials {
+    /// Combines the parts of element `item`, in order.
+    pub(super) fn join(&self, e: &mut Emitter, partial: Value, item: Value) -> Result<Value> {
+        let identity = e.constant(self.dtype, self.identity);
+        let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
+        let joined = e.for_loop(first, end, 1, &[identity], |e, part, carried| {
+            let from = e.mul(Ix::V(part), self.n_elements as i64);
+            let at = e.add(from, Ix::V(item));
+            let own = e.load(self.dtype, partial, at);
+            Ok(vec![e.combine(self.op, carried[0], own)?])
+        })?;
+        Ok(joined[0])
     }
 }

@@ -2,7 +2,7 @@
 
 use super::text::{element_type, literal, memory_type};
 use crate::codegen::pull::{Emit, Ix, Kind, Order};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
 use gristmill_runtime::DType;
 
@@ -26,6 +26,29 @@ pub(super) struct Emitter {
     wide: bool,
     /// True if some statement may report a fault.
     faults: bool,
+}
+
+/// An operand in a loop over the elements `k` of a vector.
+pub(super) enum Operand {
+    /// The same for all elements.
+    Same(Value),
+    /// Expression of element `k`, and its dtype.
+    Element(String, DType),
+}
+
+impl Operand {
+    /// The value of element `k`.
+    pub(super) fn value(self, e: &mut Emitter) -> Value {
+        match self {
+            Operand::Same(value) => value,
+            Operand::Element(text, dtype) => e.define(Kind::Element(dtype), &text),
+        }
+    }
+}
+
+/// The test that turns an element in memory into a value: truth values are bytes there.
+pub(super) fn truth_test(dtype: DType) -> &'static str {
+    if dtype == DType::Bool { " != 0" } else { "" }
 }
 
 /// A kernel's finished body.
@@ -59,6 +82,11 @@ impl Emitter {
         self.text.extend(std::iter::repeat_n("    ", self.depth));
         self.text.push_str(line);
         self.text.push('\n');
+    }
+
+    /// Writes `name = value;`.
+    pub(super) fn set(&mut self, name: &str, value: Value) {
+        self.line(&format!("{name} = {};", self.text(value)));
     }
 
     /// Opens a block with a line.
@@ -121,6 +149,20 @@ impl Emitter {
         name
     }
 
+    /// Loads a vector of such elements, whose position is a multiple of its width, as operand
+    /// number `t` of a loop over the elements `k`.
+    pub(super) fn load_operand(
+        &mut self,
+        t: usize,
+        (width, dtype): (usize, DType),
+        buffer: Value,
+        at: Ix<Value>,
+    ) -> Operand {
+        let from = format!("{} + {}", self.text(buffer), self.position(at));
+        self.line(&format!("const auto x{t} = gm_load<{width}>({from});"));
+        Operand::Element(format!("x{t}.v[k]{}", truth_test(dtype)), dtype)
+    }
+
     /// Declares `n` vectors of `width` elements as they are in memory; gives their name.
     pub(super) fn declare_vectors(&mut self, dtype: DType, width: usize, n: usize) -> String {
         let name = self.fresh('y');
@@ -165,6 +207,12 @@ impl Emitter {
         }
         let (i, limit) = (self.val(i), self.index(extent as i64));
         Some(self.index_compare(Order::Less, i, limit))
+    }
+
+    /// The smaller of two indices.
+    pub(super) fn smaller(&mut self, a: Ix<Value>, b: Ix<Value>) -> Ix<Value> {
+        let (a, b) = (self.val(a), self.val(b));
+        Ix::V(self.index_min(a, b))
     }
 
     fn fresh(&mut self, letter: char) -> String {
@@ -223,6 +271,25 @@ impl Emitter {
         self.define(kind, &expression)
     }
 
+    /// `op` of two elements of one dtype.
+    pub(super) fn combine(&mut self, op: ScalarOp, a: Value, b: Value) -> Result<Value> {
+        let dtype = self.dtype(a)?;
+        self.scalar_op(op, &[dtype; 2], &[a, b])
+    }
+
+    /// An element in dtype `to`.
+    pub(super) fn cast(&mut self, value: Value, to: DType) -> Result<Value> {
+        let from = self.dtype(value)?;
+        self.convert(value, from, to)
+    }
+
+    fn dtype(&self, value: Value) -> Result<DType> {
+        match self.kind(value) {
+            Kind::Element(dtype) => Ok(dtype),
+            Kind::Index => Err(Error::internal("an index is no element")),
+        }
+    }
+
     /// The address that faults are reported to; the kernel gets it as a parameter.
     pub(super) fn status(&mut self) -> &'static str {
         self.faults = true;
@@ -233,7 +300,8 @@ impl Emitter {
         literal(if self.wide { DType::I64 } else { DType::I32 }, i as u64)
     }
 
-    fn position(&self, at: Ix<Value>) -> String {
+    /// The expression for an index.
+    pub(super) fn position(&self, at: Ix<Value>) -> String {
         match at {
             Ix::C(c) => self.index_text(c),
             Ix::V(v) => self.text(v).to_owned(),
@@ -263,6 +331,18 @@ impl Emitter {
         body: impl FnOnce(&mut Self, Value) -> Result<()>,
     ) -> Result<()> {
         self.counted(["ix(blockIdx.x)", &n.to_string(), "ix(gridDim.x)"], body)
+    }
+
+    /// [`Emitter::counted`] over `n` items that a block's threads share; the body gets the item's
+    /// number.
+    pub(super) fn by_thread(
+        &mut self,
+        n: usize,
+        n_threads: usize,
+        body: impl FnOnce(&mut Self, Value) -> Result<()>,
+    ) -> Result<()> {
+        let bounds = ["ix(threadIdx.x)", &n.to_string(), &n_threads.to_string()];
+        self.counted(bounds, body)
     }
 }
 
@@ -380,8 +460,8 @@ impl Emit for Emitter {
     }
 
     fn load(&mut self, dtype: DType, buffer: Value, at: Ix<Value>) -> Value {
-        let test = if dtype == DType::Bool { " != 0" } else { "" };
-        let expression = format!("{}[{}]{test}", self.text(buffer), self.position(at));
+        let (buffer, test) = (self.text(buffer), truth_test(dtype));
+        let expression = format!("{buffer}[{}]{test}", self.position(at));
         self.define(Kind::Element(dtype), &expression)
     }
 
@@ -413,18 +493,14 @@ impl Emit for Emitter {
         carried: &[Value],
         body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<Vec<Value>>,
     ) -> Result<Vec<Value>> {
-        let state: Vec<Value> = (carried.iter())
-            .map(|&c| {
-                let initial = self.text(c).to_owned();
-                self.variable(self.kind(c), Some(&initial))
-            })
-            .collect();
-        let bounds = [
-            self.position(start),
-            self.position(end),
-            self.index_text(step),
-        ];
-        self.counted(bounds.each_ref().map(String::as_str), |e, i| {
+        let mut state = Vec::with_capacity(carried.len());
+        for &c in carried {
+            let initial = self.text(c).to_owned();
+            state.push(self.variable(self.kind(c), Some(&initial)));
+        }
+        let (start, end) = (self.position(start), self.position(end));
+        let step = self.index_text(step);
+        self.counted([&start, &end, &step], |e, i| {
             let next = body(e, i, &state)?;
             e.assign(&state, &next);
             Ok(())

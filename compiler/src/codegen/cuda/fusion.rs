@@ -1,9 +1,12 @@
 //! Fusion around a kernel with barriers: operands that it pulls, and the element-wise ops of its
 //! epilogue.
 
+use super::emit::{Emitter, Value};
 use crate::codegen::body::Body;
-use crate::codegen::phases::MatchContext;
-use crate::ir::{NodeId, Op, OpClass, ValueId};
+use crate::codegen::phases::{Cover, MatchContext};
+use crate::codegen::pull::{Emit, Ix, Puller};
+use crate::error::Result;
+use crate::ir::{Node, NodeId, Op, OpClass, ValueId};
 
 /// Most ops that one pulled value may stand for.
 const MAX_OPS: u32 = 64;
@@ -43,34 +46,94 @@ fn flops_within(body: &Body, around: &MatchContext, v: ValueId, left: &mut u32) 
     })
 }
 
-/// The element-wise ops that alone use the result of node `id`, one after the other, and the last one's result. The first of the nodes is
-/// `id` itself.
-pub(super) fn followers(body: &Body, around: &MatchContext, id: NodeId) -> (Vec<NodeId>, ValueId) {
-    let (mut nodes, mut value, mut budget) =
-        (vec![id], body.graph.node(id).outputs[0], EPILOGUE_FLOPS);
-    while let Some((user, cost)) = follower(body, around, value).filter(|f| f.1 <= budget) {
-        budget -= cost;
-        nodes.push(user);
-        value = body.graph.node(user).outputs[0];
-    }
-    (nodes, value)
+/// A node and the last result of its epilogue, the element-wise ops fused after it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FusedNode {
+    pub(super) id: NodeId,
+    pub(super) result: ValueId,
 }
 
+impl FusedNode {
+    /// Node `id` with the element-wise ops that alone use its result, one after the other; and the
+    /// values and nodes of this kernel, which needs `needs` in memory.
+    pub(super) fn find(
+        body: &Body,
+        around: &MatchContext,
+        id: NodeId,
+        needs: Vec<ValueId>,
+    ) -> (FusedNode, Cover) {
+        let (mut nodes, mut result) = (vec![id], body.graph.node(id).outputs[0]);
+        let mut budget = EPILOGUE_FLOPS;
+        while let Some((user, cost)) = follower(body, around, result).filter(|f| f.1 <= budget) {
+            budget -= cost;
+            nodes.push(user);
+            result = body.graph.node(user).outputs[0];
+        }
+        let results = vec![result];
+        let cover = Cover {
+            needs,
+            nodes,
+            results,
+        };
+        (FusedNode { id, result }, cover)
+    }
+
+    /// The node before its epilogue.
+    pub(super) fn of<'a>(&self, body: &'a Body) -> &'a Node {
+        body.graph.node(self.id)
+    }
+
+    /// Result of the node before its epilogue.
+    pub(super) fn own(&self, body: &Body) -> ValueId {
+        self.of(body).outputs[0]
+    }
+
+    /// Epilogue of `value`, element `at` of the node's own result before rounding to its dtype.
+    pub(super) fn epilogue(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        value: Value,
+    ) -> Result<Value> {
+        let own = self.own(p.body);
+        let value = e.cast(value, p.body.dtype(own))?;
+        p.scoped(|p| {
+            p.remember(own, at, value);
+            p.value(e, self.result, at)
+        })
+    }
+
+    /// Stores the [`FusedNode::epilogue`] of an element.
+    pub(super) fn store(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        value: Value,
+        out: Value,
+    ) -> Result<()> {
+        let value = self.epilogue(p, e, at, value)?;
+        let linear = e.linearise(at, p.body.shape(self.result));
+        e.store(p.body.dtype(self.result), value, out, linear);
+        Ok(())
+    }
+}
+
+/// The op that alone uses `value`, if it can be fused, and its operations per element.
 fn follower(body: &Body, around: &MatchContext, value: ValueId) -> Option<(NodeId, u32)> {
     let users = &around.users[value.0 as usize];
     let user = users.first()?.0;
-    let is_output = body.graph.outputs.iter().any(|o| o.value == value);
     let node = body.graph.node(user);
     let Op::Map(op) = &node.op else { return None };
-    if is_output
-        || users.iter().any(|u| u.0 != user)
-        || body.shape(node.outputs[0]) != body.shape(value)
-    {
+    let is_output = body.graph.outputs.iter().any(|o| o.value == value);
+    let is_shared = is_output || users.iter().any(|u| u.0 != user);
+    if is_shared || body.shape(node.outputs[0]) != body.shape(value) {
         return None;
     }
-    let others = node.inputs.iter().filter(|v| **v != value);
-    let cost = others
-        .map(|&v| flops(body, around, v))
-        .try_fold(op.spec().flops, |sum, f| Some(sum + f?))?;
+    let mut cost = op.spec().flops;
+    for &other in node.inputs.iter().filter(|v| **v != value) {
+        cost += flops(body, around, other)?;
+    }
     Some((user, cost))
 }

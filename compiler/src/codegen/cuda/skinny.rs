@@ -7,10 +7,10 @@
 //! lines, its threads sharing the sum. Where that gives too few blocks, several share a sum, and a
 //! second kernel adds theirs, in order. Accumulation is as in [`super::contract`].
 
-use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
-use super::contract::accumulator;
+use super::candidates::{Candidate, Candidates, Partials, Resources, Work, in_parts};
+use super::contract::{accumulator, matrix_index};
 use super::emit::{Emitter, Value};
-use super::fusion::{followers, stored_before};
+use super::fusion::{FusedNode, stored_before};
 use super::runs::{Runs, is_dense};
 use super::text::{element_type, literal};
 use crate::codegen::body::Body;
@@ -47,28 +47,33 @@ const PRODUCTS_PER_BYTE: f64 = 8.0;
 
 /// Division of the work among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum Variant {
     /// `group` threads go along the depth for `lines` lines at a time.
     Along { group: usize, lines: usize },
     /// So many threads have neighbouring runs of lines; the others of the block share the depth.
     Across { lanes: usize },
 }
 
-/// A product, and the element-wise ops that follow it.
-#[derive(Clone, Debug)]
-struct Skinny {
-    node: NodeId,
-    result: ValueId,
+/// Extents of a product with few rows or columns.
+#[derive(Clone, Copy, Debug)]
+struct Extents {
     n_batch: usize,
     /// Lines of the operand that has few, and of the other.
     n_few: usize,
     n_many: usize,
     depth: usize,
+}
+
+/// A product, and the element-wise ops that follow it.
+#[derive(Clone, Debug)]
+struct Skinny {
+    node: FusedNode,
+    x: Extents,
     /// True if the left-hand operand is the one with few lines.
     few_is_lhs: bool,
     /// Elements of a run of the operand with many lines.
     width: usize,
-    form: Form,
+    variant: Variant,
     n_parts: usize,
     /// Bytes of an element, and the dtype of sums.
     size_bytes: usize,
@@ -84,84 +89,77 @@ pub(super) fn find(
 ) -> Option<(Cover, Candidates)> {
     let Op::MatMul = node.op else { return None };
     let (lhs, rhs) = (node.inputs[0], node.inputs[1]);
-    let out = body.shape(node.outputs[0]);
-    let (lead, &[m, n]) = out.split_at(out.len() - 2) else {
-        return None;
+    let (lead, &[m, n]) = body.shape(node.outputs[0]).split_last_chunk::<2>()?;
+    let x = Extents {
+        n_batch: lead.iter().product(),
+        n_few: m.min(n),
+        n_many: m.max(n),
+        depth: *body.shape(lhs).last()?,
     };
-    let depth = *body.shape(lhs).last()?;
-    let few_is_lhs = m <= n;
-    let (n_few, n_many) = (m.min(n), m.max(n));
-    let n_batch: usize = lead.iter().product();
-    if n_few > FEW || depth < LEAST_DEPTH || n_few * n_batch == 0 {
+    if x.n_few > FEW || x.depth < LEAST_DEPTH || x.n_few * x.n_batch == 0 {
         return None;
     }
+    let few_is_lhs = m <= n;
     let (few, many) = if few_is_lhs { (lhs, rhs) } else { (rhs, lhs) };
     let needs = stored_before(body, around, [(few, CHEAP_FLOPS), (many, PROLOGUE_FLOPS)]);
     let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
-    let rank = body.shape(many).len();
-    let (line_axis, depth_axis) = if few_is_lhs {
-        (rank - 1, rank - 2)
-    } else {
-        (rank - 2, rank - 1)
-    };
-    let [along, across] =
-        [depth_axis, line_axis].map(|axis| Runs::of(body, many, axis, &in_memory).width());
-    let [dense_along, dense_across] =
-        [depth_axis, line_axis].map(|axis| is_dense(body, many, axis, &in_memory));
+    let (variant, width) = variant(body, &x, (many, few_is_lhs), &in_memory);
     let dtype = body.dtype(lhs);
-    let (form, width) = if (across, dense_across) > (along, dense_along) {
-        let lanes = (ACROSS_BYTES / (across * dtype.size_bytes()))
-            .next_power_of_two()
-            .clamp(1, 32);
-        (Form::Across { lanes }, across)
-    } else {
-        (along_form([n_batch, n_many, depth], n_few, along), along)
-    };
-    let (nodes, result) = followers(body, around, id);
+    let (node, cover) = FusedNode::find(body, around, id, needs);
     let skinny = Skinny {
-        node: id,
-        result,
-        n_batch,
-        n_few,
-        n_many,
-        depth,
+        node,
+        x,
         few_is_lhs,
         width,
-        form,
+        variant,
         n_parts: 1,
         size_bytes: dtype.size_bytes(),
         acc: accumulator(dtype),
     };
-    Some((
-        Cover {
-            needs,
-            nodes,
-            results: vec![result],
-        },
-        Candidates::new(skinny.all())?,
-    ))
+    Some((cover, Candidates::new(skinny.all())?))
+}
+
+/// The first variant and the width of runs, for the memory layout of the operand with many lines,
+/// which is the right-hand one if `few_is_lhs`.
+fn variant(
+    body: &Body,
+    x: &Extents,
+    (many, few_is_lhs): (ValueId, bool),
+    in_memory: &dyn Fn(ValueId) -> bool,
+) -> (Variant, usize) {
+    let rank = body.shape(many).len();
+    let mut axes = [rank - 1, rank - 2];
+    if few_is_lhs {
+        axes.reverse();
+    }
+    let [along, across] = axes.map(|axis| {
+        let width = Runs::of(body, many, axis, in_memory).width();
+        (width, is_dense(body, many, axis, in_memory))
+    });
+    if across <= along {
+        return (along_variant(x, along.0), along.0);
+    }
+    let lanes = ACROSS_BYTES / (across.0 * body.dtype(many).size_bytes());
+    let lanes = lanes.next_power_of_two().clamp(1, 32);
+    (Variant::Across { lanes }, across.0)
 }
 
 /// Groups as small as keep a GPU busy, and as many lines each.
-fn along_form([n_batch, n_many, depth]: [usize; 3], n_few: usize, width: usize) -> Form {
-    let blocks = |group: usize, lines: usize| n_batch * n_many.div_ceil(BLOCK / group * lines);
+fn along_variant(x: &Extents, width: usize) -> Variant {
+    let blocks = |group: usize, lines: usize| x.n_batch * x.n_many.div_ceil(BLOCK / group * lines);
     // One row is not read again for further lines, so that these only give more loads at a time.
-    let lines = [4, 2, 1]
-        .into_iter()
-        .find(|&l| blocks(32, l) >= 2 * ENOUGH_BLOCKS && n_few * l <= MOST_SUMS)
-        .unwrap_or(1);
+    let fits = |l: &usize| blocks(32, *l) >= 2 * ENOUGH_BLOCKS && x.n_few * l <= MOST_SUMS;
+    let lines = [4, 2, 1].into_iter().find(fits).unwrap_or(1);
+    let is_idle = |group: usize| blocks(group, lines) < 2 * ENOUGH_BLOCKS;
     let mut group = 32;
-    while group < BLOCK
-        && blocks(group, lines) < 2 * ENOUGH_BLOCKS
-        && depth >= 2 * group * width * LEAST_RUNS
-    {
+    while group < BLOCK && is_idle(group) && x.depth >= 2 * group * width * LEAST_RUNS {
         group *= 2;
     }
-    Form::Along { group, lines }
+    Variant::Along { group, lines }
 }
 
 /// Where a block is: its batch as a number and as indices, its first line, and its part of the depth.
-struct Here {
+struct BlockPosition {
     batch: Ix<Value>,
     first: Ix<Value>,
     part: Ix<Value>,
@@ -169,135 +167,139 @@ struct Here {
     end: Ix<Value>,
 }
 
+/// A run to load: of the operand with few lines or of the other, in a matrix of the batch.
+struct Run {
+    few: bool,
+    batch: Ix<Value>,
+}
+
+/// Opens two nested unrolled loops; gives the names of their indices.
+fn open_nested(e: &mut Emitter, lengths: [usize; 2]) -> [String; 2] {
+    lengths.map(|n| {
+        let i = e.open_unrolled(n);
+        e.text(i).to_owned()
+    })
+}
+
 impl Skinny {
     /// Variants with as many parts as predicted times choose, then with half and twice as many,
     /// then with other divisions of the work.
     fn all(self) -> Vec<Skinny> {
-        let in_parts = |s: &Skinny, n_parts: usize| Skinny {
-            n_parts,
-            ..s.clone()
-        };
-        let parts = |s: &Skinny| {
-            let most = s.depth / (s.depth_step() * LEAST_RUNS);
-            in_parts(
-                s,
-                (ENOUGH_BLOCKS / in_parts(s, 1).n_blocks()).min(most).max(1),
-            )
-        };
-        let first = parts(&self);
-        let runs = |n: usize| self.depth / (self.depth_step() * n);
-        let others = [first.n_parts / 2, 2 * first.n_parts]
-            .into_iter()
-            .filter(|&n| n > 0 && runs(n) >= LEAST_RUNS / 4);
-        let mut all = vec![first.clone()];
-        all.extend(others.map(|n| in_parts(&first, n)));
-        all.extend(self.forms().into_iter().map(|form| {
-            parts(&Skinny {
-                form,
+        let n_parts = self.usual_parts();
+        let runs = |n: usize| self.x.depth / (self.depth_step() * n);
+        let others = [n_parts / 2, 2 * n_parts].into_iter();
+        let others = others.filter(|&n| n > 0 && runs(n) >= LEAST_RUNS / 4);
+        let in_parts = std::iter::once(n_parts)
+            .chain(others)
+            .map(|n_parts| Skinny {
+                n_parts,
                 ..self.clone()
-            })
+            });
+        let mut all: Vec<Skinny> = in_parts.collect();
+        all.extend(self.variants().into_iter().map(|s| Skinny {
+            n_parts: s.usual_parts(),
+            ..s
         }));
         all
     }
 
+    /// Parts of the depth that predicted times choose.
+    fn usual_parts(&self) -> usize {
+        let most = self.x.depth / (self.depth_step() * LEAST_RUNS);
+        (ENOUGH_BLOCKS / self.n_tiles()).min(most).max(1)
+    }
+
     /// Divisions of the work for the same memory layout, as far as registers and shared memory go.
-    fn forms(&self) -> Vec<Form> {
-        let all: Vec<Form> = match self.form {
-            Form::Along { .. } => [32, 64, 128, BLOCK, 16]
-                .into_iter()
-                .flat_map(|group| [1, 2, 4].map(|lines| Form::Along { group, lines }))
-                .filter(|f| !matches!(f, Form::Along { lines, .. } if *lines > 1 && self.n_few * lines > MOST_SUMS))
-                .collect(),
-            Form::Across { .. } => [4, 8, 16, 32].map(|lanes| Form::Across { lanes }).into(),
-        };
-        let shared = |form: &Form| {
-            let lines = Skinny {
-                form: *form,
-                ..self.clone()
+    fn variants(&self) -> Vec<Skinny> {
+        let all: Vec<Variant> = match self.variant {
+            Variant::Along { .. } => {
+                let lines = [1, 2, 4].into_iter();
+                let lines = lines.filter(|l| *l == 1 || self.x.n_few * l <= MOST_SUMS);
+                let groups = [32, 64, 128, BLOCK, 16].into_iter();
+                let of = |group| {
+                    lines
+                        .clone()
+                        .map(move |lines| Variant::Along { group, lines })
+                };
+                groups.flat_map(of).collect()
             }
-            .lines();
-            let copies = if matches!(form, Form::Across { .. }) {
-                BLOCK / 32 + 1
-            } else {
-                1
-            };
-            copies * self.n_few * lines * self.acc.size_bytes()
+            Variant::Across { .. } => [4, 8, 16, 32].map(|lanes| Variant::Across { lanes }).into(),
         };
-        all.into_iter()
-            .filter(|f| shared(f) <= SHARED_BYTES)
-            .collect()
+        let of = |variant| Skinny {
+            variant,
+            ..self.clone()
+        };
+        let fits = |s: &Skinny| s.shared_bytes() <= SHARED_BYTES;
+        all.into_iter().map(of).filter(fits).collect()
+    }
+
+    /// Shared memory that a block declares for sums.
+    fn shared_bytes(&self) -> usize {
+        let n_copies = match self.variant {
+            Variant::Along { .. } => 1,
+            Variant::Across { .. } => BLOCK / 32 + 1,
+        };
+        n_copies * self.x.n_few * self.lines() * self.acc.size_bytes()
     }
 
     /// Lines of a block.
     fn lines(&self) -> usize {
-        match self.form {
-            Form::Along { group, lines } => BLOCK / group * lines,
-            Form::Across { lanes } => lanes * self.width,
+        match self.variant {
+            Variant::Along { group, lines } => BLOCK / group * lines,
+            Variant::Across { lanes } => lanes * self.width,
         }
     }
 
     /// Elements of the depth that all threads of a block, or of a group, read at once.
     fn depth_step(&self) -> usize {
-        match self.form {
-            Form::Along { group, .. } => group * self.width,
-            Form::Across { lanes } => BLOCK / lanes,
+        match self.variant {
+            Variant::Along { group, .. } => group * self.width,
+            Variant::Across { lanes } => BLOCK / lanes,
         }
+    }
+
+    /// Blocks that have some lines each.
+    fn n_tiles(&self) -> usize {
+        self.x.n_batch * self.x.n_many.div_ceil(self.lines())
     }
 
     /// Blocks that have some lines, or a part of their sums, each.
     fn n_blocks(&self) -> usize {
-        self.n_batch * self.n_many.div_ceil(self.lines()) * self.n_parts
+        self.n_tiles() * self.n_parts
     }
 
     fn partial_shape(&self) -> [usize; 4] {
-        [self.n_parts, self.n_batch, self.n_few, self.n_many]
+        [self.n_parts, self.x.n_batch, self.x.n_few, self.x.n_many]
     }
 
-    /// Index of the element of an operand in a line at some depth; leading axes of extent 1 are broadcast.
-    fn index(
-        &self,
-        p: &Puller<Value>,
-        e: &mut Emitter,
-        few: bool,
-        batch: Ix<Value>,
-        [line, k]: [Ix<Value>; 2],
-    ) -> (ValueId, Vec<Ix<Value>>) {
-        let node = p.body.graph.node(self.node);
-        let is_lhs = few == self.few_is_lhs;
-        let v = node.inputs[usize::from(!is_lhs)];
-        let (out, own) = (p.body.shape(node.outputs[0]), p.body.shape(v));
-        let lead = e.delinearise(batch, &out[..out.len() - 2]);
-        let skip = lead.len() + 2 - own.len();
-        let fixed = own
-            .iter()
-            .zip(&lead[skip..])
-            .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
-        let pair = if is_lhs { [line, k] } else { [k, line] };
-        (v, fixed.chain(pair).collect())
+    /// Number of partial sums.
+    fn n_partial(&self) -> usize {
+        self.n_parts * self.n_results()
     }
 
     /// Stores the run of an operand that begins in a line at some depth into the array `name`.
-    #[allow(clippy::too_many_arguments)]
     fn fetch(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        few: bool,
-        along: bool,
-        batch: Ix<Value>,
+        run: &Run,
         at: [Ix<Value>; 2],
         name: &str,
     ) -> Result<()> {
-        let (v, index) = self.index(p, e, few, batch, at);
-        let dtype = p.body.dtype(v);
-        let axis = index.len() - 1 - usize::from((few == self.few_is_lhs) != along);
-        let width = if along || !few { self.width } else { 1 };
-        let runs = Runs::of_width(p.body, v, axis, &|v| p.stored.contains_key(&v), width);
+        let [line, k] = at;
+        let is_lhs = run.few == self.few_is_lhs;
+        let (node, i) = (self.node.of(p.body), usize::from(!is_lhs));
+        let position = if is_lhs { [line, k] } else { [k, line] };
+        let index = matrix_index(p, e, node, i, (run.batch, position));
+        let along = matches!(self.variant, Variant::Along { .. });
+        let axis = index.len() - 1 - usize::from(is_lhs != along);
+        let width = if along || !run.few { self.width } else { 1 };
+        let (v, stored) = (node.inputs[i], |v| p.stored.contains_key(&v));
+        let runs = Runs::of_width(p.body, v, axis, &stored, width);
         runs.each(p, e, v, &index, |e, k, value| {
-            let value = e.convert(value, dtype, self.acc)?;
-            let k = e.val(k);
-            let line = format!("{name}[{}] = {};", e.text(k), e.text(value));
-            e.line(&line);
+            let value = e.cast(value, self.acc)?;
+            let element = format!("{name}[{}]", e.position(k));
+            e.set(&element, value);
             Ok(())
         })
     }
@@ -307,56 +309,78 @@ impl Skinny {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &BlockPosition,
         group: usize,
         lines: usize,
     ) -> Result<()> {
-        let (ty, width, n_few) = (element_type(self.acc), self.width, self.n_few);
+        let (ty, width, n_few) = (element_type(self.acc), self.width, self.x.n_few);
         e.line(&format!("{ty} acc[{n_few}][{lines}] = {{}};"));
         let number = e.define(Kind::Index, &format!("ix(threadIdx.x / {group}) * {lines}"));
         let own = e.add(here.first, Ix::V(number));
-        let (start, end) = (e.val(here.start), e.val(here.end));
-        let first = format!("{} + ix(threadIdx.x % {group}) * {width}", e.text(start));
-        let (end, step) = (e.text(end).to_owned(), (group * width).to_string());
+        let (start, end) = (e.position(here.start), e.position(here.end));
+        let first = format!("{start} + ix(threadIdx.x % {group}) * {width}");
+        let step = (group * width).to_string();
         e.counted([&first, &end, &step], |e, k| {
-            e.line(&format!("{ty} many[{lines}][{width}];"));
-            let j = e.open_unrolled(lines);
-            let line = e.add(own, Ix::V(j));
-            let inside = e.below(line, self.n_many, self.lines());
-            let row = format!("many[{}]", e.text(j));
-            e.guarded(&[inside], |e| {
-                self.fetch(p, e, false, true, here.batch, [line, Ix::V(k)], &row)
-            })?;
-            if inside.is_some() {
-                e.line(&format!(
-                    "else for (int w = 0; w < {width}; ++w) {row}[w] = {};",
-                    literal(self.acc, 0)
-                ));
-            }
-            e.close();
-            let i = e.open_unrolled(n_few);
-            e.line(&format!("{ty} few[{width}];"));
-            self.fetch(p, e, true, true, here.batch, [Ix::V(i), Ix::V(k)], "few")?;
-            let i = e.text(i).to_owned();
-            let (j, w) = (e.open_unrolled(lines), e.open_unrolled(width));
-            let (j, w) = (e.text(j).to_owned(), e.text(w).to_owned());
-            e.line(&format!(
-                "acc[{i}][{j}] = gm_multiply_add(few[{w}], many[{j}][{w}], acc[{i}][{j}]);"
-            ));
-            (0..3).for_each(|_| e.close());
-            Ok(())
+            self.load_many(p, e, here.batch, [own, Ix::V(k)], lines)?;
+            self.multiply_along(p, e, here.batch, Ix::V(k), lines)
         })?;
-        let (i, j) = (e.open_unrolled(n_few), e.open_unrolled(lines));
-        let (i, j) = (e.text(i).to_owned(), e.text(j).to_owned());
+        let [i, j] = open_nested(e, [n_few, lines]);
         e.line(&format!(
             "const {ty} sum = gm_group<{group}, {BLOCK}>(acc[{i}][{j}], gm_sum());"
         ));
-        let line = format!(
-            "if (threadIdx.x % {group} == 0) sums[{i}][{} + {j}] = sum;",
-            e.text(number)
-        );
-        e.line(&line);
+        let own = format!("sums[{i}][{} + {j}]", e.text(number));
+        e.line(&format!("if (threadIdx.x % {group} == 0) {own} = sum;"));
         (0..2).for_each(|_| e.close());
+        Ok(())
+    }
+
+    /// Loads runs of a thread's lines at some depth into `many`, zeros past the last line.
+    fn load_many(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        batch: Ix<Value>,
+        [first, k]: [Ix<Value>; 2],
+        lines: usize,
+    ) -> Result<()> {
+        let (ty, width) = (element_type(self.acc), self.width);
+        e.line(&format!("{ty} many[{lines}][{width}];"));
+        let j = e.open_unrolled(lines);
+        let line = e.add(first, Ix::V(j));
+        let inside = e.below(line, self.x.n_many, self.lines());
+        let row = format!("many[{}]", e.text(j));
+        let run = Run { few: false, batch };
+        e.guarded(&[inside], |e| self.fetch(p, e, &run, [line, k], &row))?;
+        if inside.is_some() {
+            let zero = literal(self.acc, 0);
+            e.line(&format!(
+                "else for (int w = 0; w < {width}; ++w) {row}[w] = {zero};"
+            ));
+        }
+        e.close();
+        Ok(())
+    }
+
+    /// Adds products of `many` and of the few lines' runs at some depth.
+    fn multiply_along(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        batch: Ix<Value>,
+        k: Ix<Value>,
+        lines: usize,
+    ) -> Result<()> {
+        let (ty, width) = (element_type(self.acc), self.width);
+        let i = e.open_unrolled(self.x.n_few);
+        e.line(&format!("{ty} few[{width}];"));
+        let run = Run { few: true, batch };
+        self.fetch(p, e, &run, [Ix::V(i), k], "few")?;
+        let i = e.text(i).to_owned();
+        let [j, w] = open_nested(e, [lines, width]);
+        e.line(&format!(
+            "acc[{i}][{j}] = gm_multiply_add(few[{w}], many[{j}][{w}], acc[{i}][{j}]);"
+        ));
+        (0..3).for_each(|_| e.close());
         Ok(())
     }
 
@@ -365,69 +389,97 @@ impl Skinny {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &BlockPosition,
         lanes: usize,
     ) -> Result<()> {
-        let (ty, width, n_few) = (element_type(self.acc), self.width, self.n_few);
+        let (ty, width, n_few) = (element_type(self.acc), self.width, self.x.n_few);
+        let (n_warps, n_lines) = (BLOCK / 32, self.lines());
         e.line(&format!(
-            "__shared__ {ty} of_warp[{}][{n_few}][{}];",
-            BLOCK / 32,
-            self.lines()
+            "__shared__ {ty} of_warp[{n_warps}][{n_few}][{n_lines}];"
         ));
         e.line(&format!("{ty} acc[{n_few}][{width}] = {{}};"));
         let number = e.define(Kind::Index, &format!("ix(threadIdx.x % {lanes}) * {width}"));
         let line = e.add(here.first, Ix::V(number));
-        let inside = e.below(line, self.n_many, self.lines());
-        let (start, end) = (e.val(here.start), e.val(here.end));
-        let first = format!("{} + ix(threadIdx.x / {lanes})", e.text(start));
-        let (end, step) = (e.text(end).to_owned(), (BLOCK / lanes).to_string());
+        let inside = e.below(line, self.x.n_many, n_lines);
+        let (start, end) = (e.position(here.start), e.position(here.end));
+        let first = format!("{start} + ix(threadIdx.x / {lanes})");
+        let step = (BLOCK / lanes).to_string();
         e.guarded(&[inside], |e| {
             e.line("#pragma unroll 4");
             e.counted([&first, &end, &step], |e, k| {
-                e.line(&format!("{ty} many[{width}];"));
-                self.fetch(p, e, false, false, here.batch, [line, Ix::V(k)], "many")?;
-                let i = e.open_unrolled(n_few);
-                e.line(&format!("{ty} few[1];"));
-                self.fetch(p, e, true, false, here.batch, [Ix::V(i), Ix::V(k)], "few")?;
-                let i = e.text(i).to_owned();
-                let w = e.open_unrolled(width);
-                let w = e.text(w).to_owned();
-                e.line(&format!(
-                    "acc[{i}][{w}] = gm_multiply_add(few[0], many[{w}], acc[{i}][{w}]);"
-                ));
-                (0..2).for_each(|_| e.close());
-                Ok(())
+                self.multiply_across(p, e, here.batch, [line, Ix::V(k)])
             })
         })?;
-        let (i, w) = (e.open_unrolled(n_few), e.open_unrolled(width));
-        let (i, w) = (e.text(i).to_owned(), e.text(w).to_owned());
+        let [i, w] = open_nested(e, [n_few, width]);
         e.line(&format!(
             "const {ty} sum = gm_strided_lanes<{lanes}>(acc[{i}][{w}], gm_sum());"
         ));
-        let own = format!(
-            "of_warp[threadIdx.x / 32][{i}][{} + {w}] = sum;",
-            e.text(number)
-        );
-        e.line(&format!("if (threadIdx.x % 32 < {lanes}) {own}"));
+        let own = format!("of_warp[threadIdx.x / 32][{i}][{} + {w}]", e.text(number));
+        e.line(&format!("if (threadIdx.x % 32 < {lanes}) {own} = sum;"));
         (0..2).for_each(|_| e.close());
+        self.join_warps(e)
+    }
+
+    /// Adds products of a run of lines and of the few lines at some depth.
+    fn multiply_across(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        batch: Ix<Value>,
+        [line, k]: [Ix<Value>; 2],
+    ) -> Result<()> {
+        let (ty, width) = (element_type(self.acc), self.width);
+        e.line(&format!("{ty} many[{width}];"));
+        let run = Run { few: false, batch };
+        self.fetch(p, e, &run, [line, k], "many")?;
+        let i = e.open_unrolled(self.x.n_few);
+        e.line(&format!("{ty} few[1];"));
+        let run = Run { few: true, batch };
+        self.fetch(p, e, &run, [Ix::V(i), k], "few")?;
+        let w = e.open_unrolled(width);
+        let (i, w) = (e.text(i), e.text(w));
+        let line = format!("acc[{i}][{w}] = gm_multiply_add(few[0], many[{w}], acc[{i}][{w}]);");
+        e.line(&line);
+        (0..2).for_each(|_| e.close());
+        Ok(())
+    }
+
+    /// Adds the sums of the block's warps.
+    fn join_warps(&self, e: &mut Emitter) -> Result<()> {
+        let (ty, n_warps) = (element_type(self.acc), BLOCK / 32);
         e.line("__syncthreads();");
-        let items = (n_few * self.lines()).to_string();
-        e.counted(
-            ["ix(threadIdx.x)", &items, &BLOCK.to_string()],
-            |e, item| {
-                let (i, j) = e.div_rem(Ix::V(item), self.lines());
-                let (i, j) = (e.val(i), e.val(j));
-                let at = format!("[{}][{}]", e.text(i), e.text(j));
-                e.line(&format!("{ty} sum = of_warp[0]{at};"));
-                e.line("#pragma unroll");
-                e.line(&format!(
-                    "for (int w = 1; w < {}; ++w) sum = gm_sum()(sum, of_warp[w]{at});",
-                    BLOCK / 32
-                ));
-                e.line(&format!("sums{at} = sum;"));
-                Ok(())
-            },
-        )
+        e.by_thread(self.x.n_few * self.lines(), BLOCK, |e, item| {
+            let (i, j) = e.div_rem(Ix::V(item), self.lines());
+            let at = format!("[{}][{}]", e.position(i), e.position(j));
+            e.line(&format!("{ty} sum = of_warp[0]{at};"));
+            e.line("#pragma unroll");
+            e.line(&format!(
+                "for (int w = 1; w < {n_warps}; ++w) sum = gm_sum()(sum, of_warp[w]{at});"
+            ));
+            e.line(&format!("sums{at} = sum;"));
+            Ok(())
+        })
+    }
+
+    fn position(&self, e: &mut Emitter, block: Value) -> BlockPosition {
+        let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
+        let (batch, number) = e.div_rem(rest, self.x.n_many.div_ceil(self.lines()));
+        let first = e.mul(number, self.lines() as i64);
+        let per_part = self.x.depth.div_ceil(self.n_parts);
+        let per_part = per_part.next_multiple_of(self.depth_step()) as i64;
+        let start = e.mul(part, per_part);
+        let mut end = Ix::C(self.x.depth as i64);
+        if self.n_parts > 1 {
+            let own = e.add(start, Ix::C(per_part));
+            end = e.smaller(own, end);
+        }
+        BlockPosition {
+            batch,
+            first,
+            part,
+            start,
+            end,
+        }
     }
 
     /// Stores the block's results, neighbouring lines by neighbouring threads.
@@ -435,57 +487,44 @@ impl Skinny {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &BlockPosition,
         out: Value,
     ) -> Result<()> {
-        let items = (self.n_few * self.lines()).to_string();
-        e.counted(
-            ["ix(threadIdx.x)", &items, &BLOCK.to_string()],
-            |e, item| {
-                let (i, j) = e.div_rem(Ix::V(item), self.lines());
-                let line = e.add(here.first, j);
-                let inside = e.below(line, self.n_many, self.lines());
-                let (few, own) = (e.val(i), e.val(j));
-                let sum = format!("sums[{}][{}]", e.text(few), e.text(own));
-                e.guarded(&[inside], |e| {
-                    let sum = e.define(Kind::Element(self.acc), &sum);
-                    if self.n_parts == 1 {
-                        return self.follow(p, e, here.batch, [i, line], sum, out);
-                    }
-                    let at = e.linearise(&[here.part, here.batch, i, line], &self.partial_shape());
-                    e.store(self.acc, sum, out, at);
-                    Ok(())
-                })
-            },
-        )
+        e.by_thread(self.x.n_few * self.lines(), BLOCK, |e, item| {
+            let (i, j) = e.div_rem(Ix::V(item), self.lines());
+            let line = e.add(here.first, j);
+            let inside = e.below(line, self.x.n_many, self.lines());
+            let sum = format!("sums[{}][{}]", e.position(i), e.position(j));
+            e.guarded(&[inside], |e| {
+                let sum = e.define(Kind::Element(self.acc), &sum);
+                if self.n_parts == 1 {
+                    return self.store(p, e, [here.batch, i, line], sum, out);
+                }
+                let at = e.linearise(&[here.part, here.batch, i, line], &self.partial_shape());
+                e.store(self.acc, sum, out, at);
+                Ok(())
+            })
+        })
     }
 
-    /// Stores the epilogue of `sum`, the product's element of these lines.
-    fn follow(
+    /// Stores the epilogue of `sum`, the product's element of these lines of a batch.
+    fn store(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        batch: Ix<Value>,
-        [few, many]: [Ix<Value>; 2],
+        [batch, few, many]: [Ix<Value>; 3],
         sum: Value,
         out: Value,
     ) -> Result<()> {
-        p.scoped(|p| {
-            let product = p.body.graph.node(self.node).outputs[0];
-            let shape = p.body.shape(product).to_vec();
-            let mut at = e.delinearise(batch, &shape[..shape.len() - 2]);
-            at.extend(if self.few_is_lhs {
-                [few, many]
-            } else {
-                [many, few]
-            });
-            let sum = e.convert(sum, self.acc, p.body.dtype(product))?;
-            p.remember(product, &at, sum);
-            let value = p.value(e, self.result, &at)?;
-            let linear = e.linearise(&at, p.body.shape(self.result));
-            e.store(p.body.dtype(self.result), value, out, linear);
-            Ok(())
-        })
+        let shape = p.body.shape(self.node.own(p.body));
+        let mut at = e.delinearise(batch, &shape[..shape.len() - 2]);
+        let lines = [few, many];
+        at.extend(lines);
+        if !self.few_is_lhs {
+            let rank = at.len();
+            at.swap(rank - 2, rank - 1);
+        }
+        self.node.store(p, e, &at, sum, out)
     }
 }
 
@@ -496,18 +535,18 @@ impl Candidate for Skinny {
 
     fn words(&self) -> String {
         let parts = in_parts(self.n_parts);
-        match self.form {
-            Form::Along { group, lines } => {
+        match self.variant {
+            Variant::Along { group, lines } => {
                 format!("{group} threads for {lines} lines at a time{parts}")
             }
-            Form::Across { lanes } => {
+            Variant::Across { lanes } => {
                 format!("{lanes} threads across {} lines{parts}", self.lines())
             }
         }
     }
 
     fn result(&self) -> ValueId {
-        self.result
+        self.node.result
     }
 
     fn resources(&self) -> Resources {
@@ -516,67 +555,48 @@ impl Candidate for Skinny {
 
     fn work(&self) -> Work {
         // All lines of a group, or of a block's thread, use an element of the few at a time.
-        let per_load = match self.form {
-            Form::Along { lines, .. } => lines,
-            Form::Across { .. } => self.width,
+        let per_load = match self.variant {
+            Variant::Along { lines, .. } => lines,
+            Variant::Across { .. } => self.width,
         };
-        let many =
-            (self.n_batch * self.n_many.next_multiple_of(self.lines())) as f64 * self.depth as f64;
-        let few = many * self.n_few as f64 / (per_load * BLOCK) as f64;
-        let partial = if self.n_parts > 1 {
-            self.partial_shape().iter().product::<usize>() * 4
+        let Extents {
+            n_batch,
+            n_few,
+            n_many,
+            depth,
+        } = self.x;
+        let many = (n_batch * n_many.next_multiple_of(self.lines())) as f64 * depth as f64;
+        let few = many * n_few as f64 / (per_load * BLOCK) as f64;
+        let n_partial = if self.n_parts > 1 {
+            self.n_partial()
         } else {
             0
         };
         Work {
             n_tiles: self.n_blocks(),
             bytes: (many + few) * self.size_bytes as f64,
-            n_products: many * self.n_few as f64,
+            n_products: many * n_few as f64,
             products_per_byte: PRODUCTS_PER_BYTE,
-            partial_bytes: partial as f64,
+            partial_bytes: (n_partial * 4) as f64,
         }
     }
 
     fn partial(&self, _: &Body) -> Option<(DType, usize)> {
-        (self.n_parts > 1).then(|| (self.acc, self.partial_shape().iter().product()))
+        (self.n_parts > 1).then(|| (self.acc, self.n_partial()))
     }
 
     fn n_results(&self) -> usize {
-        self.n_batch * self.n_few * self.n_many
+        self.x.n_batch * self.x.n_few * self.x.n_many
     }
 
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let ty = element_type(self.acc);
-        e.line(&format!(
-            "__shared__ {ty} sums[{}][{}];",
-            self.n_few,
-            self.lines()
-        ));
+        let (ty, n_few, n_lines) = (element_type(self.acc), self.x.n_few, self.lines());
+        e.line(&format!("__shared__ {ty} sums[{n_few}][{n_lines}];"));
         e.by_block(self.n_blocks(), |e, block| {
-            let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
-            let (batch, number) = e.div_rem(rest, self.n_many.div_ceil(self.lines()));
-            let first = e.mul(number, self.lines() as i64);
-            let per_part = self
-                .depth
-                .div_ceil(self.n_parts)
-                .next_multiple_of(self.depth_step());
-            let start = e.mul(part, per_part as i64);
-            let mut end = Ix::C(self.depth as i64);
-            if self.n_parts > 1 {
-                let own = e.add(start, Ix::C(per_part as i64));
-                let (own, all) = (e.val(own), e.val(end));
-                end = Ix::V(e.index_min(own, all));
-            }
-            let here = Here {
-                batch,
-                first,
-                part,
-                start,
-                end,
-            };
-            match self.form {
-                Form::Along { group, lines } => self.along(p, e, &here, group, lines)?,
-                Form::Across { lanes } => self.across(p, e, &here, lanes)?,
+            let here = self.position(e, block);
+            match self.variant {
+                Variant::Along { group, lines } => self.along(p, e, &here, group, lines)?,
+                Variant::Across { lanes } => self.across(p, e, &here, lanes)?,
             }
             e.line("__syncthreads();");
             self.store_all(p, e, &here, out)?;
@@ -593,20 +613,15 @@ impl Candidate for Skinny {
         item: Value,
         [partial, out]: [Value; 2],
     ) -> Result<()> {
-        let [_, n_batch, n_few, n_many] = self.partial_shape();
-        let zero = e.constant(self.acc, 0);
-        let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
-        let sum = e.for_loop(first, end, 1, &[zero], |e, part, carried| {
-            let from = e.mul(Ix::V(part), (n_batch * n_few * n_many) as i64);
-            let at = e.add(from, Ix::V(item));
-            let own = e.load(self.acc, partial, at);
-            Ok(vec![e.scalar_op(
-                ScalarOp::Add,
-                &[self.acc; 2],
-                &[carried[0], own],
-            )?])
-        })?[0];
-        let at = e.delinearise(Ix::V(item), &[n_batch, n_few, n_many]);
-        self.follow(p, e, at[0], [at[1], at[2]], sum, out)
+        let partials = Partials {
+            n_parts: self.n_parts,
+            n_elements: self.n_results(),
+            dtype: self.acc,
+            op: ScalarOp::Add,
+            identity: 0,
+        };
+        let sum = partials.join(e, partial, item)?;
+        let at = e.delinearise(Ix::V(item), &self.partial_shape()[1..]);
+        self.store(p, e, [at[0], at[1], at[2]], sum, out)
     }
 }

@@ -10,8 +10,8 @@ use super::super::candidates::Resources;
 use super::super::emit::{Emitter, Value};
 use super::super::groups::{self, LEAST_TILES};
 use super::super::mapped::{COLUMNS, Mapped};
-use super::form::{Extents, ROWS};
-use super::{Attention, Here};
+use super::variant::{Extents, ROWS};
+use super::{Attention, BlockPosition, Registers};
 use crate::codegen::body::Body;
 use crate::codegen::phases::MatchContext;
 use crate::codegen::pull::{Emit, Kind, Puller};
@@ -30,16 +30,8 @@ pub(super) fn find(
     x: &Extents,
     arch: Arch,
 ) -> Option<(Operands, Vec<ValueId>)> {
-    let is_deep = |d: usize| (COLUMNS / 2 + 1..=2 * COLUMNS).contains(&d);
-    let n_tiles = body.n_elements(node.outputs[0]) / (x.n_queries * x.value_depth)
-        * x.n_queries.div_ceil(ROWS);
-    let is_large = n_tiles >= LEAST_TILES && x.n_queries.min(x.n_keys) >= ROWS;
-    if !arch.has_wgmma()
-        || x.dtype.size_bytes() != 2
-        || !is_large
-        || !is_deep(x.depth)
-        || !is_deep(x.value_depth)
-    {
+    let n_batch = body.n_elements(node.outputs[0]) / (x.n_queries * x.value_depth);
+    if !arch.has_wgmma() || !suits(x, n_batch) {
         return None;
     }
     let mut needs = Vec::new();
@@ -52,6 +44,14 @@ pub(super) fn find(
     };
     let operands = [operand(0)?, operand(1)?, operand(2)?];
     Some((operands, needs))
+}
+
+/// True if there are enough tiles for blocks of warp groups, and their depths fit.
+fn suits(x: &Extents, n_batch: usize) -> bool {
+    let is_deep = |d: usize| (COLUMNS / 2 + 1..=2 * COLUMNS).contains(&d);
+    let n_tiles = n_batch * x.n_queries.div_ceil(ROWS);
+    let is_large = n_tiles >= LEAST_TILES && x.n_queries.min(x.n_keys) >= ROWS;
+    x.dtype.size_bytes() == 2 && is_large && is_deep(x.depth) && is_deep(x.value_depth)
 }
 
 /// The matrices of `v` in memory. A reshape of leading axes alone keeps the matrices and their
@@ -73,7 +73,7 @@ fn mapped(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId) -> Optio
 
 impl Attention {
     pub(super) fn group_resources(&self) -> Resources {
-        groups::resources(self.n_tiles(), self.form.group_bytes(&self.x), 1)
+        groups::resources(self.n_tiles(), self.variant.group_bytes(&self.x), 1)
     }
 
     /// Writes the kernel's body.
@@ -84,8 +84,8 @@ impl Attention {
         e: &mut Emitter,
         out: Value,
     ) -> Result<()> {
-        let [depth, value_depth] =
-            [self.x.depth, self.x.value_depth].map(|d| self.form.padded_value_depth(d));
+        let depths = [self.x.depth, self.x.value_depth];
+        let [depth, value_depth] = depths.map(|d| self.variant.padded_value_depth(d));
         let instruction = format!("gm_wgmma_{}", self.x.dtype);
         e.line(&format!(
             "typedef gm_group_attention<{instruction}, {depth}, {value_depth}, {stages}> attention;"
@@ -98,31 +98,30 @@ impl Attention {
                 Ok(())
             })
         };
-        let weigh = |p: &mut Puller<Value>, e: &mut Emitter| {
-            e.line("attention::first_turn();");
-            self.each_tile(e, |e, here| {
-                self.weigh(p, e, here)?;
-                self.store(p, e, here, out)
-            })?;
-            e.line("attention::last_turn();");
-            Ok(())
-        };
-        groups::split(p, e, "attention", fetch, weigh)?;
+        let compute = |p: &mut Puller<Value>, e: &mut Emitter| self.compute(p, e, out);
+        groups::split(p, e, "attention", fetch, compute)?;
         // One thread of the first warp fetched; the others have waited for it.
         e.line("__syncwarp();");
         e.line("__syncthreads();");
         Ok(())
     }
 
+    /// Code of the computing groups, which take turns.
+    fn compute(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        e.line("attention::first_turn();");
+        self.each_tile(e, |e, here| {
+            self.weigh(p, e, here)?;
+            self.store(p, e, here, out)
+        })?;
+        e.line("attention::last_turn();");
+        Ok(())
+    }
+
     /// Asks for the operands' tiles.
-    fn fetch(&self, e: &mut Emitter, here: &Here) {
+    fn fetch(&self, e: &mut Emitter, here: &BlockPosition) {
         let first = e.val(here.first);
         let first = format!("int({}) + first", e.text(first));
-        let loads = [
-            ("queries", first.as_str()),
-            ("keys", "first"),
-            ("values", "first"),
-        ];
+        let loads = [("queries", &*first), ("keys", "first"), ("values", "first")];
         for (i, (operand, (name, row))) in self.operands.iter().flatten().zip(loads).enumerate() {
             let lead = e.delinearise(here.batch, &operand.lead);
             let at = operand.coordinates(e, ["column", row], &lead);
@@ -139,22 +138,19 @@ impl Attention {
     }
 
     /// Computes the thread's results.
-    fn weigh(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here) -> Result<()> {
-        let node = p.body.graph.node(self.node).clone();
-        let [n, m] = self
-            .form
-            .registers(super::Registers::Scores, self.x.value_depth);
+    fn weigh(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &BlockPosition) -> Result<()> {
+        let [n, m] = self.registers(Registers::Scores);
         let [start, end] = self.keys(e, here);
         e.open(&format!(
             "const auto score = [&](f32 (&scores)[{n}][{m}], ix k0)"
         ));
         let k0 = e.named(Kind::Index, "k0");
-        self.scores(p, e, here, k0, &node)?;
+        self.scores(p, e, here, k0)?;
         e.close_with("};");
         e.line("attention own;");
+        let power = self.power();
         e.line(&format!(
-            "own.run<ix>(tiles, {start}, {end}, score, {});",
-            self.power()
+            "own.run<ix>(tiles, {start}, {end}, score, {power});"
         ));
         e.line("const auto& result = own.result;");
         Ok(())

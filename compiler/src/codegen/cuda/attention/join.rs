@@ -4,7 +4,7 @@
 //! then, for each row, its largest score and its sum of weights.
 
 use super::super::emit::{Emitter, Value};
-use super::{Attention, Here};
+use super::{Attention, BlockPosition};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::Result;
 use crate::ir::ScalarOp;
@@ -35,7 +35,14 @@ impl Attention {
         )
     }
 
-    pub(super) fn store_part(&self, e: &mut Emitter, here: &Here, out: Value) -> Result<()> {
+    /// Stores the thread's elements of partial results; the thread of a row's first column adds its
+    /// largest score and sum of weights.
+    pub(super) fn store_part(
+        &self,
+        e: &mut Emitter,
+        here: &BlockPosition,
+        out: Value,
+    ) -> Result<()> {
         self.each_result(e, here, |e, [name, query], [row, column]| {
             let (from, pair) = self.partial_at(e, [here.part, here.batch, row]);
             let at = e.add(from, column);
@@ -62,38 +69,60 @@ impl Attention {
         item: Value,
         [partial, out]: [Value; 2],
     ) -> Result<()> {
-        let shape = p.body.shape(self.result).to_vec();
-        let (at, rank) = (e.delinearise(Ix::V(item), &shape), shape.len());
+        let shape = p.body.shape(self.node.result);
+        let (at, rank) = (e.delinearise(Ix::V(item), shape), shape.len());
         let batch = e.linearise(&at[..rank - 2], &self.lead);
+        let (row, column) = ([batch, at[rank - 2]], at[rank - 1]);
+        let largest = self.largest_score(e, partial, row)?;
+        let base = format!("gm_base({})", e.text(largest));
+        let base = e.define(Kind::Element(self.acc), &base);
+        let [sum, total] = self.weighted_sums(e, [partial, base], row, column)?;
+        let value = e.combine(ScalarOp::Div, sum, total)?;
+        self.node.store(p, e, &at, value, out)
+    }
+
+    /// The largest score of a row, given as batch and query, in all parts.
+    fn largest_score(
+        &self,
+        e: &mut Emitter,
+        partial: Value,
+        [batch, row]: [Ix<Value>; 2],
+    ) -> Result<Value> {
         let lowest = e.constant(self.acc, real_bits(self.acc, f64::NEG_INFINITY));
         let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
-        let greatest = e.for_loop(first, end, 1, &[lowest], |e, part, carried| {
-            let (_, pair) = self.partial_at(e, [Ix::V(part), batch, at[rank - 2]]);
+        let largest = e.for_loop(first, end, 1, &[lowest], |e, part, carried| {
+            let (_, pair) = self.partial_at(e, [Ix::V(part), batch, row]);
             let own = e.load(self.acc, partial, pair);
-            Ok(vec![e.scalar_op(
-                ScalarOp::Max,
-                &[self.acc; 2],
-                &[carried[0], own],
-            )?])
-        })?[0];
-        let base = format!("gm_base({})", e.text(greatest));
-        let base = e.define(Kind::Element(self.acc), &base);
+            Ok(vec![e.combine(ScalarOp::Max, carried[0], own)?])
+        })?;
+        Ok(largest[0])
+    }
+
+    /// Sums over the parts of a result and of the weights, rescaled from each part's largest score
+    /// to `base`.
+    fn weighted_sums(
+        &self,
+        e: &mut Emitter,
+        [partial, base]: [Value; 2],
+        [batch, row]: [Ix<Value>; 2],
+        column: Ix<Value>,
+    ) -> Result<[Value; 2]> {
         let zero = e.constant(self.acc, 0);
+        let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
         let sums = e.for_loop(first, end, 1, &[zero, zero], |e, part, carried| {
-            let (from, pair) = self.partial_at(e, [Ix::V(part), batch, at[rank - 2]]);
+            let (from, pair) = self.partial_at(e, [Ix::V(part), batch, row]);
             let own = e.load(self.acc, partial, pair);
             let weight = format!("{}({}, {})", self.power(), e.text(own), e.text(base));
             let weight = e.define(Kind::Element(self.acc), &weight);
-            let places = [e.add(from, at[rank - 1]), e.add(pair, Ix::C(1))];
+            let places = [e.add(from, column), e.add(pair, Ix::C(1))];
             let mut next = Vec::new();
             for (&sum, place) in carried.iter().zip(places) {
                 let own = e.load(self.acc, partial, place);
-                let own = e.scalar_op(ScalarOp::Mul, &[self.acc; 2], &[own, weight])?;
-                next.push(e.scalar_op(ScalarOp::Add, &[self.acc; 2], &[sum, own])?);
+                let own = e.combine(ScalarOp::Mul, own, weight)?;
+                next.push(e.combine(ScalarOp::Add, sum, own)?);
             }
             Ok(next)
         })?;
-        let value = e.scalar_op(ScalarOp::Div, &[self.acc; 2], &[sums[0], sums[1]])?;
-        self.follow(p, e, &at, value, out)
+        Ok([sums[0], sums[1]])
     }
 }

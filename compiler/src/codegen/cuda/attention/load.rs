@@ -2,8 +2,8 @@
 
 use super::super::emit::{Emitter, Value};
 use super::super::runs::Runs;
-use super::super::text::{element_type, literal};
-use super::{Attention, Form, Here};
+use super::super::text::element_type;
+use super::{Attention, BlockPosition, Variant};
 use crate::codegen::pull::{Emit, Ix, Puller};
 use crate::error::Result;
 use crate::ir::ValueId;
@@ -25,7 +25,44 @@ pub(super) struct Tile {
     pub(super) depth: usize,
     pub(super) padded: usize,
     /// True if the tile is transposed: neighbours in shared memory belong to neighbouring rows.
-    pub(super) turned: bool,
+    pub(super) transposed: bool,
+}
+
+/// A run of a tile that a thread loads.
+struct TileRun {
+    /// Position in the tile.
+    row: Ix<Value>,
+    column: Ix<Value>,
+    /// Index in the operand.
+    index: Vec<Ix<Value>>,
+    /// Conditions that the run lies inside the operand.
+    inside: [Option<Value>; 2],
+}
+
+impl Tile {
+    /// Run number `i` of `width` elements.
+    fn run(&self, e: &mut Emitter, here: &BlockPosition, width: usize, i: Value) -> TileRun {
+        // Stores of transposed vectors avoid bank conflicts when neighbouring threads have
+        // neighbouring rows.
+        let by_row = self.transposed && width > 1;
+        let (row, run) = if by_row {
+            let (outer, inner) = e.div_rem(Ix::V(i), self.rows);
+            (inner, outer)
+        } else {
+            e.div_rem(Ix::V(i), self.padded / width)
+        };
+        let (at, column) = (e.add(self.first, row), e.mul(run, width as i64));
+        let lead = here.lead.iter().copied();
+        TileRun {
+            row,
+            column,
+            index: lead.chain([at, column]).collect(),
+            inside: [
+                e.below(at, self.extent, self.rows),
+                e.below(column, self.depth, self.padded),
+            ],
+        }
+    }
 }
 
 impl Attention {
@@ -35,51 +72,35 @@ impl Attention {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &BlockPosition,
         tile: &Tile,
     ) -> Result<()> {
         let axis = p.body.shape(tile.operand).len() - 1;
         let runs = Runs::of(p.body, tile.operand, axis, &|v| p.stored.contains_key(&v));
-        let width = runs.width();
-        let per_row = tile.padded / width;
-        let (items, threads) = (
-            (tile.rows * per_row).to_string(),
-            self.form.threads().to_string(),
-        );
-        e.counted(["ix(threadIdx.x)", &items, &threads], |e, i| {
-            // Stores of transposed vectors avoid bank conflicts when neighbouring threads have
-            // neighbouring rows.
-            let by_row = tile.turned && width > 1;
-            let (outer, inner) = e.div_rem(Ix::V(i), if by_row { tile.rows } else { per_row });
-            let (row, run) = if by_row {
-                (inner, outer)
-            } else {
-                (outer, inner)
-            };
-            let (at, column) = (e.add(tile.first, row), e.mul(run, width as i64));
-            let index: Vec<Ix<Value>> = here.lead.iter().copied().chain([at, column]).collect();
-            let inside = [
-                e.below(at, tile.extent, tile.rows),
-                e.below(column, tile.depth, tile.padded),
-            ];
-            let Some((base, from)) = self.copied(p, e, &runs, &index) else {
-                return self.run(p, e, tile, &runs, [row, column], &index, &inside);
-            };
-            let to = self.position(e, tile, row, column);
-            let all: Vec<&str> = inside.iter().flatten().map(|&c| e.text(c)).collect();
-            let inside = if all.is_empty() {
-                "true".to_owned()
-            } else {
-                all.join(" && ")
-            };
-            let line = format!(
-                "gm_copy_chunk(gm_shared({to}), {} + {}, {inside});",
-                e.text(base),
-                e.text(from)
-            );
-            e.line(&line);
+        let n_runs = tile.rows * (tile.padded / runs.width());
+        e.by_thread(n_runs, self.variant.threads(), |e, i| {
+            let run = tile.run(e, here, runs.width(), i);
+            match self.copied(p, e, &runs, &run.index) {
+                Some(source) => self.copy(e, tile, &run, source),
+                None => self.pull(p, e, tile, &runs, &run)?,
+            }
             Ok(())
         })
+    }
+
+    /// Copies a run from a buffer and position, asynchronously.
+    fn copy(&self, e: &mut Emitter, tile: &Tile, run: &TileRun, [buffer, from]: [Value; 2]) {
+        let to = self.address(e, tile, run.row, run.column);
+        let inside: Vec<&str> = run.inside.iter().flatten().map(|&c| e.text(c)).collect();
+        let inside = if inside.is_empty() {
+            "true".to_owned()
+        } else {
+            inside.join(" && ")
+        };
+        let from = format!("{} + {}", e.text(buffer), e.text(from));
+        e.line(&format!(
+            "gm_copy_chunk(gm_shared({to}), {from}, {inside});"
+        ));
     }
 
     /// Buffer and position of a run that is copied as it is, without passing through registers.
@@ -89,77 +110,68 @@ impl Attention {
         e: &mut Emitter,
         runs: &Runs,
         at: &[Ix<Value>],
-    ) -> Option<(Value, Value)> {
-        let leaf = runs
-            .copied()
-            .filter(|_| matches!(self.form, Form::Tensor { .. }))?;
+    ) -> Option<[Value; 2]> {
+        let is_tensor = matches!(self.variant, Variant::Tensor { .. });
+        let leaf = runs.copied().filter(|_| is_tensor)?;
         let is_whole = runs.width() * p.body.dtype(leaf.value).size_bytes() == WIDEST;
         is_whole.then(|| {
             let from = e.strided(leaf.offset, at, &leaf.strides);
-            (p.stored[&leaf.value], e.val(from))
+            [p.stored[&leaf.value], e.val(from)]
         })
     }
 
     /// Address of an element of the tile.
-    fn position(&self, e: &mut Emitter, tile: &Tile, row: Ix<Value>, column: Ix<Value>) -> String {
-        let (outer, inner) = if tile.turned {
-            (column, row)
+    fn address(&self, e: &mut Emitter, tile: &Tile, row: Ix<Value>, column: Ix<Value>) -> String {
+        let (outer, inner, length) = if tile.transposed {
+            (column, row, tile.rows)
         } else {
-            (row, column)
+            (row, column, tile.padded)
         };
-        let pitch = self
-            .form
-            .pitch(if tile.turned { tile.rows } else { tile.padded });
-        let from = e.mul(outer, pitch as i64);
+        let from = e.mul(outer, self.variant.pitch(length) as i64);
         let at = e.add(from, inner);
-        let at = e.val(at);
-        format!("{} + {}", tile.name, e.text(at))
+        format!("{} + {}", tile.name, e.position(at))
     }
 
     /// Pulls a run into the tile, or zeros where it is outside.
-    #[allow(clippy::too_many_arguments)]
-    fn run(
+    fn pull(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
         tile: &Tile,
         runs: &Runs,
-        [row, column]: [Ix<Value>; 2],
-        index: &[Ix<Value>],
-        inside: &[Option<Value>],
+        run: &TileRun,
     ) -> Result<()> {
-        let (width, dtype) = (runs.width(), self.form.shared_dtype(self.x.dtype));
-        let own = p.body.dtype(tile.operand);
-        // A vector that stays one is stored as one.
-        let whole = !tile.turned && width > 1 && width * dtype.size_bytes() <= WIDEST;
-        if whole {
+        let (width, dtype) = (runs.width(), self.variant.shared_dtype(self.x.dtype));
+        // A contiguous vector is stored in one access.
+        let fits = width * dtype.size_bytes() <= WIDEST;
+        let is_vector = !tile.transposed && width > 1 && fits;
+        if is_vector {
             e.line(&format!("gm_vector<{}, {width}> x;", element_type(dtype)));
         }
         let to = |e: &mut Emitter, k: Ix<Value>| {
-            if whole {
-                let k = e.val(k);
-                return format!("x.v[{}]", e.text(k));
+            if is_vector {
+                return format!("x.v[{}]", e.position(k));
             }
-            let column = e.add(column, k);
-            format!("*({})", self.position(e, tile, row, column))
+            let column = e.add(run.column, k);
+            format!("*({})", self.address(e, tile, run.row, column))
         };
-        e.guarded(inside, |e| {
-            runs.each(p, e, tile.operand, index, |e, k, value| {
-                let value = e.convert(value, own, dtype)?;
-                let line = format!("{} = {};", to(e, k), e.text(value));
-                e.line(&line);
+        e.guarded(&run.inside, |e| {
+            runs.each(p, e, tile.operand, &run.index, |e, k, value| {
+                let value = e.cast(value, dtype)?;
+                let to = to(e, k);
+                e.set(&to, value);
                 Ok(())
             })
         })?;
-        if inside.iter().any(Option::is_some) {
+        if run.inside.iter().any(Option::is_some) {
             e.open("else");
             let k = e.open_unrolled(width);
-            let line = format!("{} = {};", to(e, Ix::V(k)), literal(dtype, 0));
-            e.line(&line);
+            let (to, zero) = (to(e, Ix::V(k)), e.constant(dtype, 0));
+            e.set(&to, zero);
             (0..2).for_each(|_| e.close());
         }
-        if whole {
-            let to = self.position(e, tile, row, column);
+        if is_vector {
+            let to = self.address(e, tile, run.row, run.column);
             e.line(&format!("gm_store<{width}>({to}, x);"));
         }
         Ok(())

@@ -26,20 +26,14 @@ impl Library {
             .regions
             .first()
             .ok_or_else(|| Error::internal("a cluster has no body"))?;
-        if region
-            .nodes()
-            .filter(|(_, n)| matches!(n.op, Op::MatMul))
-            .count()
-            != 1
-        {
+        let products = region.nodes().filter(|(_, n)| matches!(n.op, Op::MatMul));
+        if products.count() != 1 {
             return Ok(None);
         }
         // Composite ops stay: none of them is part of a library's product.
         let body = Body::new(node, &|_, _| true)?;
-        let Some((product, reads)) = find(&body, tf32) else {
-            return Ok(None);
-        };
-        Ok(Some(Library {
+        let found = find(&body, tf32);
+        Ok(found.map(|(product, reads)| Library {
             body,
             product,
             reads,
@@ -65,20 +59,19 @@ impl Library {
         };
         let mut placed = Placed::new(&self.body)?;
         let found = self.reads.iter().map(|v| placed.location.get(v).copied());
-        let mut args: Vec<Arg> = found
-            .collect::<Option<_>>()
-            .ok_or_else(|| Error::internal("an operand of a library has no buffer"))?;
+        let args: Option<Vec<Arg>> = found.collect();
+        let mut args =
+            args.ok_or_else(|| Error::internal("an operand of a library has no buffer"))?;
         let n_reads = args.len();
         args.push(placed.destination(&self.body, self.body.graph.outputs[0].value));
         if workspace_bytes > 0 {
             placed.plan.scratch.push(product.workspace_buffer_bytes());
             args.push(Arg::Scratch(placed.plan.scratch.len() as u32 - 1));
         }
-        let n_outputs = (args.len() - n_reads) as u32;
         placed.plan.steps.push(PlanStep {
             kernel,
+            n_outputs: (args.len() - n_reads) as u32,
             args,
-            n_outputs,
             items: 1,
             grain: 0,
         });
@@ -100,58 +93,56 @@ fn find(body: &Body, tf32: bool) -> Option<(Product, Vec<ValueId>)> {
     let [output] = &body.graph.outputs[..] else {
         return None;
     };
-    let after = After::find(body, output.value)?;
-    let node = body
-        .graph
-        .def_node(after.product)
-        .filter(|n| matches!(n.op, Op::MatMul))?;
-    let shape = body.shape(after.product);
-    let (batch, &[m, n]) = shape.split_last_chunk::<2>()?;
-    let k = *body.shape(node.inputs[0]).last()?;
-    let [(lhs, of_lhs), (rhs, of_rhs)] = [
-        operand(body, node.inputs[0], batch)?,
-        operand(body, node.inputs[1], batch)?,
-    ];
+    let epilogue = Epilogue::find(body, output.value)?;
+    let (product, mut reads) = dense(body, &epilogue, output.value, tf32)?;
+    let mut product = folded(product);
+    if let Some(bias) = &epilogue.bias {
+        let offset = vector(bias, product.n)?;
+        let align_bytes = alignment(body, bias.base, offset);
+        product.bias = Some(offset);
+        product.out.align_bytes = product.out.align_bytes.min(align_bytes);
+        reads.push(bias.base);
+    }
+    let size = |&v: &ValueId| {
+        let dtype = body.dtype(v);
+        (dtype, body.n_elements(v) * dtype.size_bytes())
+    };
+    let args: Vec<_> = reads.iter().chain([&output.value]).map(size).collect();
+    product.problem(&args).is_none().then_some((product, reads))
+}
+
+/// The product before `epilogue`, stored as `output`, and its operands. The bias is left out.
+fn dense(
+    body: &Body,
+    epilogue: &Epilogue,
+    output: ValueId,
+    tf32: bool,
+) -> Option<(Product, Vec<ValueId>)> {
+    let node = body.graph.def_node(epilogue.product)?;
+    let Op::MatMul = node.op else { return None };
+    let (batch, &[m, n]) = body.shape(epilogue.product).split_last_chunk::<2>()?;
+    let (lhs, of_lhs) = operand(body, node.inputs[0], batch)?;
+    let (rhs, of_rhs) = operand(body, node.inputs[1], batch)?;
     let out = Matrix {
-        align_bytes: alignment(body, output.value, 0),
-        ..Matrix::dense(body.dtype(output.value), n)
+        align_bytes: alignment(body, output, 0),
+        batch_stride: m * n,
+        ..Matrix::dense(body.dtype(output), n)
     };
     let product = Product {
         name: String::new(),
         m,
         n,
-        k,
+        k: *body.shape(node.inputs[0]).last()?,
         n_batch: batch.iter().product(),
         lhs,
         rhs,
-        out: Matrix {
-            batch_stride: m * n,
-            ..out
-        },
+        out,
         compute: compute(lhs.dtype, tf32)?,
         bias: None,
-        relu: after.relu,
+        relu: epilogue.relu,
         workspace_bytes: 0,
     };
-    let mut product = folded(product);
-    let mut reads = vec![of_lhs, of_rhs];
-    if let Some(bias) = &after.bias {
-        product.bias = Some(vector(bias, n)?);
-        product.out.align_bytes =
-            product
-                .out
-                .align_bytes
-                .min(alignment(body, bias.base, product.bias?));
-        reads.push(bias.base);
-    }
-    let size = |v: &ValueId| {
-        (
-            body.dtype(*v),
-            body.n_elements(*v) * body.dtype(*v).size_bytes(),
-        )
-    };
-    let args: Vec<_> = reads.iter().chain([&output.value]).map(size).collect();
-    product.problem(&args).is_none().then_some((product, reads))
+    Some((product, vec![of_lhs, of_rhs]))
 }
 
 /// Dtype in which elements are multiplied and accumulated.
@@ -167,83 +158,81 @@ fn compute(dtype: DType, tf32: bool) -> Option<Compute> {
 
 /// Several products by one right-hand side are one product of all their rows, where these follow each other.
 fn folded(p: Product) -> Product {
-    let apart = |matrix: Matrix| Matrix {
+    let follows = p.lhs.order == Order::Row && p.lhs.batch_stride == p.m * p.lhs.pitch;
+    let is_foldable = p.rhs.batch_stride == 0 && follows;
+    if p.n_batch != 1 && !(p.n_batch > 1 && is_foldable) {
+        return p;
+    }
+    let single = |matrix: Matrix| Matrix {
         batch_stride: 0,
         ..matrix
     };
-    let follows = p.lhs.order == Order::Row && p.lhs.batch_stride == p.m * p.lhs.pitch;
-    let p = match p.n_batch > 1 && p.rhs.batch_stride == 0 && follows {
-        true => Product {
-            m: p.m * p.n_batch,
-            n_batch: 1,
-            ..p
-        },
-        false => p,
-    };
-    match p.n_batch {
-        1 => Product {
-            lhs: apart(p.lhs),
-            rhs: apart(p.rhs),
-            out: apart(p.out),
-            ..p
-        },
-        _ => p,
+    Product {
+        m: p.m * p.n_batch,
+        n_batch: 1,
+        lhs: single(p.lhs),
+        rhs: single(p.rhs),
+        out: single(p.out),
+        ..p
     }
 }
 
 /// Epilogue of a product, from the result back to the product.
-struct After {
+struct Epilogue {
     product: ValueId,
     bias: Option<Strided>,
     relu: bool,
 }
 
-impl After {
+impl Epilogue {
     /// Undoes a relu, a bias and a rounding to a half type, in this order, each if it is there.
-    fn find(body: &Body, result: ValueId) -> Option<After> {
-        let map = |v: ValueId| {
-            body.graph.def_node(v).and_then(|n| {
-                if let Op::Map(op) = n.op {
-                    Some((op, n))
-                } else {
-                    None
-                }
-            })
-        };
-        let mut v = unshaped(body, result);
-        let mut after = After {
-            product: v,
-            bias: None,
-            relu: false,
-        };
-        if let Some((ScalarOp::Relu, node)) = map(v) {
-            after.relu = true;
-            v = unshaped(body, node.inputs[0]);
+    fn find(body: &Body, result: ValueId) -> Option<Epilogue> {
+        let mut product = unshaped(body, result);
+        let relu = map(body, product).filter(|(op, _)| *op == ScalarOp::Relu);
+        if let Some((_, node)) = relu {
+            product = unshaped(body, node.inputs[0]);
         }
-        if let Some((ScalarOp::Add, node)) = map(v) {
-            let view = |b: ValueId| Strided::resolve(body, b, &|v| in_memory(body, v));
-            let same = |x: ValueId| body.shape(x) == body.shape(v);
-            let (x, b) = (0..2)
-                .map(|i| (node.inputs[i], view(node.inputs[1 - i])))
-                .find(|(x, b)| same(*x) && in_memory(body, b.base))?;
-            after.bias = Some(b.broadcast(body.shape(v))?);
-            v = unshaped(body, x);
+        let mut bias = None;
+        if let Some((ScalarOp::Add, node)) = map(body, product) {
+            let (x, view) = biased(body, node)?;
+            bias = Some(view);
+            product = unshaped(body, x);
         }
-        if let Some((ScalarOp::Cast(DType::F16 | DType::BF16), node)) = map(v) {
-            v = unshaped(body, node.inputs[0]);
+        if let Some((ScalarOp::Cast(DType::F16 | DType::BF16), node)) = map(body, product) {
+            product = unshaped(body, node.inputs[0]);
         }
-        after.product = v;
-        Some(after)
+        Some(Epilogue {
+            product,
+            bias,
+            relu: relu.is_some(),
+        })
     }
+}
+
+/// The element-wise op that computes a value.
+fn map(body: &Body, v: ValueId) -> Option<(ScalarOp, &Node)> {
+    let node = body.graph.def_node(v)?;
+    match node.op {
+        Op::Map(op) => Some((op, node)),
+        _ => None,
+    }
+}
+
+/// The operand of a sum that has all of its elements, and the other one, broadcast to them.
+fn biased(body: &Body, sum: &Node) -> Option<(ValueId, Strided)> {
+    let shape = body.shape(sum.outputs[0]);
+    let view = |v: ValueId| Strided::resolve(body, v, &|v| in_memory(body, v));
+    let (x, bias) = [(0, 1), (1, 0)]
+        .map(|(i, j)| (sum.inputs[i], view(sum.inputs[j])))
+        .into_iter()
+        .find(|(x, bias)| body.shape(*x) == shape && in_memory(body, bias.base))?;
+    Some((x, bias.broadcast(shape)?))
 }
 
 /// The value that `v` is a reshape of.
 fn unshaped(body: &Body, mut v: ValueId) -> ValueId {
-    while let Some(node) = body
-        .graph
-        .def_node(v)
-        .filter(|n| matches!(n.op, Op::Reshape { .. }))
-    {
+    let is_reshape = |n: &&Node| matches!(n.op, Op::Reshape { .. });
+    while let Some(node) = body.graph.def_node(v).filter(is_reshape) {
         v = node.inputs[0];
     }
     v
@@ -268,48 +257,42 @@ fn operand(body: &Body, v: ValueId, batch: &[usize]) -> Option<(Matrix, ValueId)
     let dtype = narrowed(body, &stored, v).map_or(body.dtype(v), |narrow| narrow.0);
     let sides = body.shape(v).last_chunk::<2>()?;
     let view = strided(body, &stored, v, dtype)?.broadcast(&[batch, sides].concat())?;
-    let (outer, &[by_row, by_column]) = view.strides.split_last_chunk::<2>()?;
+    let (outer, &strides) = view.strides.split_last_chunk::<2>()?;
     let batch_stride = match &collapse(batch, &[outer])[..] {
         [] => 0,
         [axis] => usize::try_from(axis.strides[0]).ok()?,
         _ => return None,
     };
-    let (order, pitch) = lines(*sides, [by_row, by_column])?;
+    let (order, pitch) = order(*sides, strides)?;
     let offset = usize::try_from(view.offset).ok()?;
-    let align_bytes = alignment(body, view.base, offset);
-    Some((
-        Matrix {
-            dtype,
-            order,
-            pitch,
-            batch_stride,
-            offset,
-            align_bytes,
-        },
-        view.base,
-    ))
+    let matrix = Matrix {
+        dtype,
+        order,
+        pitch,
+        batch_stride,
+        offset,
+        align_bytes: alignment(body, view.base, offset),
+    };
+    Some((matrix, view.base))
 }
 
 /// Order of a matrix in memory, and the pitch of its rows or columns.
-fn lines([rows, columns]: [usize; 2], [by_row, by_column]: [i64; 2]) -> Option<(Order, usize)> {
-    let pitch = |n_lines: usize, stride: i64, length: usize| {
-        if n_lines == 1 {
-            Some(length)
-        } else {
-            usize::try_from(stride).ok().filter(|&s| s >= length)
-        }
-    };
-    let in_rows = (by_column == 1 || columns == 1)
-        .then(|| pitch(rows, by_row, columns))
-        .flatten();
-    let in_columns = || {
-        (by_row == 1 || rows == 1)
-            .then(|| pitch(columns, by_column, rows))
-            .flatten()
-    };
-    in_rows
-        .map(|p| (Order::Row, p))
-        .or_else(|| in_columns().map(|p| (Order::Column, p)))
+fn order([rows, columns]: [usize; 2], [by_row, by_column]: [i64; 2]) -> Option<(Order, usize)> {
+    let row_pitch = || pitch(rows, by_row, columns);
+    let column_pitch = || pitch(columns, by_column, rows);
+    let is_inner = |stride: i64, extent: usize| stride == 1 || extent == 1;
+    let in_rows = is_inner(by_column, columns).then(row_pitch).flatten();
+    let in_columns = || is_inner(by_row, rows).then(column_pitch).flatten();
+    let rows = in_rows.map(|pitch| (Order::Row, pitch));
+    rows.or_else(|| Some((Order::Column, in_columns()?)))
+}
+
+/// Pitch of lines of such a length, of which the next begins after `stride`; `None` when they overlap.
+fn pitch(n_lines: usize, stride: i64, length: usize) -> Option<usize> {
+    if n_lines == 1 {
+        return Some(length);
+    }
+    usize::try_from(stride).ok().filter(|&s| s >= length)
 }
 
 /// Largest power of two that divides the address of element `offset` of a value's buffer, wherever

@@ -87,15 +87,39 @@ pub(super) struct Mma {
 /// Multiplications of one byte by another in the time of a byte; of wider operands, as many times less.
 const PRODUCTS_PER_BYTE: f64 = 100.0;
 
+/// Opens the function of an operand's elements; gives its parameters: row and column in the tile,
+/// and first index along the summed axis.
+fn open_loader(e: &mut Emitter, side: Side, loading: &Loading, element: DType) -> [Ix<Value>; 3] {
+    let name = side.name();
+    let gives = match loading {
+        Loading::Copied(_) => "gm_source",
+        Loading::Pulled { .. } => element_type(element),
+    };
+    e.open(&format!(
+        "const auto {name} = [&](int row, int column, ix k0) -> {gives}"
+    ));
+    ["row", "column", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)))
+}
+
+/// Returns an address, and whether the element exists there.
+fn give_source(
+    e: &mut Emitter,
+    (address, exists): (String, Option<Value>),
+    inside: Option<Value>,
+) -> Result<()> {
+    let inside = both(e, inside, exists)?;
+    let inside = inside.map_or("true".to_owned(), |i| e.text(i).to_owned());
+    e.line(&format!("return {{{address}, {inside}}};"));
+    Ok(())
+}
+
 impl Mma {
     /// One variant per tile that fits the operands, best suited to the sizes first.
     pub(super) fn all(options: &Options, operands: Operands, sizes: Sizes) -> Vec<Mma> {
         let size_bytes = operands.instruction.size_bytes();
-        let wide = operands.copied().is_some() && options.arch.capability() >= 80;
-        let fitting: Vec<Tile> = TILES
-            .into_iter()
-            .filter(|t| t.waits_in_registers() || wide)
-            .collect();
+        let is_copied = operands.copied().is_some() && options.arch.capability() >= 80;
+        let mut fitting = TILES.to_vec();
+        fitting.retain(|t| t.waits_in_registers() || is_copied);
         let extents = |t: &Tile| [t.m, t.n, t.k_bytes / size_bytes];
         let tiles = best_first(&fitting, |t| sizes.fills(extents(t)));
         let stages = stages(options.arch);
@@ -105,14 +129,10 @@ impl Mma {
             stages,
             n_parts,
         };
-        let others = sizes
-            .other_parts(extents(&tiles[0]))
-            .into_iter()
-            .map(|n| of(tiles[0], n));
-        tiles
-            .iter()
-            .map(|t| of(*t, sizes.n_parts(extents(t))))
-            .chain(others)
+        let first = tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t))));
+        let others = sizes.other_parts(extents(&tiles[0]));
+        first
+            .chain(others.into_iter().map(|n| of(tiles[0], n)))
             .collect()
     }
 
@@ -183,48 +203,29 @@ impl Mma {
         e: &mut Emitter,
         out: Value,
     ) -> Result<()> {
-        let Sizes { m, n, k, .. } = c.sizes;
+        let Sizes { n_batch, m, n, .. } = c.sizes;
         e.line(&format!("typedef {} product;", self.product()));
         e.line("extern __shared__ __align__(128) u8 shared[];");
-        let (rows, columns, n_parts) = (
-            m.div_ceil(self.tile.m),
-            n.div_ceil(self.tile.n),
-            c.n_parts(),
-        );
-        let shape = [n_parts, c.sizes.n_batch, rows * columns];
+        let (rows, columns) = (m.div_ceil(self.tile.m), n.div_ceil(self.tile.n));
+        let shape = [c.n_parts(), n_batch, rows * columns];
         e.by_block(shape.iter().product(), |e, tile| {
             let at = e.delinearise(Ix::V(tile), &shape);
-            let (part, batch, within_batch) = (at[0], at[1], e.val(at[2]));
-            let place = format!(
-                "const auto place = gm_raster<ix>({}, {rows}, {columns});",
-                e.text(within_batch)
-            );
-            e.line(&place);
-            let m0 = e.define(Kind::Index, &format!("place.row * {}", self.tile.m));
-            let n0 = e.define(Kind::Index, &format!("place.column * {}", self.tile.n));
-            let [first, steps] = share(e, part, n_parts, (k, self.k()));
-            self.load(c, p, e, Side::Lhs, [batch, Ix::V(m0)])?;
-            self.load(c, p, e, Side::Rhs, [batch, Ix::V(n0)])?;
-            e.line("product sums;");
-            let loaders = format!(
-                "product::{}_lhs<ix>(lhs), product::{}_rhs<ix>(rhs)",
-                self.operands.lhs.verb(),
-                self.operands.rhs.verb()
-            );
+            let within_batch = e.position(at[2]);
             e.line(&format!(
-                "sums.run(gm_shared(shared), {first}, {steps}, {loaders});"
+                "const auto place = gm_raster<ix>({within_batch}, {rows}, {columns});"
             ));
-            let Tile { m, n, warp_n, .. } = self.tile;
-            let slabs = Slabs {
-                acc: self.acc(),
-                columns: warp_n,
-                tile: [m, n],
-            };
+            let row = e.define(Kind::Index, &format!("place.row * {}", self.tile.m));
+            let column = e.define(Kind::Index, &format!("place.column * {}", self.tile.n));
             let place = Place {
-                part,
-                batch,
-                row: Ix::V(m0),
-                column: Ix::V(n0),
+                part: at[0],
+                batch: at[1],
+                row: Ix::V(row),
+                column: Ix::V(column),
+            };
+            self.sum(c, p, e, place)?;
+            let slabs = Slabs {
+                columns: self.tile.warp_n,
+                tile: [self.tile.m, self.tile.n],
             };
             epilogue::staged(c, p, e, place, slabs, out)?;
             e.line("__syncthreads();");
@@ -232,7 +233,27 @@ impl Mma {
         })
     }
 
-    /// Writes the function that says where an operand's tile comes from.
+    /// Computes the sums of a tile.
+    fn sum(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        place: Place,
+    ) -> Result<()> {
+        let [first, steps] = share(e, place.part, c.n_parts(), (c.sizes.k, self.k()));
+        self.load(c, p, e, Side::Lhs, [place.batch, place.row])?;
+        self.load(c, p, e, Side::Rhs, [place.batch, place.column])?;
+        let [lhs, rhs] = [self.operands.lhs.verb(), self.operands.rhs.verb()];
+        let loaders = format!("product::{lhs}_lhs<ix>(lhs), product::{rhs}_rhs<ix>(rhs)");
+        e.line("product sums;");
+        e.line(&format!(
+            "sums.run(gm_shared(shared), {first}, {steps}, {loaders});"
+        ));
+        Ok(())
+    }
+
+    /// Writes the function that gives the source of an element of an operand's tile.
     fn load(
         &self,
         c: &Contract,
@@ -246,49 +267,25 @@ impl Mma {
             Side::Rhs => (&self.operands.rhs, c.sizes.n, self.tile.n),
         };
         let element = self.operands.instruction.element(side);
-        let gives = match loading {
-            Loading::Copied(_) => "gm_source",
-            Loading::Pulled { .. } => element_type(element),
+        let [row, column, k0] = open_loader(e, side, loading, element);
+        let (along, deep) = match loading.along_k() {
+            true => (row, column),
+            false => (column, row),
         };
-        e.open(&format!(
-            "const auto {} = [&](int row, int column, ix k0) -> {gives}",
-            side.name()
-        ));
-        p.scoped(|p| {
-            let [row, column, k0] =
-                ["row", "column", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
-            let (along, deep) = if loading.along_k() {
-                (row, column)
-            } else {
-                (column, row)
-            };
-            let at = At {
-                batch,
-                along: e.add(first, along),
-                k: e.add(k0, deep),
-            };
-            let inside = within(e, [(at.along, extent, tile), (at.k, c.sizes.k, self.k())])?;
-            match loading {
-                Loading::Copied(chunks) => {
-                    let node = p.body.graph.node(c.node).clone();
-                    let (address, there) = chunks.source(p, e, &node, side, at)?;
-                    let inside = both(e, inside, there)?;
-                    let inside = inside.map_or("true".to_owned(), |i| e.text(i).to_owned());
-                    e.line(&format!("return {{{address}, {inside}}};"));
-                }
-                Loading::Pulled { .. } => {
-                    if let Some(inside) = inside {
-                        let zero = e.constant(element, 0);
-                        let line = format!("if (!{}) return {};", e.text(inside), e.text(zero));
-                        e.line(&line);
-                    }
-                    let value = c.element(p, e, side, at, element)?;
-                    let line = format!("return {};", e.text(value));
-                    e.line(&line);
-                }
+        let at = At {
+            batch,
+            along: e.add(first, along),
+            k: e.add(k0, deep),
+        };
+        let inside = within(e, [(at.along, extent, tile), (at.k, c.sizes.k, self.k())])?;
+        match loading {
+            Loading::Copied(chunks) => {
+                let operand = (c.node.of(p.body), side);
+                let source = p.scoped(|p| chunks.source(p, e, operand, at))?;
+                give_source(e, source, inside)?;
             }
-            Ok::<(), crate::error::Error>(())
-        })?;
+            Loading::Pulled { .. } => c.give_element(p, e, (side, element), at, inside)?,
+        }
         e.close_with("};");
         Ok(())
     }

@@ -16,18 +16,20 @@ mod tensor;
 mod wgmma;
 
 use super::Options;
-use super::candidates::{Candidate, Candidates, Resources, Work};
+use super::candidates::{Candidate, Candidates, Partials, Resources, Work};
 use super::emit::{Emitter, Value};
-use super::fusion::{followers, stored_before};
+use super::fusion::{FusedNode, stored_before};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
-use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
+use crate::codegen::pull::{Emit, Ix, Kind, Puller};
+
 use crate::error::Result;
 use crate::ir::{Layout, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::TensorMap;
 pub(super) use library::Library;
 use mma::Mma;
+pub(super) use operand::matrix_index;
 use simt::Simt;
 pub(super) use simt::accumulator;
 use tensor::Operands;
@@ -45,15 +47,14 @@ const LEAST_DEPTH: usize = 512;
 /// A product, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
 struct Contract {
-    node: NodeId,
-    result: ValueId,
+    node: FusedNode,
     sizes: Sizes,
-    form: Form,
+    variant: Variant,
 }
 
 /// Main loop of a variant.
 #[derive(Clone, Debug)]
-enum Form {
+enum Variant {
     Simt(Simt),
     Mma(Mma),
     Wgmma(Wgmma),
@@ -69,6 +70,34 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// Extents of a matrix product or convolution.
+    fn of(body: &Body, node: &Node) -> Option<Sizes> {
+        let (lhs, rhs) = (node.inputs.first()?, node.inputs.get(1)?);
+        let out = body.shape(node.outputs[0]);
+        match &node.op {
+            Op::MatMul => {
+                let (batch, &[m, n]) = out.split_last_chunk::<2>()?;
+                Some(Sizes {
+                    n_batch: batch.iter().product(),
+                    m,
+                    n,
+                    k: *body.shape(*lhs).last()?,
+                })
+            }
+            Op::Conv { groups, layout, .. } => {
+                let channels = n_channels(out, *layout);
+                let per_channel = |n: usize| n / channels.max(1);
+                Some(Sizes {
+                    n_batch: *groups,
+                    m: per_channel(out.iter().product()),
+                    n: channels / groups,
+                    k: per_channel(body.n_elements(*rhs)),
+                })
+            }
+            _ => None,
+        }
+    }
+
     /// Multiplications of elements.
     fn n_products(&self) -> usize {
         [self.m, self.n, self.k]
@@ -93,15 +122,12 @@ impl Sizes {
     /// Numbers of blocks that may share the sums as well: half and twice as many.
     fn other_parts(&self, tile: [usize; 3]) -> Vec<usize> {
         let (n_parts, steps) = (self.n_parts(tile), self.k.div_ceil(tile[2]));
-        let twice = Some(2 * n_parts).filter(|n| {
-            self.k / n >= LEAST_DEPTH / 2
-                && self.n_tiles(tile[0], tile[1]) * n_parts < ENOUGH_BLOCKS
-        });
+        let is_deep = self.k / (2 * n_parts) >= LEAST_DEPTH / 2;
+        let is_idle = self.n_tiles(tile[0], tile[1]) * n_parts < ENOUGH_BLOCKS;
         let half = Some(n_parts / 2).filter(|&n| n > 0);
-        half.into_iter()
-            .chain(twice)
-            .map(|n| steps.div_ceil(steps.div_ceil(n)))
-            .collect()
+        let twice = (is_deep && is_idle).then_some(2 * n_parts);
+        let numbers = half.into_iter().chain(twice);
+        numbers.map(|n| steps.div_ceil(steps.div_ceil(n))).collect()
     }
 
     /// Work of tiles, given the multiplications in the time of a byte and the size of an element.
@@ -143,50 +169,32 @@ pub(super) fn find(
     id: NodeId,
     node: &Node,
 ) -> Option<(Cover, Candidates)> {
-    let sizes = sizes(body, node)?;
-    let Sizes { n_batch, m, n, k } = sizes;
-    if m < LEAST_SIDE || n < LEAST_SIDE || k < LEAST_SIDE || n_batch == 0 {
+    let sizes = Sizes::of(body, node)?;
+    let sides = [sizes.m, sizes.n, sizes.k];
+    if sides.iter().any(|&n| n < LEAST_SIDE) || sizes.n_batch == 0 {
         return None;
     }
-    let (forms, needs): (Vec<Form>, Vec<ValueId>) =
-        match Operands::find(body, around, options, node, sizes) {
-            Some((operands, needs)) => {
-                let wgmma = Wgmma::all(body, options, node, &operands, sizes)
-                    .into_iter()
-                    .map(Form::Wgmma);
-                (
-                    wgmma
-                        .chain(
-                            Mma::all(options, operands, sizes)
-                                .into_iter()
-                                .map(Form::Mma),
-                        )
-                        .collect(),
-                    needs,
-                )
-            }
-            None => {
-                let needs =
-                    stored_before(body, around, node.inputs.iter().map(|&v| (v, CHEAP_FLOPS)));
-                let all = Simt::all(node, body.dtype(node.inputs[0]), sizes);
-                (all.into_iter().map(Form::Simt).collect(), needs)
-            }
-        };
-    let (nodes, result) = followers(body, around, id);
-    let forms = forms.into_iter().map(|form| Contract {
-        node: id,
-        result,
+    let (variants, needs) = match Operands::find(body, around, options, node, sizes) {
+        Some((operands, needs)) => {
+            let wgmma = Wgmma::all(body, options, node, &operands, sizes).into_iter();
+            let mma = Mma::all(options, operands, sizes).into_iter();
+            let all = wgmma.map(Variant::Wgmma).chain(mma.map(Variant::Mma));
+            (all.collect::<Vec<_>>(), needs)
+        }
+        None => {
+            let operands = node.inputs.iter().map(|&v| (v, CHEAP_FLOPS));
+            let all = Simt::all(node, body.dtype(node.inputs[0]), sizes).into_iter();
+            let needs = stored_before(body, around, operands);
+            (all.map(Variant::Simt).collect(), needs)
+        }
+    };
+    let (node, cover) = FusedNode::find(body, around, id, needs);
+    let all = variants.into_iter().map(|variant| Contract {
+        node,
         sizes,
-        form,
+        variant,
     });
-    Some((
-        Cover {
-            needs,
-            nodes,
-            results: vec![result],
-        },
-        Candidates::new(forms)?,
-    ))
+    Some((cover, Candidates::new(all)?))
 }
 
 /// The tile that `best` says, or the last, then the others.
@@ -194,52 +202,25 @@ fn best_first<T: Copy + PartialEq>(tiles: &[T], best: impl Fn(&T) -> bool) -> Ve
     let Some(first) = tiles.iter().find(|t| best(t)).or(tiles.last()) else {
         return Vec::new();
     };
-    std::iter::once(first)
-        .chain(tiles.iter().filter(|t| *t != first))
-        .copied()
-        .collect()
+    let others = tiles.iter().filter(|t| *t != first);
+    std::iter::once(first).chain(others).copied().collect()
 }
 
-fn sizes(body: &Body, node: &Node) -> Option<Sizes> {
-    let (lhs, rhs) = (node.inputs.first()?, node.inputs.get(1)?);
-    let out = body.shape(node.outputs[0]);
-    match &node.op {
-        Op::MatMul => {
-            let (batch, sides) = out.split_at(out.len() - 2);
-            let k = *body.shape(*lhs).last()?;
-            Some(Sizes {
-                n_batch: batch.iter().product(),
-                m: sides[0],
-                n: sides[1],
-                k,
-            })
-        }
-        Op::Conv { groups, layout, .. } => {
-            let channels = if *layout == Layout::ChannelsFirst {
-                out[1]
-            } else {
-                *out.last()?
-            };
-            let k = body.shape(*rhs).iter().product::<usize>() / channels.max(1);
-            let m = out.iter().product::<usize>() / channels.max(1);
-            Some(Sizes {
-                n_batch: *groups,
-                m,
-                n: channels / groups,
-                k,
-            })
-        }
-        _ => None,
+/// Channels of a convolution's result of this shape.
+fn n_channels(out: &[usize], layout: Layout) -> usize {
+    match layout {
+        Layout::ChannelsFirst => out[1],
+        Layout::ChannelsLast => out[out.len() - 1],
     }
 }
 
 impl Contract {
     /// Blocks that share a sum.
     fn n_parts(&self) -> usize {
-        match &self.form {
-            Form::Simt(simt) => simt.n_parts,
-            Form::Mma(mma) => mma.n_parts,
-            Form::Wgmma(_) => 1,
+        match &self.variant {
+            Variant::Simt(simt) => simt.n_parts,
+            Variant::Mma(mma) => mma.n_parts,
+            Variant::Wgmma(_) => 1,
         }
     }
 
@@ -249,12 +230,52 @@ impl Contract {
         [self.n_parts(), n_batch, m, n]
     }
 
+    /// Accumulator dtype.
     fn acc(&self) -> DType {
-        match &self.form {
-            Form::Simt(simt) => simt.acc,
-            Form::Mma(mma) => mma.acc(),
-            Form::Wgmma(_) => DType::F32,
+        match &self.variant {
+            Variant::Simt(simt) => simt.acc,
+            Variant::Mma(mma) => mma.acc(),
+            Variant::Wgmma(_) => DType::F32,
         }
+    }
+
+    /// Index in the result of an element of the product, given by batch, row and column.
+    fn result_index(
+        &self,
+        body: &Body,
+        e: &mut Emitter,
+        [batch, row, column]: [Ix<Value>; 3],
+    ) -> Vec<Ix<Value>> {
+        let node = self.node.of(body);
+        let out = body.shape(node.outputs[0]);
+        let Op::Conv { groups, layout, .. } = &node.op else {
+            let mut at = e.delinearise(batch, &out[..out.len() - 2]);
+            at.extend([row, column]);
+            return at;
+        };
+        let first = e.mul(batch, (n_channels(out, *layout) / groups) as i64);
+        let channel = e.add(first, column);
+        let (axis, mut positions) = match layout {
+            Layout::ChannelsFirst => (1, out.to_vec()),
+            Layout::ChannelsLast => (out.len() - 1, out.to_vec()),
+        };
+        positions.remove(axis);
+        let mut at = e.delinearise(row, &positions);
+        at.insert(axis, channel);
+        at
+    }
+
+    /// Stores the epilogue of a sum.
+    fn store(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: [Ix<Value>; 3],
+        sum: Value,
+        out: Value,
+    ) -> Result<()> {
+        let at = self.result_index(p.body, e, at);
+        self.node.store(p, e, &at, sum, out)
     }
 }
 
@@ -264,37 +285,37 @@ impl Candidate for Contract {
     }
 
     fn words(&self) -> String {
-        match &self.form {
-            Form::Simt(simt) => simt.words(),
-            Form::Mma(mma) => mma.words(),
-            Form::Wgmma(wgmma) => wgmma.words(),
+        match &self.variant {
+            Variant::Simt(simt) => simt.words(),
+            Variant::Mma(mma) => mma.words(),
+            Variant::Wgmma(wgmma) => wgmma.words(),
         }
     }
 
     fn result(&self) -> ValueId {
-        self.result
+        self.node.result
     }
 
     fn resources(&self) -> Resources {
-        match &self.form {
-            Form::Simt(simt) => simt.resources(self.sizes),
-            Form::Mma(mma) => mma.resources(self.sizes),
-            Form::Wgmma(wgmma) => wgmma.resources(self.sizes),
+        match &self.variant {
+            Variant::Simt(simt) => simt.resources(self.sizes),
+            Variant::Mma(mma) => mma.resources(self.sizes),
+            Variant::Wgmma(wgmma) => wgmma.resources(self.sizes),
         }
     }
 
     fn work(&self) -> Work {
-        match &self.form {
-            Form::Simt(simt) => simt.work(self.sizes),
-            Form::Mma(mma) => mma.work(self.sizes),
-            Form::Wgmma(wgmma) => wgmma.work(self.sizes),
+        match &self.variant {
+            Variant::Simt(simt) => simt.work(self.sizes),
+            Variant::Mma(mma) => mma.work(self.sizes),
+            Variant::Wgmma(wgmma) => wgmma.work(self.sizes),
         }
     }
 
     fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        match &self.form {
-            Form::Wgmma(wgmma) => wgmma.maps(),
-            Form::Simt(_) | Form::Mma(_) => Vec::new(),
+        match &self.variant {
+            Variant::Wgmma(wgmma) => wgmma.maps(),
+            Variant::Simt(_) | Variant::Mma(_) => Vec::new(),
         }
     }
 
@@ -308,10 +329,10 @@ impl Candidate for Contract {
     }
 
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        match &self.form {
-            Form::Simt(simt) => simt.emit(self, p, e, out),
-            Form::Mma(mma) => mma.emit(self, p, e, out),
-            Form::Wgmma(wgmma) => wgmma.emit(self, p, e, out),
+        match &self.variant {
+            Variant::Simt(simt) => simt.emit(self, p, e, out),
+            Variant::Mma(mma) => mma.emit(self, p, e, out),
+            Variant::Wgmma(wgmma) => wgmma.emit(self, p, e, out),
         }
     }
 
@@ -323,28 +344,17 @@ impl Candidate for Contract {
         item: Value,
         [partial, out]: [Value; 2],
     ) -> Result<()> {
-        let acc = self.acc();
         let [n_parts, n_batch, m, n] = self.partial_shape();
-        let zero = e.constant(acc, 0);
-        let sum = e.for_loop(
-            Ix::C(0),
-            Ix::C(n_parts as i64),
-            1,
-            &[zero],
-            |e, part, carried| {
-                let from = e.mul(Ix::V(part), (n_batch * m * n) as i64);
-                let at = e.add(from, Ix::V(item));
-                let own = e.load(acc, partial, at);
-                Ok(vec![e.scalar_op(
-                    ScalarOp::Add,
-                    &[acc; 2],
-                    &[carried[0], own],
-                )?])
-            },
-        )?[0];
+        let partials = Partials {
+            n_parts,
+            n_elements: n_batch * m * n,
+            dtype: self.acc(),
+            op: ScalarOp::Add,
+            identity: 0,
+        };
+        let sum = partials.join(e, partial, item)?;
         let at = e.delinearise(Ix::V(item), &[n_batch, m, n]);
-        let sum = e.text(sum).to_owned();
-        epilogue::element(self, p, e, [at[0], at[1], at[2]], (&sum, acc), out)
+        self.store(p, e, [at[0], at[1], at[2]], sum, out)
     }
 }
 
@@ -356,6 +366,38 @@ struct Place {
     /// First row and column.
     row: Ix<Value>,
     column: Ix<Value>,
+}
+
+impl Place {
+    /// Batch, row and column.
+    fn at(&self) -> [Ix<Value>; 3] {
+        [self.batch, self.row, self.column]
+    }
+
+    /// The place so many rows and columns further.
+    fn moved(self, e: &mut Emitter, [rows, columns]: [Value; 2]) -> Place {
+        Place {
+            row: e.add(self.row, Ix::V(rows)),
+            column: e.add(self.column, Ix::V(columns)),
+            ..self
+        }
+    }
+
+    /// Runs `f` where the place lies inside the product; rows and columns come in such tiles.
+    fn guarded(
+        &self,
+        e: &mut Emitter,
+        sizes: Sizes,
+        tile: [usize; 2],
+        f: impl FnOnce(&mut Emitter) -> Result<()>,
+    ) -> Result<()> {
+        let (row, column) = (
+            (self.row, sizes.m, tile[0]),
+            (self.column, sizes.n, tile[1]),
+        );
+        let inside = within(e, [row, column])?;
+        e.guarded(&[inside], f)
+    }
 }
 
 /// Start of a block's share of the summed axis, and its number of tiles, as text: all of them, or
@@ -372,9 +414,9 @@ fn share(
     }
     let each = steps.div_ceil(n_parts);
     let first = e.mul(part, each as i64);
-    let first = e.val(first);
-    let left = e.define(Kind::Index, &format!("{steps} - {}", e.text(first)));
-    let start = e.define(Kind::Index, &format!("{} * {depth}", e.text(first)));
+    let first = e.position(first);
+    let left = e.define(Kind::Index, &format!("{steps} - {first}"));
+    let start = e.define(Kind::Index, &format!("{first} * {depth}"));
     let count = format!("int(gm_min(ix({each}), {}))", e.text(left));
     [e.text(start).to_owned(), count]
 }
@@ -386,13 +428,9 @@ fn within<const N: usize>(
     positions: [(Ix<Value>, usize, usize); N],
 ) -> Result<Option<Value>> {
     let mut inside = None;
-    for (at, extent, _) in positions
-        .into_iter()
-        .filter(|(_, extent, tile)| extent % tile != 0)
-    {
-        let (at, limit) = (e.val(at), e.index(extent as i64));
-        let here = e.index_compare(Order::Less, at, limit);
-        inside = both(e, inside, Some(here))?;
+    for (at, extent, tile) in positions {
+        let own = e.below(at, extent, tile);
+        inside = both(e, inside, own)?;
     }
     Ok(inside)
 }
@@ -405,39 +443,11 @@ fn both(e: &mut Emitter, a: Option<Value>, b: Option<Value>) -> Result<Option<Va
     }
 }
 
-/// Index in the result of an element of the product.
-fn result_index(
-    body: &Body,
-    e: &mut Emitter,
-    node: &Node,
-    batch: Ix<Value>,
-    row: Ix<Value>,
-    column: Ix<Value>,
-) -> Vec<Ix<Value>> {
-    let out = body.shape(node.outputs[0]);
-    let Op::Conv { groups, layout, .. } = &node.op else {
-        let mut at = e.delinearise(batch, &out[..out.len() - 2]);
-        at.extend([row, column]);
-        return at;
-    };
-    let channels = if *layout == Layout::ChannelsFirst {
-        out[1]
-    } else {
-        out[out.len() - 1]
-    };
-    let first = e.mul(batch, (channels / groups) as i64);
-    let channel = e.add(first, column);
-    match layout {
-        Layout::ChannelsFirst => {
-            let positions: Vec<usize> = [out[0]].iter().chain(&out[2..]).copied().collect();
-            let mut at = e.delinearise(row, &positions);
-            at.insert(1, channel);
-            at
-        }
-        Layout::ChannelsLast => {
-            let mut at = e.delinearise(row, &out[..out.len() - 1]);
-            at.push(channel);
-            at
-        }
-    }
+/// `offset + sum(at[i] * strides[i])`, with all products before the sums.
+fn element_position(e: &mut Emitter, offset: i64, at: &[Ix<Value>], strides: &[i64]) -> Ix<Value> {
+    let indexed = at.iter().zip(strides);
+    let steps: Vec<Ix<Value>> = indexed.map(|(&i, &s)| e.mul(i, s)).collect();
+    steps
+        .into_iter()
+        .fold(Ix::C(offset), |sum, step| e.add(sum, step))
 }

@@ -1,7 +1,7 @@
 //! The operands of a product: where their elements come from, one by one or 16 bytes at a time.
 
 use super::super::emit::{Emitter, Value};
-use super::Contract;
+use super::{Contract, element_position};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Puller};
 use crate::codegen::strided::Strided;
@@ -89,37 +89,69 @@ pub(super) fn strided(
     v: ValueId,
     element: DType,
 ) -> Option<Strided> {
-    let is_cast = |v: ValueId| {
-        body.graph
-            .def_node(v)
-            .is_some_and(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))))
+    let cast_of = |v: ValueId| {
+        let node = body.graph.def_node(v);
+        node.filter(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))))
     };
-    let view = Strided::resolve(body, v, &|v| in_memory(v) || is_cast(v));
+    let view = Strided::resolve(body, v, &|v| in_memory(v) || cast_of(v).is_some());
     if in_memory(view.base) {
         return (body.dtype(view.base) == element).then_some(view);
     }
-    let cast = body
-        .graph
-        .def_node(view.base)
-        .filter(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))))?;
-    let below = Strided::resolve(body, cast.inputs[0], in_memory);
-    let good = in_memory(below.base) && body.dtype(below.base) == element;
-    if !good {
-        None
-    } else if view == Strided::own(body, view.base) {
-        Some(below)
-    } else {
-        // A view of a cast of a view: strides express both views only when one of them is the
-        // identity.
-        (below == Strided::own(body, below.base)).then_some(Strided {
-            base: below.base,
-            ..view
-        })
+    let below = Strided::resolve(body, cast_of(view.base)?.inputs[0], in_memory);
+    if !in_memory(below.base) || body.dtype(below.base) != element {
+        return None;
     }
+    if view == Strided::own(body, view.base) {
+        return Some(below);
+    }
+    // A view of a cast of a view: strides express both views only when one of them is the identity.
+    (below == Strided::own(body, below.base)).then_some(Strided {
+        base: below.base,
+        ..view
+    })
+}
+
+/// Axes of an operand's view that may be contiguous, each with the extent of its runs.
+struct ProductAxes {
+    /// Summed axis.
+    k: (usize, usize),
+    /// Axis of rows or columns.
+    along: Option<(usize, usize)>,
+}
+
+/// The axes of an operand of a matrix product or channels-last convolution.
+fn product_axes(body: &Body, node: &Node, side: Side, view: &Strided) -> Option<ProductAxes> {
+    let rank = view.shape.len();
+    let last_two = || {
+        let [outer, inner] = [rank - 2, rank - 1].map(|axis| (axis, view.shape[axis]));
+        (outer, inner)
+    };
+    let (k, along) = match (&node.op, side) {
+        (Op::MatMul, Side::Lhs) => {
+            let (row, k) = last_two();
+            (k, Some(row))
+        }
+        (Op::MatMul, Side::Rhs) => {
+            let (k, column) = last_two();
+            (k, Some(column))
+        }
+        (Op::Conv { layout, groups, .. }, _) if *layout == Layout::ChannelsLast => {
+            let (outer, (axis, extent)) = last_two();
+            match side {
+                Side::Lhs => {
+                    let n_channels = body.shape(node.inputs[0])[rank - 1] / groups;
+                    ((axis, n_channels), None)
+                }
+                Side::Rhs => (outer, Some((axis, extent / groups))),
+            }
+        }
+        _ => return None,
+    };
+    Some(ProductAxes { k, along })
 }
 
 impl Chunks {
-    /// Where the elements are.
+    /// Strides of the elements in memory.
     pub(super) fn view(&self) -> &Strided {
         &self.view
     }
@@ -133,72 +165,36 @@ impl Chunks {
         element: DType,
     ) -> Option<Chunks> {
         let view = strided(body, in_memory, side.operand(node), element)?;
-        let rank = view.shape.len();
-        // Axes that may be contiguous, and their extents as runs see them.
-        let (k_axis, along_axis) = match (&node.op, side) {
-            (Op::MatMul, Side::Lhs) => (rank - 1, Some((rank - 2, view.shape[rank - 2]))),
-            (Op::MatMul, Side::Rhs) => (rank - 2, Some((rank - 1, view.shape[rank - 1]))),
-            (
-                Op::Conv {
-                    layout: Layout::ChannelsLast,
-                    groups,
-                    ..
-                },
-                Side::Lhs,
-            ) => {
-                return Chunks {
-                    view,
-                    along_k: true,
-                }
-                .aligned(
-                    body,
-                    element,
-                    rank - 1,
-                    body.shape(node.inputs[0])[rank - 1] / groups,
-                );
-            }
-            (
-                Op::Conv {
-                    layout: Layout::ChannelsLast,
-                    groups,
-                    ..
-                },
-                Side::Rhs,
-            ) => (rank - 2, Some((rank - 1, view.shape[rank - 1] / groups))),
-            _ => return None,
-        };
-        let k = Chunks {
+        let axes = product_axes(body, node, side, &view)?;
+        let chunks = |along_k: bool| Chunks {
             view: view.clone(),
-            along_k: true,
-        }
-        .aligned(body, element, k_axis, view.shape[k_axis]);
-        k.or_else(|| {
-            let (axis, extent) = along_axis?;
-            Chunks {
-                view,
-                along_k: false,
-            }
-            .aligned(body, element, axis, extent)
-        })
+            along_k,
+        };
+        let k = chunks(true).aligned(body, element, axes.k);
+        k.or_else(|| chunks(false).aligned(body, element, axes.along?))
     }
 
-    /// Itself, if whole chunks lie along `axis`, of which runs of `extent` belong together.
-    fn aligned(self, body: &Body, element: DType, axis: usize, extent: usize) -> Option<Chunks> {
+    /// Itself, if whole chunks lie along an axis, of which runs of such an extent belong together.
+    fn aligned(
+        self,
+        body: &Body,
+        element: DType,
+        (axis, extent): (usize, usize),
+    ) -> Option<Chunks> {
         let n = CHUNK_BYTES / element.size_bytes();
         let is_whole = |x: i64| x % n as i64 == 0;
-        let others = self
-            .view
-            .strides
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| *i != axis && self.view.shape[*i] != 1);
+        let Strided {
+            shape,
+            strides,
+            offset,
+            base,
+        } = &self.view;
+        let moves = |i: usize| i != axis && shape[i] != 1;
+        let mut others = (0..shape.len()).filter(|&i| moves(i));
         // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
-        let good = self.view.strides[axis] == 1
-            && extent.is_multiple_of(n)
-            && is_whole(self.view.offset)
-            && others.into_iter().all(|(_, s)| is_whole(*s))
-            && body.n_elements(self.view.base).is_multiple_of(n);
-        good.then_some(self)
+        let is_aligned = is_whole(*offset) && body.n_elements(*base).is_multiple_of(n);
+        let is_inner = strides[axis] == 1 && extent.is_multiple_of(n);
+        (is_inner && is_aligned && others.all(|i| is_whole(strides[i]))).then_some(self)
     }
 
     /// Writes the address of an element, and the condition that it exists (`None`: always).
@@ -206,21 +202,14 @@ impl Chunks {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        node: &Node,
-        side: Side,
+        operand: (&Node, Side),
         at: At,
     ) -> Result<(String, Option<Value>)> {
-        let (index, inside) = index(p, e, node, side, at)?;
-        let steps: Vec<Ix<Value>> = index
-            .iter()
-            .zip(&self.view.strides)
-            .map(|(&i, &s)| e.mul(i, s))
-            .collect();
-        let position = steps
-            .into_iter()
-            .fold(Ix::C(self.view.offset), |sum, s| e.add(sum, s));
-        let (buffer, position) = (p.stored[&self.view.base], e.val(position));
-        Ok((format!("{} + {}", e.text(buffer), e.text(position)), inside))
+        let (index, exists) = index(p, e, operand, at)?;
+        let position = element_position(e, self.view.offset, &index, &self.view.strides);
+        let buffer = p.stored[&self.view.base];
+        let address = format!("{} + {}", e.text(buffer), e.position(position));
+        Ok((address, exists))
     }
 }
 
@@ -229,36 +218,37 @@ impl Chunks {
 fn index(
     p: &mut Puller<Value>,
     e: &mut Emitter,
-    node: &Node,
-    side: Side,
+    (node, side): (&Node, Side),
     At { batch, along, k }: At,
 ) -> Result<(Vec<Ix<Value>>, Option<Value>)> {
     match (&node.op, side) {
-        (Op::MatMul, _) => {
-            let out = p.body.shape(node.outputs[0]).to_vec();
-            let lead = e.delinearise(batch, &out[..out.len() - 2]);
-            let pair = if side == Side::Lhs {
-                [along, k]
-            } else {
-                [k, along]
-            };
-            let own = p.body.shape(side.operand(node));
-            let skip = lead.len() + 2 - own.len();
-            let fixed = own
-                .iter()
-                .zip(&lead[skip..])
-                .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
-            Ok((fixed.chain(pair).collect(), None))
-        }
+        (Op::MatMul, Side::Lhs) => Ok((matrix_index(p, e, node, 0, (batch, [along, k])), None)),
+        (Op::MatMul, Side::Rhs) => Ok((matrix_index(p, e, node, 1, (batch, [k, along])), None)),
         (Op::Conv { .. }, Side::Lhs) => p.conv_input_at(e, node, batch, along, k),
         (Op::Conv { .. }, Side::Rhs) => Ok((p.conv_weight_at(e, node, batch, k, along)?, None)),
         _ => Err(Error::internal(format!("{} is no product", node.op.name()))),
     }
 }
 
+/// Index of an element of operand `i` of a matrix product, given by its matrix and its position
+/// there; leading axes of extent 1 are broadcast.
+pub(in crate::codegen::cuda) fn matrix_index(
+    p: &Puller<Value>,
+    e: &mut Emitter,
+    node: &Node,
+    i: usize,
+    (batch, position): (Ix<Value>, [Ix<Value>; 2]),
+) -> Vec<Ix<Value>> {
+    let (out, own) = (p.body.shape(node.outputs[0]), p.body.shape(node.inputs[i]));
+    let lead = e.delinearise(batch, &out[..out.len() - 2]);
+    let own_lead = own.iter().zip(&lead[lead.len() + 2 - own.len()..]);
+    let fixed = own_lead.map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
+    fixed.chain(position).collect()
+}
+
 impl Contract {
     /// An element of an operand, which must be there, in dtype `to`.
-    pub(super) fn element(
+    fn element(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
@@ -266,33 +256,50 @@ impl Contract {
         at: At,
         to: DType,
     ) -> Result<Value> {
-        let mut node = p.body.graph.node(self.node).clone();
-        let v = uncast(p, side.operand(&node), to);
-        let dtype = p.body.dtype(v);
+        let node = self.node.of(p.body);
+        let v = uncast(p, side.operand(node), to);
         let value = match (&node.op, side) {
             (Op::Conv { .. }, Side::Lhs) => {
+                let mut node = node.clone();
                 node.inputs[0] = v;
                 p.conv_input(e, &node, at.batch, at.along, at.k)?
             }
             _ => {
-                let (index, _) = index(p, e, &node, side, at)?;
+                let (index, _) = index(p, e, (node, side), at)?;
                 p.value(e, v, &index)?
             }
         };
-        e.convert(value, dtype, to)
+        e.convert(value, p.body.dtype(v), to)
+    }
+
+    /// Returns an element of an operand's tile in a dtype, zero where it is not `inside`.
+    pub(super) fn give_element(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        (side, to): (Side, DType),
+        at: At,
+        inside: Option<Value>,
+    ) -> Result<()> {
+        if let Some(inside) = inside {
+            let zero = e.constant(to, 0);
+            let line = format!("if (!{}) return {};", e.text(inside), e.text(zero));
+            e.line(&line);
+        }
+        let value = p.scoped(|p| self.element(p, e, side, at, to))?;
+        e.line(&format!("return {};", e.text(value)));
+        Ok(())
     }
 }
 
 /// The value before a cast if it already has dtype `to`, which saves casting it there and back.
 fn uncast(p: &Puller<Value>, v: ValueId, to: DType) -> ValueId {
-    let node = p
-        .body
-        .graph
-        .def_node(v)
-        .filter(|n| !p.stored.contains_key(&v) && matches!(n.op, Op::Map(ScalarOp::Cast(_))));
-    node.map(|n| n.inputs[0])
-        .filter(|&x| p.body.dtype(x) == to)
-        .unwrap_or(v)
+    let is_cast = |n: &&Node| matches!(n.op, Op::Map(ScalarOp::Cast(_)));
+    let node = p.body.graph.def_node(v).filter(is_cast);
+    match node.map(|n| n.inputs[0]) {
+        Some(x) if !p.stored.contains_key(&v) && p.body.dtype(x) == to => x,
+        _ => v,
+    }
 }
 
 /// True if an operand's elements are contiguous along the summed axis.
@@ -302,19 +309,7 @@ pub(super) fn k_is_inner(
     node: &Node,
     side: Side,
 ) -> bool {
-    let mut v = side.operand(node);
-    // Element-wise ops leave elements where they are.
-    while let Some(Node {
-        op: Op::Map(_),
-        inputs,
-        ..
-    }) = body.graph.def_node(v).filter(|_| !in_memory(v))
-    {
-        let Some(&same) = inputs.iter().find(|x| body.shape(**x) == body.shape(v)) else {
-            break;
-        };
-        v = same;
-    }
+    let v = same_layout(body, in_memory, side.operand(node));
     let view = Strided::resolve(body, v, in_memory);
     let rank = view.strides.len();
     match (&node.op, side) {
@@ -324,4 +319,16 @@ pub(super) fn k_is_inner(
         (Op::Conv { layout, .. }, Side::Rhs) => *layout == Layout::ChannelsFirst,
         _ => true,
     }
+}
+
+/// A value that `v` is computed from element by element, whose elements are pulled in its place.
+fn same_layout(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, mut v: ValueId) -> ValueId {
+    while let Some(node) = body.graph.def_node(v).filter(|_| !in_memory(v)) {
+        let is_same = |x: &&ValueId| body.shape(**x) == body.shape(v);
+        match node.inputs.iter().find(is_same) {
+            Some(&same) if matches!(node.op, Op::Map(_)) => v = same,
+            _ => break,
+        }
+    }
+    v
 }

@@ -11,7 +11,7 @@ use super::operand::{At, Side, k_is_inner};
 use super::{Contract, Place, Sizes, best_first, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
-use crate::ir::{Node, Op};
+use crate::ir::{Node, Op, ValueId};
 use gristmill_runtime::DType;
 
 /// Shape of a block's tile: see `contract.cuh`.
@@ -80,25 +80,19 @@ impl Simt {
     pub(super) fn all(node: &Node, dtype: DType, sizes: Sizes) -> Vec<Simt> {
         // The accumulators of the largest tile take all registers when they are 64 bits wide.
         let fitting = &TILES[usize::from(dtype.size_bytes() == 8)..];
-        let tiles = best_first(fitting, |t| sizes.fills([t.m, t.n, t.k]));
+        let extents = |t: &Tile| [t.m, t.n, t.k];
+        let tiles = best_first(fitting, |t| sizes.fills(extents(t)));
         let per_multiprocessor = if matches!(node.op, Op::MatMul) { 2 } else { 1 };
-        let acc = accumulator(dtype);
-        let of = |t: Tile, n_parts: usize| Simt {
-            tile: t,
-            acc,
+        let of = |tile: Tile, n_parts: usize| Simt {
+            tile,
+            acc: accumulator(dtype),
             per_multiprocessor,
             n_parts,
         };
-        let extents = |t: &Tile| [t.m, t.n, t.k];
-        let others = tiles[0];
-        let others = sizes
-            .other_parts(extents(&others))
-            .into_iter()
-            .map(|n| of(others, n));
-        tiles
-            .iter()
-            .map(|t| of(*t, sizes.n_parts(extents(t))))
-            .chain(others)
+        let first = tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t))));
+        let others = sizes.other_parts(extents(&tiles[0]));
+        first
+            .chain(others.into_iter().map(|n| of(tiles[0], n)))
             .collect()
     }
 
@@ -136,25 +130,14 @@ impl Simt {
         e: &mut Emitter,
         out: Value,
     ) -> Result<()> {
-        let Tile {
-            m,
-            n,
-            k,
-            thread_m,
-            thread_n,
-        } = self.tile;
-        let ty = element_type(self.acc);
-        let node = p.body.graph.node(c.node).clone();
-        let [lhs, rhs] =
-            Side::BOTH.map(|side| k_is_inner(p.body, &|v| p.stored.contains_key(&v), &node, side));
-        e.line(&format!(
-            "typedef gm_thread_product<{ty}, {m}, {n}, {k}, {thread_m}, {thread_n}, {lhs}, {rhs}> product;"
-        ));
+        let Tile { m, n, .. } = self.tile;
+        let (ty, product) = (element_type(self.acc), self.product(c, p));
+        e.line(&format!("typedef {product} product;"));
         e.line(&format!(
             "__shared__ __align__(16) {ty} shared[2 * product::stage_size];"
         ));
-        let (rows, columns, n_parts) = (c.sizes.m.div_ceil(m), c.sizes.n.div_ceil(n), c.n_parts());
-        let shape = [n_parts, c.sizes.n_batch, rows, columns];
+        let (rows, columns) = (c.sizes.m.div_ceil(m), c.sizes.n.div_ceil(n));
+        let shape = [c.n_parts(), c.sizes.n_batch, rows, columns];
         e.by_block(shape.iter().product(), |e, tile| {
             let at = e.delinearise(Ix::V(tile), &shape);
             let (row, column) = (e.mul(at[2], m as i64), e.mul(at[3], n as i64));
@@ -164,13 +147,28 @@ impl Simt {
                 row,
                 column,
             };
-            let [first, steps] = share(e, place.part, n_parts, (c.sizes.k, k));
+            let [first, steps] = share(e, place.part, c.n_parts(), (c.sizes.k, self.tile.k));
             self.load(c, p, e, Side::Lhs, place)?;
             self.load(c, p, e, Side::Rhs, place)?;
             e.line("product sums;");
             e.line(&format!("sums.run(shared, {first}, {steps}, lhs, rhs);"));
             self.epilogue(c, p, e, place, out)
         })
+    }
+
+    /// The prelude's type of the product.
+    fn product(&self, c: &Contract, p: &Puller<Value>) -> String {
+        let Tile {
+            m,
+            n,
+            k,
+            thread_m,
+            thread_n,
+        } = self.tile;
+        let (node, ty) = (c.node.of(p.body), element_type(self.acc));
+        let in_memory = |v: ValueId| p.stored.contains_key(&v);
+        let [lhs, rhs] = Side::BOTH.map(|side| k_is_inner(p.body, &in_memory, node, side));
+        format!("gm_thread_product<{ty}, {m}, {n}, {k}, {thread_m}, {thread_n}, {lhs}, {rhs}>")
     }
 
     /// Writes the function that gives an element of an operand's tile, zero outside of the operand.
@@ -186,10 +184,9 @@ impl Simt {
             Side::Lhs => (place.row, c.sizes.m, self.tile.m),
             Side::Rhs => (place.column, c.sizes.n, self.tile.n),
         };
-        let ty = element_type(self.acc);
+        let (name, ty) = (side.name(), element_type(self.acc));
         e.open(&format!(
-            "const auto {} = [&](int along, int deep, ix k0) -> {ty}",
-            side.name()
+            "const auto {name} = [&](int along, int deep, ix k0) -> {ty}"
         ));
         let [along, deep, k0] =
             ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
@@ -198,19 +195,9 @@ impl Simt {
             along: e.add(first, along),
             k: e.add(k0, deep),
         };
-        if let Some(inside) = within(
-            e,
-            [(at.along, extent, width), (at.k, c.sizes.k, self.tile.k)],
-        )? {
-            let zero = e.constant(self.acc, 0);
-            e.line(&format!(
-                "if (!{}) return {};",
-                e.text(inside),
-                e.text(zero)
-            ));
-        }
-        let value = p.scoped(|p| c.element(p, e, side, at, self.acc))?;
-        e.line(&format!("return {};", e.text(value)));
+        let (along, deep) = ((at.along, extent, width), (at.k, c.sizes.k, self.tile.k));
+        let inside = within(e, [along, deep])?;
+        c.give_element(p, e, (side, self.acc), at, inside)?;
         e.close_with("};");
         Ok(())
     }
@@ -221,12 +208,7 @@ impl Simt {
         c: &Contract,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        Place {
-            part,
-            batch,
-            row: m0,
-            column: n0,
-        }: Place,
+        place: Place,
         out: Value,
     ) -> Result<()> {
         let Tile {
@@ -243,39 +225,18 @@ impl Simt {
         e.open(&format!("for (int i = 0; i < {thread_m}; ++i)"));
         e.line("#pragma unroll");
         e.open(&format!("for (int j = 0; j < {thread_n}; j += {width})"));
-        let row = e.define(
-            Kind::Index,
-            &format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_row}, i)"),
-        );
-        let column = e.define(
-            Kind::Index,
-            &format!("gm_of_tile<{n}, {thread_n}>(threadIdx.x % {per_row}, j)"),
-        );
-        let (row, column) = (e.add(m0, Ix::V(row)), e.add(n0, Ix::V(column)));
-        let inside = within(e, [(row, c.sizes.m, m), (column, c.sizes.n, n)])?;
-        if let Some(inside) = inside {
-            let condition = format!("if ({})", e.text(inside));
-            e.open(&condition);
-        }
-        let sum = if width == 1 {
-            "sums.acc[i][j]"
-        } else {
-            "sums.acc[i][j + k]"
+        let row = format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_row}, i)");
+        let column = format!("gm_of_tile<{n}, {thread_n}>(threadIdx.x % {per_row}, j)");
+        let own = [row, column].map(|position| e.define(Kind::Index, &position));
+        let place = place.moved(e, own);
+        let sum = match width {
+            1 => "sums.acc[i][j]",
+            _ => "sums.acc[i][j + k]",
         };
-        stores.emit(
-            c,
-            p,
-            e,
-            Place {
-                part,
-                batch,
-                row,
-                column,
-            },
-            (sum, self.acc),
-            out,
-        )?;
-        (0..2 + usize::from(inside.is_some())).for_each(|_| e.close());
+        place.guarded(e, c.sizes, [m, n], |e| {
+            stores.emit(c, p, e, place, sum, out)
+        })?;
+        (0..2).for_each(|_| e.close());
         Ok(())
     }
 }

@@ -40,36 +40,36 @@ fn instruction(
     options: &Options,
     node: &Node,
 ) -> Option<(Instruction, Vec<ValueId>)> {
-    use DType::{BF16, F16, F32, I8, I32, U8};
     let own = body.dtype(node.inputs[0]);
-    let narrow: Vec<(DType, ValueId)> = node
-        .inputs
-        .iter()
-        .map(|&v| narrowed(body, around.in_memory, v).unwrap_or((own, v)))
-        .collect();
-    let elements = widened([narrow[0].0, narrow[1].0]);
-    let capability = options.arch.capability();
-    let name = match (elements, own) {
-        ([F16, F16], _) if capability >= 75 => "f16",
-        ([BF16, BF16], _) if capability >= 80 => "bf16",
-        ([F32, F32], F32) if options.tf32 && capability >= 80 => "tf32",
-        ([I8 | U8, I8 | U8], I8 | U8 | I32) if capability >= 80 => match elements {
-            [I8, I8] => "i8",
-            [I8, _] => "i8_u8",
-            [_, I8] => "u8_i8",
-            _ => "u8",
-        },
-        _ => return None,
+    let narrow = |&v: &ValueId| narrowed(body, around.in_memory, v).unwrap_or((own, v));
+    let (dtypes, values): (Vec<DType>, Vec<ValueId>) = node.inputs.iter().map(narrow).unzip();
+    let elements = widened([dtypes[0], dtypes[1]]);
+    let is_float = elements[0].is_float();
+    let instruction = Instruction {
+        name: instruction_name(elements, own, options)?,
+        elements,
+        acc: if is_float { DType::F32 } else { DType::I32 },
     };
-    let acc = if elements[0].is_float() { F32 } else { I32 };
-    Some((
-        Instruction {
-            name,
-            elements,
-            acc,
-        },
-        narrow.into_iter().map(|n| n.1).collect(),
-    ))
+    Some((instruction, values))
+}
+
+/// The prelude's name of the instruction that multiplies such elements of operands of dtype `own`.
+fn instruction_name(elements: [DType; 2], own: DType, options: &Options) -> Option<&'static str> {
+    use DType::{BF16, F16, F32, I8, I32, U8};
+    let capability = options.arch.capability();
+    if capability < 80 {
+        return (elements == [F16, F16] && capability >= 75).then_some("f16");
+    }
+    match (elements, own) {
+        ([F16, F16], _) => Some("f16"),
+        ([BF16, BF16], _) => Some("bf16"),
+        ([F32, F32], F32) if options.tf32 => Some("tf32"),
+        ([I8, I8], I8 | U8 | I32) => Some("i8"),
+        ([I8, U8], I8 | U8 | I32) => Some("i8_u8"),
+        ([U8, I8], I8 | U8 | I32) => Some("u8_i8"),
+        ([U8, U8], I8 | U8 | I32) => Some("u8"),
+        _ => None,
+    }
 }
 
 /// Floats of 8 bits are multiplied as the half type of the other operand, which holds them all: the products of tensor cores of their own are summed
@@ -90,6 +90,22 @@ pub(super) enum Loading {
 }
 
 impl Loading {
+    fn of(
+        body: &Body,
+        in_memory: &dyn Fn(ValueId) -> bool,
+        node: &Node,
+        side: Side,
+        instruction: &Instruction,
+    ) -> Loading {
+        if let Some(chunks) = chunks(body, in_memory, node, side, instruction.element(side)) {
+            return Loading::Copied(chunks);
+        }
+        // Only elements of 16 bits can be transposed on their way to the tensor cores.
+        let is_wide = instruction.size_bytes() != 2;
+        Loading::Pulled {
+            along_k: is_wide || k_is_inner(body, in_memory, node, side),
+        }
+    }
     /// True if rows of the tile lie along the summed axis.
     pub(super) fn along_k(&self) -> bool {
         match self {
@@ -128,40 +144,25 @@ impl Operands {
         let (instruction, values) = instruction(body, around, options, node)?;
         let mut needs = Vec::new();
         for (side, &v) in Side::BOTH.into_iter().zip(&values) {
-            let element = instruction.element(side);
-            let dear = flops(body, around, v).is_none_or(|f| f > CHEAP_FLOPS);
-            let now = || chunks(body, around.in_memory, node, side, element).is_some();
-            let then = || {
-                chunks(
-                    body,
-                    &|x| x == v || (around.in_memory)(x),
-                    node,
-                    side,
-                    element,
-                )
-                .is_some()
+            let is_dear = flops(body, around, v).is_none_or(|f| f > CHEAP_FLOPS);
+            let is_copied = |in_memory: &dyn Fn(ValueId) -> bool| {
+                chunks(body, in_memory, node, side, instruction.element(side)).is_some()
             };
-            if dear || sizes.n_products() >= MANY_PRODUCTS && !now() && then() {
+            let gains =
+                || !is_copied(around.in_memory) && is_copied(&|x| x == v || (around.in_memory)(x));
+            if is_dear || sizes.n_products() >= MANY_PRODUCTS && gains() {
                 needs.push(v);
             }
         }
-        let lies = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
-        let [lhs, rhs] = Side::BOTH.map(|side| {
-            match chunks(body, &lies, node, side, instruction.element(side)) {
-                Some(chunks) => Loading::Copied(chunks),
-                None => Loading::Pulled {
-                    along_k: instruction.size_bytes() != 2 || k_is_inner(body, &lies, node, side),
-                },
-            }
-        });
-        Some((
-            Operands {
-                instruction,
-                lhs,
-                rhs,
-            },
-            needs,
-        ))
+        let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
+        let [lhs, rhs] =
+            Side::BOTH.map(|side| Loading::of(body, &in_memory, node, side, &instruction));
+        let operands = Operands {
+            instruction,
+            lhs,
+            rhs,
+        };
+        Some((operands, needs))
     }
 
     /// Both operands, if both are copied.

@@ -63,6 +63,21 @@ impl Operand {
     }
 }
 
+/// Columns, stages and blocks of a cluster of all variants, best predicted first.
+fn shapes(sizes: Sizes) -> Vec<(usize, usize, usize)> {
+    let is_wide = sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS;
+    let columns = if is_wide { WIDE } else { NARROW };
+    let rows = sizes.m.div_ceil(ROWS);
+    // An odd row of tiles leaves half a pair without work.
+    let is_paired = rows.is_multiple_of(2) || rows > 8;
+    let cluster = if is_paired { 2 } else { 1 };
+    let clusters = [cluster, 3 - cluster].into_iter().filter(|&c| c <= rows);
+    let all = clusters.flat_map(|c| RINGS.map(|(columns, stages)| (columns, stages, c)));
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|&(own, _, c)| (c != cluster, own != columns));
+    all
+}
+
 impl Wgmma {
     /// Variants for a product of these operands, best predicted first. Empty when it is small or
     /// the GPU lacks the instructions.
@@ -73,29 +88,15 @@ impl Wgmma {
         operands: &Operands,
         sizes: Sizes,
     ) -> Vec<Wgmma> {
-        let enough = sizes.n_tiles(ROWS, NARROW) >= LEAST_TILES && sizes.k >= DEPTH;
+        let is_large = sizes.n_tiles(ROWS, NARROW) >= LEAST_TILES && sizes.k >= DEPTH;
         let is_half = operands.instruction.size_bytes() == 2;
-        if !enough || !options.arch.has_wgmma() || !matches!(node.op, Op::MatMul) || !is_half {
+        let is_matrix = matches!(node.op, Op::MatMul);
+        if !is_large || !options.arch.has_wgmma() || !is_matrix || !is_half {
             return Vec::new();
         }
-        let columns = if sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS {
-            WIDE
-        } else {
-            NARROW
-        };
-        let rows = sizes.m.div_ceil(ROWS);
-        // An odd row of tiles leaves half a pair without work.
-        let cluster = if rows.is_multiple_of(2) || rows > 8 {
-            2
-        } else {
-            1
-        };
-        let clusters = [cluster, 3 - cluster].into_iter().filter(|&c| c <= rows);
-        let all = clusters.flat_map(|c| RINGS.map(|(columns, stages)| (columns, stages, c)));
-        let mut all: Vec<_> = all.collect();
-        all.sort_by_key(|&(own, _, c)| (c != cluster, own != columns));
-        all.into_iter()
-            .filter_map(|form| Wgmma::new(body, operands, form))
+        let shapes = shapes(sizes).into_iter();
+        shapes
+            .filter_map(|shape| Wgmma::new(body, operands, shape))
             .collect()
     }
 
@@ -179,107 +180,97 @@ impl Wgmma {
         e: &mut Emitter,
         out: Value,
     ) -> Result<()> {
-        let steps = c.sizes.k.div_ceil(DEPTH);
         e.line(&format!("typedef {} product;", self.product()));
         e.line("extern __shared__ __align__(1024) u8 shared[];");
         e.line("auto ring = product::begin(shared);");
-        let fetch = |p: &mut Puller<Value>, e: &mut Emitter| {
-            self.tiles(c, e, |e, at| {
-                self.fetch(c, p, e, Side::Lhs, at);
-                self.fetch(c, p, e, Side::Rhs, at);
-                e.line(&format!("product::fetch(ring, {steps}, lhs, rhs);"));
-                Ok(())
-            })
-        };
-        let multiply = |p: &mut Puller<Value>, e: &mut Emitter| {
-            self.tiles(c, e, |e, [batch, row, column]| {
-                e.line("product sums;");
-                e.line(&format!("sums.run(ring, {steps});"));
-                // The last tile of an odd row of tiles may lie outside as a whole.
-                let tile = [ROWS * self.cluster, self.columns];
-                let place = Place {
-                    part: Ix::C(0),
-                    batch,
-                    row,
-                    column,
-                };
-                epilogue::staged(
-                    c,
-                    p,
-                    e,
-                    place,
-                    Slabs {
-                        acc: self.instruction.acc,
-                        columns: COLUMNS,
-                        tile,
-                    },
-                    out,
-                )
-            })
-        };
+        let fetch = |p: &mut Puller<Value>, e: &mut Emitter| self.fetch_all(c, p, e);
+        let multiply = |p: &mut Puller<Value>, e: &mut Emitter| self.multiply(c, p, e, out);
         groups::split(p, e, "product", fetch, multiply)?;
         e.line("product::end();");
         Ok(())
     }
 
-    /// A loop over the tiles of a block; `f` gets the batch and the tile's first row and column.
+    /// Code of the fetching thread.
+    fn fetch_all(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter) -> Result<()> {
+        let steps = c.sizes.k.div_ceil(DEPTH);
+        self.tiles(c, e, |e, place| {
+            self.fetch(c, p, e, Side::Lhs, place);
+            self.fetch(c, p, e, Side::Rhs, place);
+            e.line(&format!("product::fetch(ring, {steps}, lhs, rhs);"));
+            Ok(())
+        })
+    }
+
+    /// Code of the multiplying groups.
+    fn multiply(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        out: Value,
+    ) -> Result<()> {
+        let steps = c.sizes.k.div_ceil(DEPTH);
+        self.tiles(c, e, |e, place| {
+            e.line("product sums;");
+            e.line(&format!("sums.run(ring, {steps});"));
+            let slabs = Slabs {
+                columns: COLUMNS,
+                // The last tile of an odd row of tiles may lie outside as a whole.
+                tile: [ROWS * self.cluster, self.columns],
+            };
+            epilogue::staged(c, p, e, place, slabs, out)
+        })
+    }
+
+    /// A loop over the tiles of a block; `f` gets the place of each.
     fn tiles(
         &self,
         c: &Contract,
         e: &mut Emitter,
-        f: impl FnOnce(&mut Emitter, [Ix<Value>; 3]) -> Result<()>,
+        f: impl FnOnce(&mut Emitter, Place) -> Result<()>,
     ) -> Result<()> {
         let cluster = self.cluster;
-        let (rows, columns) = (
-            c.sizes.m.div_ceil(ROWS * cluster),
-            c.sizes.n.div_ceil(self.columns),
-        );
+        let rows = c.sizes.m.div_ceil(ROWS * cluster);
+        let columns = c.sizes.n.div_ceil(self.columns);
         let [first, step] = ["blockIdx", "gridDim"].map(|v| match cluster {
             1 => format!("ix({v}.x)"),
             n => format!("ix({v}.x / {n})"),
         });
-        e.counted(
-            [&first, &self.n_places(c.sizes).to_string(), &step],
-            |e, place| {
-                let (batch, place) = e.div_rem(Ix::V(place), rows * columns);
-                let place = e.val(place);
-                let place = format!(
-                    "const auto place = gm_raster<ix>({}, {rows}, {columns});",
-                    e.text(place)
-                );
-                e.line(&place);
-                let row = format!("(place.row * {cluster} + product::block_row()) * {ROWS}");
-                let m0 = e.define(Kind::Index, &row);
-                let n0 = e.define(Kind::Index, &format!("place.column * {}", self.columns));
-                f(e, [batch, Ix::V(m0), Ix::V(n0)])
-            },
-        )
+        let end = self.n_places(c.sizes).to_string();
+        e.counted([&first, &end, &step], |e, place| {
+            let (batch, place) = e.div_rem(Ix::V(place), rows * columns);
+            let place = e.position(place);
+            e.line(&format!(
+                "const auto place = gm_raster<ix>({place}, {rows}, {columns});"
+            ));
+            let row = format!("(place.row * {cluster} + product::block_row()) * {ROWS}");
+            let column = format!("place.column * {}", self.columns);
+            let place = Place {
+                part: Ix::C(0),
+                batch,
+                row: Ix::V(e.define(Kind::Index, &row)),
+                column: Ix::V(e.define(Kind::Index, &column)),
+            };
+            f(e, place)
+        })
     }
 
     /// Writes the function that asks for a tile of an operand.
-    fn fetch(
-        &self,
-        c: &Contract,
-        p: &Puller<Value>,
-        e: &mut Emitter,
-        side: Side,
-        [batch, m0, n0]: [Ix<Value>; 3],
-    ) {
+    fn fetch(&self, c: &Contract, p: &Puller<Value>, e: &mut Emitter, side: Side, place: Place) {
         let (operand, start, map) = match side {
-            Side::Lhs => (&self.lhs, m0, "map0"),
-            Side::Rhs => (&self.rhs, n0, "map1"),
+            Side::Lhs => (&self.lhs, place.row, "map0"),
+            Side::Rhs => (&self.rhs, place.column, "map1"),
         };
         let name = side.name();
         e.open(&format!(
             "const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"
         ));
-        let node = p.body.graph.node(c.node);
+        let node = c.node.of(p.body);
         let out = p.body.shape(node.outputs[0]);
-        let index = e.delinearise(batch, &out[..out.len() - 2]);
+        let index = e.delinearise(place.batch, &out[..out.len() - 2]);
         // Leading axes of an operand are the last of the result's.
         let skip = out.len() - p.body.shape(side.operand(node)).len();
-        let start = e.val(start);
-        let along = format!("int({}) + first", e.text(start));
+        let along = format!("int({}) + first", e.position(start));
         let at = if operand.along_k {
             ["k0", &along]
         } else {

@@ -1,36 +1,72 @@
 //! Softmax and normalisations of rows that a group keeps in registers.
 
 use super::super::emit::{Emitter, Value};
-use super::super::runs::{RunStore, Runs};
+
 use super::super::text::element_type;
-use super::{Here, Rows, wide};
+use super::{Rows, ThreadPosition, wide};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
 use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
 use crate::ir::{Extremum, ScalarOp};
 use gristmill_runtime::DType;
 
+/// A run of the row that a thread keeps.
+struct KeptRun {
+    number: Value,
+    /// Position in the row.
+    k: Value,
+    /// Conditions under which it exists.
+    inside: [Option<Value>; 2],
+}
+
+/// A reduction of kept elements.
+#[derive(Clone, Copy)]
+enum Total {
+    Sum,
+    Max,
+}
+
+/// C++'s exponential of a dtype.
+pub(super) fn exponential(acc: DType) -> &'static str {
+    if acc == DType::F64 { "exp" } else { "expf" }
+}
+
+/// The last operand of a softmax, from the sum of exponentials, and the op that takes it.
+pub(super) fn divisor(e: &mut Emitter, sum: Value, log: bool) -> Result<(Value, ScalarOp)> {
+    if !log {
+        return Ok((sum, ScalarOp::Div));
+    }
+    let Kind::Element(acc) = e.kind(sum) else {
+        return Err(Error::internal("a sum is an element"));
+    };
+    let logarithm = e.scalar_op(ScalarOp::Log, &[acc], &[sum])?;
+    Ok((logarithm, ScalarOp::Sub))
+}
+
 impl Rows {
     /// Runs of the row that each thread keeps.
     fn n_runs(&self) -> usize {
-        self.length.div_ceil(self.step())
+        self.layout.length.div_ceil(self.step())
     }
 
-    /// For each run that the thread keeps: `f` gets its number, its position in the row, and the
-    /// conditions under which it exists.
+    /// For each run that the thread keeps.
     fn each_run(
         &self,
         e: &mut Emitter,
-        here: &Here,
-        f: impl FnOnce(&mut Emitter, Value, Value, [Option<Value>; 2]) -> Result<()>,
+        here: &ThreadPosition,
+        f: impl FnOnce(&mut Emitter, KeptRun) -> Result<()>,
     ) -> Result<()> {
-        let j = e.open_unrolled(self.n_runs());
-        let own = e.mul(Ix::V(here.lane), self.width as i64);
-        let before = e.mul(Ix::V(j), self.step() as i64);
+        let number = e.open_unrolled(self.n_runs());
+        let own = e.mul(Ix::V(here.lane), self.layout.width as i64);
+        let before = e.mul(Ix::V(number), self.step() as i64);
         let k = e.add(own, before);
-        let inside = e.below(k, self.length, self.step());
-        let k = e.val(k);
-        f(e, j, k, [here.has_row, inside])?;
+        let inside = e.below(k, self.layout.length, self.step());
+        let run = KeptRun {
+            number,
+            k: e.val(k),
+            inside: [here.has_row, inside],
+        };
+        f(e, run)?;
         e.close();
         Ok(())
     }
@@ -39,13 +75,13 @@ impl Rows {
     fn each(
         &self,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         f: impl FnOnce(&mut Emitter, &str) -> Result<()>,
     ) -> Result<()> {
-        self.each_run(e, here, |e, j, _, inside| {
-            e.guarded(&inside, |e| {
-                let w = e.open_unrolled(self.width);
-                let name = self.element(e, j, Ix::V(w));
+        self.each_run(e, here, |e, run| {
+            e.guarded(&run.inside, |e| {
+                let w = e.open_unrolled(self.layout.width);
+                let name = self.element(e, run.number, Ix::V(w));
                 f(e, &name)?;
                 e.close();
                 Ok(())
@@ -55,40 +91,26 @@ impl Rows {
 
     /// Name of element `w` of run `j`.
     fn element(&self, e: &mut Emitter, j: Value, w: Ix<Value>) -> String {
-        let first = e.mul(Ix::V(j), self.width as i64);
+        let first = e.mul(Ix::V(j), self.layout.width as i64);
         let at = e.add(first, w);
-        let at = e.val(at);
-        format!("row[{}]", e.text(at))
+        format!("row[{}]", e.position(at))
     }
 
     /// The thread's part of the row, into `row`; zero where there is none.
-    fn keep(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here) -> Result<DType> {
-        let x = p.body.graph.node(self.node).inputs[0];
-        let (dtype, shape) = (p.body.dtype(x), p.body.shape(x).to_vec());
-        let acc = wide(dtype);
-        let runs = Runs::of_width(
-            p.body,
-            x,
-            shape.len() - 1,
-            &|v| p.stored.contains_key(&v),
-            self.width,
-        );
-        e.line(&format!(
-            "{} row[{}] = {{}};",
-            element_type(acc),
-            self.n_runs() * self.width
-        ));
-        self.each_run(e, here, |e, j, k, inside| {
-            e.guarded(&inside, |e| {
-                p.scoped(|p| {
-                    let at = self.position(e, here, k, &shape);
-                    runs.each(p, e, x, &at, |e, w, v| {
-                        let v = e.convert(v, dtype, acc)?;
-                        let name = self.element(e, j, w);
-                        let line = format!("{name} = {};", e.text(v));
-                        e.line(&line);
-                        Ok(())
-                    })
+    fn keep(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &ThreadPosition) -> Result<DType> {
+        let x = self.node.of(p.body).inputs[0];
+        let acc = wide(self.dtype);
+        let runs = self.runs(p);
+        let (ty, n) = (element_type(acc), self.n_runs() * self.layout.width);
+        e.line(&format!("{ty} row[{n}] = {{}};"));
+        self.each_run(e, here, |e, run| {
+            e.guarded(&run.inside, |e| {
+                let at = self.position(e, here, run.k, p.body.shape(x));
+                runs.each(p, e, x, &at, |e, w, v| {
+                    let v = e.cast(v, acc)?;
+                    let name = self.element(e, run.number, w);
+                    e.set(&name, v);
+                    Ok(())
                 })
             })
         })?;
@@ -99,29 +121,29 @@ impl Rows {
     fn total(
         &self,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         acc: DType,
-        (op, initial): (ScalarOp, u64),
+        sum: Total,
         term: &dyn Fn(&str) -> String,
     ) -> Result<Value> {
+        let (op, initial, functor) = match sum {
+            Total::Sum => (ScalarOp::Add, 0, "gm_sum"),
+            Total::Max => (
+                ScalarOp::Max,
+                extreme_bits(acc, Extremum::Max),
+                "gm_greatest",
+            ),
+        };
         let initial = e.constant(acc, initial);
         let initial = e.text(initial).to_owned();
-        let sum = e.variable(Kind::Element(acc), Some(&initial));
+        let total = e.variable(Kind::Element(acc), Some(&initial));
         self.each(e, here, |e, element| {
             let v = e.define(Kind::Element(acc), &term(element));
-            let next = e.scalar_op(op, &[acc, acc], &[sum, v])?;
-            e.assign(&[sum], &[next]);
+            let next = e.combine(op, total, v)?;
+            e.assign(&[total], &[next]);
             Ok(())
         })?;
-        Ok(self.joined(
-            e,
-            sum,
-            if op == ScalarOp::Max {
-                "gm_greatest"
-            } else {
-                "gm_sum"
-            },
-        ))
+        Ok(self.joined(e, total, functor))
     }
 
     /// Stores `value` of each kept element, given the element.
@@ -129,35 +151,20 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         acc: DType,
         out: Value,
         value: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, &[Ix<Value>]) -> Result<Value>,
     ) -> Result<()> {
-        let own = p.body.graph.node(self.node).outputs[0];
-        let shape = p.body.shape(own).to_vec();
-        self.each_run(e, here, |e, j, k, inside| {
-            e.guarded(&inside, |e| {
-                let at = self.position(e, here, k, &shape);
-                let linear = e.linearise(&at, &shape);
-                let store = RunStore::new(e, p.body.dtype(self.result), self.width);
-                let w = e.open_unrolled(self.width);
-                p.scoped(|p| {
-                    let mut at = at.clone();
-                    if let Some(last) = at.last_mut().filter(|_| self.width > 1) {
-                        *last = e.add(*last, Ix::V(w));
-                    }
-                    let element = self.element(e, j, Ix::V(w));
+        self.each_run(e, here, |e, run| {
+            e.guarded(&run.inside, |e| {
+                let shape = p.body.shape(self.node.own(p.body));
+                let at = self.position(e, here, run.k, shape);
+                self.store_run(p, e, &at, out, |p, e, w, at| {
+                    let element = self.element(e, run.number, Ix::V(w));
                     let element = e.named(Kind::Element(acc), element);
-                    let value = value(p, e, element, &at)?;
-                    let value = e.convert(value, acc, p.body.dtype(own))?;
-                    let value = self.followed(p, e, &at, value)?;
-                    store.set(e, w, value);
-                    Ok::<(), Error>(())
-                })?;
-                e.close();
-                store.finish(e, out, linear);
-                Ok(())
+                    value(p, e, element, at)
+                })
             })
         })
     }
@@ -166,41 +173,30 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         log: bool,
         out: Value,
     ) -> Result<()> {
         let acc = self.keep(p, e, here)?;
-        let exp = if acc == DType::F64 { "exp" } else { "expf" };
-        let lowest = (ScalarOp::Max, extreme_bits(acc, Extremum::Max));
-        let max = self.total(e, here, acc, lowest, &|x| x.to_owned())?;
+        let max = self.total(e, here, acc, Total::Max, &|x| x.to_owned())?;
         let max = e.text(max).to_owned();
         // Each element becomes its exponential, or with `log` its difference from the largest.
+        let exp = exponential(acc);
         self.each(e, here, |e, x| {
-            let shifted = format!("{x} - {max}");
-            e.line(&if log {
-                format!("{x} = {shifted};")
-            } else {
-                format!("{x} = {exp}({shifted});")
+            e.line(&match log {
+                true => format!("{x} = {x} - {max};"),
+                false => format!("{x} = {exp}({x} - {max});"),
             });
             Ok(())
         })?;
-        let term = |x: &str| {
-            if log {
-                format!("{exp}({x})")
-            } else {
-                x.to_owned()
-            }
+        let term = |x: &str| match log {
+            true => format!("{exp}({x})"),
+            false => x.to_owned(),
         };
-        let sum = self.total(e, here, acc, (ScalarOp::Add, 0), &term)?;
-        let divisor = if log {
-            e.scalar_op(ScalarOp::Log, &[acc], &[sum])?
-        } else {
-            sum
-        };
-        let last = if log { ScalarOp::Sub } else { ScalarOp::Div };
+        let sum = self.total(e, here, acc, Total::Sum, &term)?;
+        let (divisor, last) = divisor(e, sum, log)?;
         self.store_each(p, e, here, acc, out, |_, e, x, _| {
-            e.scalar_op(last, &[acc, acc], &[x, divisor])
+            e.combine(last, x, divisor)
         })
     }
 
@@ -209,44 +205,58 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         epsilon: f64,
         centred: bool,
         out: Value,
     ) -> Result<()> {
         let acc = self.keep(p, e, here)?;
-        let pair = [acc, acc];
-        let n = e.constant(acc, real_bits(acc, self.length as f64));
-        let sums = (ScalarOp::Add, 0);
         if centred {
-            let sum = self.total(e, here, acc, sums, &|x| x.to_owned())?;
-            let mean = e.scalar_op(ScalarOp::Div, &pair, &[sum, n])?;
-            let mean = e.text(mean).to_owned();
-            self.each(e, here, |e, x| {
-                e.line(&format!("{x} = {x} - {mean};"));
-                Ok(())
-            })?;
+            self.centre(e, here, acc)?;
         }
-        let squares = self.total(e, here, acc, sums, &|x| format!("{x} * {x}"))?;
-        let variance = e.scalar_op(ScalarOp::Div, &pair, &[squares, n])?;
-        let epsilon = e.constant(acc, real_bits(acc, epsilon));
-        let shifted = e.scalar_op(ScalarOp::Add, &pair, &[variance, epsilon])?;
-        let root = e.scalar_op(ScalarOp::Sqrt, &[acc], &[shifted])?;
-        let node = p.body.graph.node(self.node).clone();
-        let dtype = p.body.dtype(node.inputs[0]);
+        let root = self.deviation(e, here, acc, epsilon)?;
+        let inputs = &self.node.of(p.body).inputs;
         self.store_each(p, e, here, acc, out, |p, e, x, at| {
             let factor = |p: &mut Puller<Value>, e: &mut Emitter, i: usize| {
-                let v = p.broadcast_value(e, node.inputs[i], at)?;
-                e.convert(v, dtype, acc)
+                let v = p.broadcast_value(e, inputs[i], at)?;
+                e.convert(v, self.dtype, acc)
             };
-            let unit = e.scalar_op(ScalarOp::Div, &pair, &[x, root])?;
+            let unit = e.combine(ScalarOp::Div, x, root)?;
             let gamma = factor(p, e, 1)?;
-            let scaled = e.scalar_op(ScalarOp::Mul, &pair, &[unit, gamma])?;
+            let scaled = e.combine(ScalarOp::Mul, unit, gamma)?;
             if !centred {
                 return Ok(scaled);
             }
             let beta = factor(p, e, 2)?;
-            e.scalar_op(ScalarOp::Add, &pair, &[scaled, beta])
+            e.combine(ScalarOp::Add, scaled, beta)
         })
+    }
+
+    /// Subtracts the mean of the row.
+    fn centre(&self, e: &mut Emitter, here: &ThreadPosition, acc: DType) -> Result<()> {
+        let sum = self.total(e, here, acc, Total::Sum, &|x| x.to_owned())?;
+        let n = e.constant(acc, real_bits(acc, self.layout.length as f64));
+        let mean = e.combine(ScalarOp::Div, sum, n)?;
+        let mean = e.text(mean).to_owned();
+        self.each(e, here, |e, x| {
+            e.line(&format!("{x} = {x} - {mean};"));
+            Ok(())
+        })
+    }
+
+    /// `sqrt(mean(x * x) + epsilon)` of the row.
+    fn deviation(
+        &self,
+        e: &mut Emitter,
+        here: &ThreadPosition,
+        acc: DType,
+        epsilon: f64,
+    ) -> Result<Value> {
+        let squares = self.total(e, here, acc, Total::Sum, &|x| format!("{x} * {x}"))?;
+        let n = e.constant(acc, real_bits(acc, self.layout.length as f64));
+        let variance = e.combine(ScalarOp::Div, squares, n)?;
+        let epsilon = e.constant(acc, real_bits(acc, epsilon));
+        let shifted = e.combine(ScalarOp::Add, variance, epsilon)?;
+        e.scalar_op(ScalarOp::Sqrt, &[acc], &[shifted])
     }
 }

@@ -15,7 +15,7 @@ mod reduce;
 
 use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
 use super::emit::{Emitter, Value};
-use super::fusion::{followers, stored_before};
+use super::fusion::{FusedNode, stored_before};
 use super::runs::Runs;
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
@@ -59,25 +59,29 @@ enum Sharing {
 /// A reduction, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
 struct Rows {
-    node: NodeId,
-    result: ValueId,
+    node: FusedNode,
     /// Dtype of the operand.
     dtype: DType,
+    layout: Layout,
+    /// Blocks that share a row.
+    n_parts: usize,
+}
+
+/// Rows of a reduction and the threads that read them.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
     n_rows: usize,
     length: usize,
     sharing: Sharing,
     /// Elements that a thread loads at once: of a row, or of neighbouring ones when a warp has them.
     width: usize,
-    /// Blocks that share a row.
-    n_parts: usize,
 }
 
 /// True if a composite op is kept as one op because its row fits a group's registers or need not.
 pub(super) fn keeps(graph: &Graph, node: &Node) -> bool {
-    let Some(&x) = node.inputs.first() else {
+    let Some(ty) = node.inputs.first().map(|&x| graph.ty(x)) else {
         return false;
     };
-    let ty = graph.ty(x);
     let Some(shape) = ty.static_shape().filter(|s| !s.contains(&0)) else {
         return false;
     };
@@ -103,8 +107,7 @@ fn wide(dtype: DType) -> DType {
     }
 }
 
-/// The reduction that a node is, if groups suit it. Ops for which [`keeps`] is true always have
-/// one.
+/// The reduction that a node is, if groups suit it. Ops for which [`keeps`] is true always have one.
 pub(super) fn find(
     body: &Body,
     around: &MatchContext,
@@ -112,97 +115,85 @@ pub(super) fn find(
     node: &Node,
 ) -> Option<(Cover, Candidates)> {
     let x = *node.inputs.first()?;
-    let needs = stored_before(
-        body,
-        around,
-        node.inputs.iter().map(|&v| (v, PROLOGUE_FLOPS)),
-    );
+    let operands = node.inputs.iter().map(|&v| (v, PROLOGUE_FLOPS));
+    let needs = stored_before(body, around, operands);
     let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
-    let shape = body.shape(x);
-    let last = shape.len().checked_sub(1)?;
-    let runs = || Runs::of(body, x, last, &in_memory).width();
-    let (n_rows, length, sharing, width) = match &node.op {
-        Op::Reduce { axes, .. } => plain(body, node, axes, runs())?,
-        Op::ArgReduce { axis, .. } => {
-            let (n_rows, length, sharing, width) = plain(body, node, &[*axis], runs())?;
-            // Positions are compared one by one.
-            (
-                n_rows,
-                length,
-                sharing,
-                if sharing == Sharing::Warps { 1 } else { width },
-            )
-        }
-        Op::Softmax { axis, .. } | Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => {
-            let (lead, row) = shape.split_at(*axis);
-            let (n_rows, length, width) = (lead.iter().product(), row.iter().product(), runs());
-            (
-                n_rows,
-                length,
-                Sharing::Group(kept_group(body.dtype(x), length, width)),
-                width,
-            )
-        }
-        _ => return None,
-    };
-    let (nodes, result) = followers(body, around, id);
-    let dtype = body.dtype(x);
+    let last = body.shape(x).len().checked_sub(1)?;
+    let layout = layout(body, node, &|| Runs::of(body, x, last, &in_memory).width())?;
+    let (fused, cover) = FusedNode::find(body, around, id, needs);
     let rows = Rows {
-        node: id,
-        result,
-        dtype,
-        n_rows,
-        length,
-        sharing,
-        width,
+        node: fused,
+        dtype: body.dtype(x),
+        layout,
         n_parts: 1,
     };
-    Some((
-        Cover {
-            needs,
-            nodes,
-            results: vec![result],
-        },
-        Candidates::new(rows.all(&node.op))?,
-    ))
+    Some((cover, Candidates::new(rows.all(&node.op))?))
 }
 
-/// Rows, their length and their threads, for a reduction over `axes` whose operand has runs of
-/// `width` along its last axis.
-fn plain(
-    body: &Body,
-    node: &Node,
-    axes: &[usize],
-    width: usize,
-) -> Option<(usize, usize, Sharing, usize)> {
+/// The first layout of a reduction whose operand has runs of such a width along its last axis.
+fn layout(body: &Body, node: &Node, run_width: &dyn Fn() -> usize) -> Option<Layout> {
+    let x = node.inputs[0];
+    match &node.op {
+        Op::Reduce { axes, .. } => plain(body, node, axes, run_width()),
+        Op::ArgReduce { axis, .. } => {
+            let mut layout = plain(body, node, &[*axis], run_width())?;
+            if layout.sharing == Sharing::Warps {
+                // Positions are compared one by one.
+                layout.width = 1;
+            }
+            Some(layout)
+        }
+        Op::Softmax { axis, .. } | Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => {
+            let (lead, row) = body.shape(x).split_at(*axis);
+            let (length, width) = (row.iter().product(), run_width());
+            Some(Layout {
+                n_rows: lead.iter().product(),
+                length,
+                sharing: Sharing::Group(kept_group(body.dtype(x), length, width)),
+                width,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Layout of a reduction over `axes` whose operand has runs of `width` along its last axis.
+fn plain(body: &Body, node: &Node, axes: &[usize], width: usize) -> Option<Layout> {
     let shape = body.shape(node.inputs[0]);
     let length: usize = axes.iter().map(|&a| shape[a]).product();
     let n_rows = body.n_elements(node.outputs[0]);
     if length < LEAST_LENGTH || n_rows == 0 {
         return None;
     }
-    let last = shape.iter().rposition(|&d| d != 1)?;
-    if !axes.contains(&last) && n_rows >= 32 {
-        let few = length < LEAST_COLUMN && n_rows >= MANY_ROWS;
-        return (!few).then_some((
-            n_rows,
-            length,
-            Sharing::Warps,
-            if last + 1 == shape.len() { width } else { 1 },
-        ));
-    }
-    let width = if axes.contains(&(shape.len() - 1)) {
-        width
+    let inner = shape.iter().rposition(|&d| d != 1)?;
+    let last = shape.len() - 1;
+    let (sharing, runs_axis) = if !axes.contains(&inner) && n_rows >= 32 {
+        if length < LEAST_COLUMN && n_rows >= MANY_ROWS {
+            return None;
+        }
+        (Sharing::Warps, inner == last)
     } else {
-        1
+        let has_runs = axes.contains(&last);
+        let group = plain_group(n_rows, length, if has_runs { width } else { 1 });
+        (Sharing::Group(group), has_runs)
     };
-    let least = (length / width).next_power_of_two().clamp(1, 32);
-    let group = if n_rows >= MANY_ROWS || length <= 4 * least * width {
-        least
+    Some(Layout {
+        n_rows,
+        length,
+        sharing,
+        width: if runs_axis { width } else { 1 },
+    })
+}
+
+/// Threads of a row of a plain reduction.
+fn plain_group(n_rows: usize, length: usize, width: usize) -> usize {
+    let smallest = (length / width).next_power_of_two().clamp(1, 32);
+    let is_short = length <= 4 * smallest * width;
+    if n_rows >= MANY_ROWS || is_short {
+        smallest
     } else {
         BLOCK
-    };
-    Some((n_rows, length, Sharing::Group(group), width))
+    }
 }
 
 /// The smallest group that keeps a row in registers, or the largest when none does.
@@ -221,7 +212,7 @@ fn keeps_row(group: usize, dtype: DType, length: usize, width: usize) -> bool {
 }
 
 /// Where a thread is.
-struct Here {
+struct ThreadPosition {
     /// Number of the group's row, or of the first of the thread's rows, and of the thread among those that share it.
     row: Value,
     lane: Value,
@@ -231,55 +222,73 @@ struct Here {
     part: Ix<Value>,
 }
 
+impl Layout {
+    /// Expressions of a thread's row in the block, and of its number among the threads of the row.
+    fn thread(&self) -> [String; 2] {
+        match self.sharing {
+            Sharing::Group(group) => ["/", "%"].map(|op| format!("ix(threadIdx.x {op} {group})")),
+            Sharing::Warps => {
+                let own = format!("ix(threadIdx.x % 32) * {}", self.width);
+                [own, "ix(threadIdx.x / 32)".to_owned()]
+            }
+        }
+    }
+}
+
 impl Rows {
     /// Variants with as many parts as predicted times choose, then with half and twice as many,
     /// then with other groups. Only plain reductions are split; rows that are kept need a group
     /// that keeps them.
     fn all(self, op: &Op) -> Vec<Rows> {
         let is_split = matches!(op, Op::Reduce { .. });
-        let in_parts = |r: &Rows, n_parts: usize| Rows {
+        let n_parts = self.usual_parts(is_split);
+        let runs = |n: usize| self.layout.length / (self.step() * n);
+        let others = [n_parts / 2, 2 * n_parts].into_iter();
+        let others = others.filter(|&n| is_split && n > 0 && runs(n) >= LEAST_RUNS / 4);
+        let in_parts = std::iter::once(n_parts).chain(others).map(|n_parts| Rows {
             n_parts,
-            ..r.clone()
-        };
-        let parts = |r: &Rows| {
-            let most = if is_split {
-                self.length / (r.step() * LEAST_RUNS)
-            } else {
-                1
-            };
-            in_parts(
-                r,
-                (ENOUGH_BLOCKS / in_parts(r, 1).n_blocks().max(1))
-                    .min(most)
-                    .max(1),
-            )
-        };
-        let first = parts(&self);
-        let runs = |n: usize| self.length / (self.step() * n);
-        let others = [first.n_parts / 2, 2 * first.n_parts];
-        let others = others
-            .into_iter()
-            .filter(|&n| is_split && n > 0 && runs(n) >= LEAST_RUNS / 4);
-        let mut all = vec![first.clone()];
-        all.extend(others.map(|n| in_parts(&first, n)));
-        let is_kept = !matches!(op, Op::Reduce { .. } | Op::ArgReduce { .. });
-        let kept = is_kept && fits_registers(&[self.length], self.dtype);
-        let fits = |g: &usize| !kept || keeps_row(*g, self.dtype, self.length, self.width);
-        if let Sharing::Group(_) = self.sharing {
-            let groups = [8, 16, 32, 64, 128, BLOCK].into_iter().filter(fits);
-            all.extend(groups.map(|g| {
-                parts(&Rows {
-                    sharing: Sharing::Group(g),
-                    ..self.clone()
-                })
-            }));
-        }
+            ..self.clone()
+        });
+        let mut all: Vec<Rows> = in_parts.collect();
+        all.extend(self.other_groups(op).into_iter().map(|r| Rows {
+            n_parts: r.usual_parts(is_split),
+            ..r
+        }));
         all
+    }
+
+    /// Parts of a row that predicted times choose.
+    fn usual_parts(&self, is_split: bool) -> usize {
+        if !is_split {
+            return 1;
+        }
+        let most = self.layout.length / (self.step() * LEAST_RUNS);
+        (ENOUGH_BLOCKS / self.n_tiles().max(1)).min(most).max(1)
+    }
+
+    /// All groups of threads of a row, as far as they keep rows that must be kept.
+    fn other_groups(&self, op: &Op) -> Vec<Rows> {
+        if self.layout.sharing == Sharing::Warps {
+            return Vec::new();
+        }
+        let Layout { length, width, .. } = self.layout;
+        let is_plain = matches!(op, Op::Reduce { .. } | Op::ArgReduce { .. });
+        let is_kept = !is_plain && fits_registers(&[length], self.dtype);
+        let fits = |g: &usize| !is_kept || keeps_row(*g, self.dtype, length, width);
+        let of = |group| Rows {
+            layout: Layout {
+                sharing: Sharing::Group(group),
+                ..self.layout
+            },
+            ..self.clone()
+        };
+        let groups = [8, 16, 32, 64, 128, BLOCK].into_iter().filter(fits);
+        groups.map(of).collect()
     }
 
     /// Threads that share a row.
     fn sharers(&self) -> usize {
-        match self.sharing {
+        match self.layout.sharing {
             Sharing::Group(group) => group,
             Sharing::Warps => BLOCK / 32,
         }
@@ -287,8 +296,8 @@ impl Rows {
 
     /// Rows of a thread, and of a block.
     fn rows_per_thread(&self) -> usize {
-        if self.sharing == Sharing::Warps {
-            self.width
+        if self.layout.sharing == Sharing::Warps {
+            self.layout.width
         } else {
             1
         }
@@ -300,31 +309,26 @@ impl Rows {
 
     /// Elements of a row that the threads that share it read at once.
     fn step(&self) -> usize {
-        self.sharers() * self.width / self.rows_per_thread()
+        self.sharers() * self.layout.width / self.rows_per_thread()
+    }
+
+    /// Blocks that give every row its threads.
+    fn n_tiles(&self) -> usize {
+        self.layout.n_rows.div_ceil(self.rows_per_block())
     }
 
     /// Blocks that give every row, or part of one, its threads.
     fn n_blocks(&self) -> usize {
-        self.n_rows.div_ceil(self.rows_per_block()) * self.n_parts
+        self.n_tiles() * self.n_parts
     }
 
-    fn here(&self, e: &mut Emitter, block: Value) -> Here {
+    fn here(&self, e: &mut Emitter, block: Value) -> ThreadPosition {
         let (number, part) = e.div_rem(Ix::V(block), self.n_parts);
         let first = e.mul(number, self.rows_per_block() as i64);
-        let (own, lane) = match self.sharing {
-            Sharing::Group(group) => (
-                format!("ix(threadIdx.x / {group})"),
-                format!("ix(threadIdx.x % {group})"),
-            ),
-            Sharing::Warps => {
-                let own = format!("ix(threadIdx.x % 32) * {}", self.width);
-                (own, "ix(threadIdx.x / 32)".to_owned())
-            }
-        };
-        let (own, lane) = (e.define(Kind::Index, &own), e.define(Kind::Index, &lane));
+        let [own, lane] = self.layout.thread().map(|at| e.define(Kind::Index, &at));
         let row = e.add(first, Ix::V(own));
-        let has_row = e.below(row, self.n_rows, self.rows_per_block());
-        Here {
+        let has_row = e.below(row, self.layout.n_rows, self.rows_per_block());
+        ThreadPosition {
             row: e.val(row),
             lane,
             has_row,
@@ -334,49 +338,56 @@ impl Rows {
 
     /// Reduces the values of all threads that share the row with `op`.
     fn joined(&self, e: &mut Emitter, value: Value, op: &str) -> Value {
-        let value_text = e.text(value);
-        let expression = match self.sharing {
-            Sharing::Group(group) => format!("gm_group<{group}, {BLOCK}>({value_text}, {op}())"),
-            Sharing::Warps => format!("gm_warps<{BLOCK}>({value_text}, {op}())"),
+        let own = e.text(value);
+        let expression = match self.layout.sharing {
+            Sharing::Group(group) => format!("gm_group<{group}, {BLOCK}>({own}, {op}())"),
+            Sharing::Warps => format!("gm_warps<{BLOCK}>({own}, {op}())"),
         };
         e.define(e.kind(value), &expression)
     }
 
-    /// Stores the epilogue of `value`, the result's element at `at`.
-    fn store(
-        &self,
-        p: &mut Puller<Value>,
-        e: &mut Emitter,
-        at: &[Ix<Value>],
-        value: Value,
-        out: Value,
-    ) -> Result<()> {
-        let value = self.followed(p, e, at, value)?;
-        let linear = e.linearise(at, p.body.shape(self.result));
-        e.store(p.body.dtype(self.result), value, out, linear);
-        Ok(())
+    /// Runs of `width` of the operand along its last axis.
+    fn runs(&self, p: &Puller<Value>) -> Runs {
+        let x = self.node.of(p.body).inputs[0];
+        let last = p.body.shape(x).len().saturating_sub(1);
+        let stored = |v: ValueId| p.stored.contains_key(&v);
+        Runs::of_width(p.body, x, last, &stored, self.layout.width)
     }
 
-    /// Epilogue of `value`, the reduction's element at `at`.
-    fn followed(
+    /// Code of the rows of a block.
+    fn emit_rows(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        at: &[Ix<Value>],
-        value: Value,
-    ) -> Result<Value> {
-        p.scoped(|p| {
-            let own = p.body.graph.node(self.node).outputs[0];
-            p.remember(own, at, value);
-            p.value(e, self.result, at)
-        })
+        here: &ThreadPosition,
+        out: Value,
+    ) -> Result<()> {
+        let node = self.node.of(p.body);
+        let is_kept = fits_registers(&[self.layout.length], self.dtype);
+        match &node.op {
+            Op::Reduce { .. } | Op::ArgReduce { .. } => {
+                let reduction = Reduction::of(p.body, node)?;
+                self.reduce(p, e, here, &reduction, out)
+            }
+            Op::Softmax { log, .. } if is_kept => self.softmax(p, e, here, *log, out),
+            Op::Softmax { log, .. } => self.online_softmax(p, e, here, *log, out),
+            Op::LayerNorm { epsilon, .. } => self.norm(p, e, here, epsilon.0, true, out),
+            Op::RmsNorm { epsilon, .. } => self.norm(p, e, here, epsilon.0, false, out),
+            op => Err(Error::internal(format!("{} is no reduction", op.name()))),
+        }
     }
 
     /// Index of element `k` of the thread's row in `shape`.
-    fn position(&self, e: &mut Emitter, here: &Here, k: Value, shape: &[usize]) -> Vec<Ix<Value>> {
+    fn position(
+        &self,
+        e: &mut Emitter,
+        here: &ThreadPosition,
+        k: Value,
+        shape: &[usize],
+    ) -> Vec<Ix<Value>> {
         let mut inner = 1;
         let axis = shape.iter().rposition(|&d| {
-            let ends = inner == self.length;
+            let ends = inner == self.layout.length;
             inner *= d;
             ends
         });
@@ -394,18 +405,18 @@ impl Candidate for Rows {
 
     fn words(&self) -> String {
         let parts = in_parts(self.n_parts);
-        match self.sharing {
+        match self.layout.sharing {
             Sharing::Group(group) => format!("{group} threads per row{parts}"),
             Sharing::Warps => format!(
                 "{} threads per row, {} rows each{parts}",
                 self.sharers(),
-                self.width
+                self.layout.width
             ),
         }
     }
 
     fn result(&self) -> ValueId {
-        self.result
+        self.node.result
     }
 
     fn resources(&self) -> Resources {
@@ -413,21 +424,19 @@ impl Candidate for Rows {
     }
 
     fn work(&self) -> Work {
-        let rows = self.n_rows.next_multiple_of(self.rows_per_block());
-        let length = self
-            .length
-            .div_ceil(self.n_parts)
-            .next_multiple_of(self.step())
-            * self.n_parts;
-        let elements = rows as f64 * length as f64;
+        let Layout { n_rows, length, .. } = self.layout;
+        let rows = n_rows.next_multiple_of(self.rows_per_block());
+        let per_part = length.div_ceil(self.n_parts).next_multiple_of(self.step());
+        let elements = rows as f64 * (per_part * self.n_parts) as f64;
         // Groups of several warps meet in shared memory.
-        let meetings = if self.sharers() > 32 {
-            (rows * self.n_parts * self.sharers() * MEETING_BYTES) as f64
+        let n_sharers = if self.sharers() > 32 {
+            self.sharers()
         } else {
-            0.0
+            0
         };
-        let partial = if self.n_parts > 1 {
-            self.n_parts * self.n_rows * wide(self.dtype).size_bytes()
+        let meetings = (rows * self.n_parts * n_sharers * MEETING_BYTES) as f64;
+        let n_partial = if self.n_parts > 1 {
+            self.n_parts * n_rows
         } else {
             0
         };
@@ -436,39 +445,24 @@ impl Candidate for Rows {
             bytes: elements * self.dtype.size_bytes() as f64 + meetings,
             n_products: 0.0,
             products_per_byte: 1.0,
-            partial_bytes: partial as f64,
+            partial_bytes: (n_partial * wide(self.dtype).size_bytes()) as f64,
         }
     }
 
     fn partial(&self, body: &Body) -> Option<(DType, usize)> {
-        let node = body.graph.node(self.node);
-        let reduction = Reduction::of(body, node)
-            .ok()
-            .filter(|_| self.n_parts > 1)?;
-        Some((reduction.acc, self.n_parts * self.n_rows))
+        let reduction = Reduction::of(body, self.node.of(body)).ok()?;
+        (self.n_parts > 1).then(|| (reduction.acc, self.n_parts * self.layout.n_rows))
     }
 
     /// Elements of the result of a plain reduction.
     fn n_results(&self) -> usize {
-        self.n_rows
+        self.layout.n_rows
     }
 
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
         e.by_block(self.n_blocks(), |e, block| {
             let here = self.here(e, block);
-            let node = p.body.graph.node(self.node).clone();
-            let kept = fits_registers(&[self.length], p.body.dtype(node.inputs[0]));
-            p.scoped(|p| match &node.op {
-                Op::Reduce { .. } | Op::ArgReduce { .. } => {
-                    let reduction = Reduction::of(p.body, &node)?;
-                    self.reduce(p, e, &here, &reduction, out)
-                }
-                Op::Softmax { log, .. } if kept => self.softmax(p, e, &here, *log, out),
-                Op::Softmax { log, .. } => self.online_softmax(p, e, &here, *log, out),
-                Op::LayerNorm { epsilon, .. } => self.norm(p, e, &here, epsilon.0, true, out),
-                Op::RmsNorm { epsilon, .. } => self.norm(p, e, &here, epsilon.0, false, out),
-                op => Err(Error::internal(format!("{} is no reduction", op.name()))),
-            })
+            p.scoped(|p| self.emit_rows(p, e, &here, out))
         })
     }
 

@@ -1,12 +1,13 @@
 //! The softmax of rows that are too long for registers: they are read twice (Milakov and Gimelshein, arXiv:1805.02867).
 
 use super::super::emit::{Emitter, Value};
-use super::super::runs::{RunStore, Runs};
+use super::super::runs::RunStore;
 use super::super::text::element_type;
-use super::{Here, Rows, wide};
+use super::kept::{divisor, exponential};
+use super::{Layout, Rows, ThreadPosition, wide};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
 use crate::error::{Error, Result};
-use crate::ir::{Extremum, ScalarOp};
+use crate::ir::Extremum;
 use gristmill_runtime::DType;
 
 impl Rows {
@@ -14,60 +15,73 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         log: bool,
         out: Value,
     ) -> Result<()> {
-        let acc = wide(p.body.dtype(p.body.graph.node(self.node).inputs[0]));
+        let acc = wide(self.dtype);
+        let (ty, exp) = (element_type(acc), exponential(acc));
         let lowest = e.constant(acc, extreme_bits(acc, Extremum::Max));
-        let (lowest, ty) = (e.text(lowest).to_owned(), element_type(acc));
+        let lowest = e.text(lowest).to_owned();
         e.line(&format!("{ty} greatest = {lowest}, total = 0;"));
+        let width = self.layout.width;
         self.each_loaded(p, e, here, |_, e, _| {
-            e.line(&format!("gm_see<{}>(x, greatest, total);", self.width));
+            e.line(&format!("gm_see<{width}>(x, greatest, total);"));
             Ok(())
         })?;
-        let own = e.named(Kind::Element(acc), "greatest");
-        let greatest = self.joined(e, own, "gm_greatest");
-        let base = format!("gm_base({})", e.text(greatest));
-        let base = e.define(Kind::Element(acc), &base);
-        let exp = if acc == DType::F64 { "exp" } else { "expf" };
-        let own = format!("total * {exp}(greatest - {})", e.text(base));
-        let own = e.define(Kind::Element(acc), &own);
-        let total = self.joined(e, own, "gm_sum");
-        let total = if log {
-            e.scalar_op(ScalarOp::Log, &[acc], &[total])?
-        } else {
-            total
-        };
-        let body = p.body;
-        let y = body.graph.node(self.node).outputs[0];
+        let [base, total] = self.joined_total(e, acc);
+        let (divisor, last) = divisor(e, total, log)?;
         self.each_loaded(p, e, here, |p, e, at| {
-            let linear = e.linearise(at, body.shape(y));
-            let store = RunStore::new(e, body.dtype(self.result), self.width);
-            let w = e.open_unrolled(self.width);
-            p.scoped(|p| {
-                let mut at = at.to_vec();
-                if let Some(last) = at.last_mut().filter(|_| self.width > 1) {
-                    *last = e.add(*last, Ix::V(w));
-                }
+            self.store_run(p, e, at, out, |_, e, w, _| {
                 let shifted = format!("x[{}] - {}", e.text(w), e.text(base));
-                let shifted = if log {
-                    shifted
-                } else {
-                    format!("{exp}({shifted})")
+                let term = match log {
+                    true => shifted,
+                    false => format!("{exp}({shifted})"),
                 };
-                let shifted = e.define(Kind::Element(acc), &shifted);
-                let last = if log { ScalarOp::Sub } else { ScalarOp::Div };
-                let value = e.scalar_op(last, &[acc, acc], &[shifted, total])?;
-                let value = e.convert(value, acc, body.dtype(y))?;
-                let value = self.followed(p, e, &at, value)?;
-                store.set(e, w, value);
-                Ok::<(), Error>(())
-            })?;
-            e.close();
-            store.finish(e, out, linear);
-            Ok(())
+                let term = e.define(Kind::Element(acc), &term);
+                e.combine(last, term, divisor)
+            })
         })
+    }
+
+    /// Largest element of the row, or zero if it is infinite, and the sum of exponentials relative
+    /// to it, from those of the threads.
+    fn joined_total(&self, e: &mut Emitter, acc: DType) -> [Value; 2] {
+        let own = e.named(Kind::Element(acc), "greatest");
+        let largest = self.joined(e, own, "gm_greatest");
+        let base = format!("gm_base({})", e.text(largest));
+        let base = e.define(Kind::Element(acc), &base);
+        let own = format!("total * {}(greatest - {})", exponential(acc), e.text(base));
+        let own = e.define(Kind::Element(acc), &own);
+        [base, self.joined(e, own, "gm_sum")]
+    }
+
+    /// Stores a run of results that begins at `at`: `value` gives each from its number and index.
+    pub(super) fn store_run(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        out: Value,
+        value: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, &[Ix<Value>]) -> Result<Value>,
+    ) -> Result<()> {
+        let width = self.layout.width;
+        let linear = e.linearise(at, p.body.shape(self.node.own(p.body)));
+        let store = RunStore::new(e, p.body.dtype(self.node.result), width);
+        let w = e.open_unrolled(width);
+        let mut at = at.to_vec();
+        if let Some(last) = at.last_mut().filter(|_| width > 1) {
+            *last = e.add(*last, Ix::V(w));
+        }
+        p.scoped(|p| {
+            let value = value(p, e, w, &at)?;
+            let value = self.node.epilogue(p, e, &at, value)?;
+            store.set(e, w, value);
+            Ok::<(), Error>(())
+        })?;
+        e.close();
+        store.finish(e, out, linear);
+        Ok(())
     }
 
     /// Goes through the thread's runs of the row, each loaded into `x`; `f` gets the index of its first element.
@@ -75,40 +89,41 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Ix<Value>]) -> Result<()>,
     ) -> Result<()> {
-        let x = p.body.graph.node(self.node).inputs[0];
-        let (dtype, shape) = (p.body.dtype(x), p.body.shape(x).to_vec());
-        let acc = wide(dtype);
-        let runs = Runs::of_width(
-            p.body,
-            x,
-            shape.len() - 1,
-            &|v| p.stored.contains_key(&v),
-            self.width,
-        );
-        let own = e.mul(Ix::V(here.lane), self.width as i64);
-        let first = e.val(own);
-        let first = e.text(first).to_owned();
+        let Layout { length, width, .. } = self.layout;
+        let first = e.mul(Ix::V(here.lane), width as i64);
+        let first = e.position(first);
+        let (end, step) = (length.to_string(), self.step().to_string());
         e.guarded(&[here.has_row], |e| {
-            e.counted(
-                [&first, &self.length.to_string(), &self.step().to_string()],
-                |e, k| {
-                    p.scoped(|p| {
-                        let at = self.position(e, here, k, &shape);
-                        e.line(&format!("{} x[{}];", element_type(acc), self.width));
-                        runs.each(p, e, x, &at, |e, w, v| {
-                            let v = e.convert(v, dtype, acc)?;
-                            let w = e.val(w);
-                            let line = format!("x[{}] = {};", e.text(w), e.text(v));
-                            e.line(&line);
-                            Ok(())
-                        })?;
-                        f(p, e, &at)
-                    })
-                },
-            )
+            e.counted([&first, &end, &step], |e, k| {
+                p.scoped(|p| {
+                    let at = self.load_run(p, e, here, k)?;
+                    f(p, e, &at)
+                })
+            })
         })
+    }
+
+    /// Loads the run at position `k` into `x`; gives the index of its first element.
+    fn load_run(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &ThreadPosition,
+        k: Value,
+    ) -> Result<Vec<Ix<Value>>> {
+        let x = self.node.of(p.body).inputs[0];
+        let (acc, runs) = (wide(self.dtype), self.runs(p));
+        let at = self.position(e, here, k, p.body.shape(x));
+        e.line(&format!("{} x[{}];", element_type(acc), self.layout.width));
+        runs.each(p, e, x, &at, |e, w, v| {
+            let v = e.cast(v, acc)?;
+            let name = format!("x[{}]", e.position(w));
+            e.set(&name, v);
+            Ok(())
+        })?;
+        Ok(at)
     }
 }

@@ -1,9 +1,10 @@
 //! Sums, extremes and positions of extremes.
 
+use super::super::candidates::Partials;
 use super::super::emit::{Emitter, Value};
-use super::super::runs::Runs;
+
 use super::super::text::element_type;
-use super::{BLOCK, Here, Rows, Sharing, wide};
+use super::{BLOCK, Rows, Sharing, ThreadPosition, wide};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{
     Emit, Ix, Kind, Order, Puller, accumulator, extreme_bits, mean, reduced_index,
@@ -20,11 +21,11 @@ pub(super) struct Reduction {
     keepdims: bool,
     /// Accumulator dtype and identity.
     pub(super) acc: DType,
-    initial: u64,
-    kind: Kinds,
+    identity: u64,
+    kind: ReductionKind,
 }
 
-enum Kinds {
+enum ReductionKind {
     /// The op that combines values, its functor in the prelude, and a flag that divides the result
     /// by the length.
     Values {
@@ -46,18 +47,19 @@ impl Reduction {
                 axes,
                 keepdims,
             } => {
-                let (acc, op, functor, initial) = combination(*kind, dtype);
-                let kind = Kinds::Values {
+                let (acc, op, functor, identity) = combination(*kind, dtype);
+                let is_mean = *kind == ReduceKind::Mean;
+                let kind = ReductionKind::Values {
                     op,
                     functor,
-                    is_mean: *kind == ReduceKind::Mean,
+                    is_mean,
                 };
                 Ok(Reduction {
                     x,
                     axes: axes.clone(),
                     keepdims: *keepdims,
                     acc,
-                    initial,
+                    identity,
                     kind,
                 })
             }
@@ -69,18 +71,13 @@ impl Reduction {
             } => {
                 let (acc, last) = (exchanged(dtype), *select_last);
                 let better = format!("gm_better<{}, {last}>()", *kind == Extremum::Max);
-                let (axes, kind, initial) = (
-                    vec![*axis],
-                    Kinds::Positions { better, last },
-                    extreme_bits(acc, *kind),
-                );
                 Ok(Reduction {
                     x,
-                    axes,
+                    axes: vec![*axis],
                     keepdims: *keepdims,
                     acc,
-                    initial,
-                    kind,
+                    identity: extreme_bits(acc, *kind),
+                    kind: ReductionKind::Positions { better, last },
                 })
             }
             op => Err(Error::internal(format!(
@@ -128,13 +125,20 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         r: &Reduction,
         out: Value,
     ) -> Result<()> {
         match &r.kind {
-            Kinds::Values { op, functor, .. } => self.values(p, e, here, r, *op, functor, out),
-            Kinds::Positions { better, last } => self.positions(p, e, here, r, better, *last, out),
+            ReductionKind::Values { op, functor, .. } => {
+                self.accumulate(p, e, here, r, *op)?;
+                self.join_accumulators(e, functor);
+                self.store_values(p, e, here, r, functor, out)
+            }
+            ReductionKind::Positions { better, last } => {
+                let at = self.best(p, e, here, r, better, *last)?;
+                self.store_position(p, e, here, at, out)
+            }
         }
     }
 
@@ -143,108 +147,105 @@ impl Rows {
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         r: &Reduction,
         f: impl FnOnce(&mut Emitter, Ix<Value>, Ix<Value>, Value) -> Result<()>,
     ) -> Result<()> {
-        let node = p.body.graph.node(self.node).clone();
-        let (dtype, shape) = (p.body.dtype(r.x), p.body.shape(r.x).to_vec());
-        let at = e.delinearise(Ix::V(here.row), p.body.shape(node.outputs[0]));
+        let shape = p.body.shape(r.x);
+        let at = e.delinearise(Ix::V(here.row), p.body.shape(self.node.own(p.body)));
         let extents: Vec<usize> = r.axes.iter().map(|&a| shape[a]).collect();
-        let stored = |v: ValueId| p.stored.contains_key(&v);
-        let runs = Runs::of_width(
-            p.body,
-            r.x,
-            shape.len().saturating_sub(1),
-            &stored,
-            self.width,
-        );
-        let per_part = self
-            .length
-            .div_ceil(self.n_parts)
-            .next_multiple_of(self.step());
-        let start = e.mul(here.part, per_part as i64);
-        let mut end = Ix::C(self.length as i64);
-        if self.n_parts > 1 {
-            let own = e.add(start, Ix::C(per_part as i64));
-            let (own, all) = (e.val(own), e.val(end));
-            end = Ix::V(e.index_min(own, all));
-        }
-        let along = self.width / self.rows_per_thread();
-        let own = e.mul(Ix::V(here.lane), along as i64);
-        let first = e.add(start, own);
-        let bounds = [first, end].map(|i| {
-            let i = e.val(i);
-            e.text(i).to_owned()
-        });
+        let runs = self.runs(p);
+        let along = self.layout.width / self.rows_per_thread();
+        let [first, end] = self.bounds(e, here, along);
+        let step = self.step().to_string();
         e.guarded(&[here.has_row], |e| {
             e.line("#pragma unroll 4");
-            e.counted(
-                [&bounds[0], &bounds[1], &self.step().to_string()],
-                |e, k| {
-                    p.scoped(|p| {
-                        let inner = e.delinearise(Ix::V(k), &extents);
-                        let from = reduced_index(&at, &inner, &r.axes, shape.len(), r.keepdims);
-                        runs.each(p, e, r.x, &from, |e, number, v| {
-                            let v = e.convert(v, dtype, r.acc)?;
-                            let position = if along > 1 {
-                                e.add(Ix::V(k), number)
-                            } else {
-                                Ix::V(k)
-                            };
-                            f(e, number, position, v)
-                        })
-                    })
-                },
-            )
+            e.counted([&first, &end, &step], |e, k| {
+                let inner = e.delinearise(Ix::V(k), &extents);
+                let from = reduced_index(&at, &inner, &r.axes, shape.len(), r.keepdims);
+                runs.each(p, e, r.x, &from, |e, number, v| {
+                    let v = e.cast(v, r.acc)?;
+                    let k = Ix::V(k);
+                    let position = if along > 1 { e.add(k, number) } else { k };
+                    f(e, number, position, v)
+                })
+            })
         })
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn values(
+    /// First and last position of the thread's runs, each of `along` elements of the row, as text.
+    fn bounds(&self, e: &mut Emitter, here: &ThreadPosition, along: usize) -> [String; 2] {
+        let per_part = self.layout.length.div_ceil(self.n_parts);
+        let per_part = per_part.next_multiple_of(self.step()) as i64;
+        let start = e.mul(here.part, per_part);
+        let mut end = Ix::C(self.layout.length as i64);
+        if self.n_parts > 1 {
+            let own = e.add(start, Ix::C(per_part));
+            end = e.smaller(own, end);
+        }
+        let own = e.mul(Ix::V(here.lane), along as i64);
+        let first = e.add(start, own);
+        [e.position(first), e.position(end)]
+    }
+
+    /// Accumulates the thread's elements in `acc`, by their number in the run.
+    fn accumulate(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         r: &Reduction,
         op: ScalarOp,
+    ) -> Result<()> {
+        let (ty, width) = (element_type(r.acc), self.layout.width);
+        let identity = e.constant(r.acc, r.identity);
+        e.line(&format!("{ty} acc[{width}];"));
+        let w = e.open_unrolled(width);
+        let name = format!("acc[{}]", e.text(w));
+        e.set(&name, identity);
+        e.close();
+        self.each_element(p, e, here, r, |e, number, _, v| {
+            let name = format!("acc[{}]", e.position(number));
+            let sum = e.named(Kind::Element(r.acc), name.clone());
+            let next = e.combine(op, sum, v)?;
+            e.set(&name, next);
+            Ok(())
+        })
+    }
+
+    /// Joins the thread's accumulators of a row.
+    fn join_accumulators(&self, e: &mut Emitter, functor: &str) {
+        let width = self.layout.width;
+        if self.layout.sharing != Sharing::Warps && width > 1 {
+            e.line("#pragma unroll");
+            e.line(&format!(
+                "for (int w = 1; w < {width}; ++w) acc[0] = {functor}()(acc[0], acc[w]);"
+            ));
+        }
+    }
+
+    /// Joins accumulators over threads, and stores the epilogue of each of the thread's rows.
+    fn store_values(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &ThreadPosition,
+        r: &Reduction,
         functor: &str,
         out: Value,
     ) -> Result<()> {
-        let ty = element_type(r.acc);
-        let initial = e.constant(r.acc, r.initial);
-        e.line(&format!("{ty} acc[{}];", self.width));
-        let w = e.open_unrolled(self.width);
-        let line = format!("acc[{}] = {};", e.text(w), e.text(initial));
-        e.line(&line);
-        e.close();
-        self.each_element(p, e, here, r, |e, number, _, v| {
-            let number = e.val(number);
-            let name = format!("acc[{}]", e.text(number));
-            let sum = e.named(Kind::Element(r.acc), name.clone());
-            let next = e.scalar_op(op, &[r.acc; 2], &[sum, v])?;
-            let line = format!("{name} = {};", e.text(next));
-            e.line(&line);
-            Ok(())
-        })?;
-        if self.sharing != Sharing::Warps && self.width > 1 {
-            e.line("#pragma unroll");
-            e.line(&format!(
-                "for (int w = 1; w < {}; ++w) acc[0] = {functor}()(acc[0], acc[w]);",
-                self.width
-            ));
-        }
         let w = e.open_unrolled(self.rows_per_thread());
-        let own = e.named(Kind::Element(r.acc), format!("acc[{}]", e.text(w)));
+        let own = format!("acc[{}]", e.text(w));
+        let own = e.named(Kind::Element(r.acc), own);
         let total = self.joined(e, own, functor);
         let row = e.add(Ix::V(here.row), Ix::V(w));
         self.leading(e, here, |e| {
-            if self.n_parts > 1 {
-                let at = e.linearise(&[here.part, row], &[self.n_parts, self.n_rows]);
-                e.store(r.acc, total, out, at);
-                return Ok(());
+            if self.n_parts == 1 {
+                return self.finish(p, e, r, row, total, out);
             }
-            self.finish(p, e, r, row, total, out)
+            let at = e.linearise(&[here.part, row], &[self.n_parts, self.layout.n_rows]);
+            e.store(r.acc, total, out, at);
+            Ok(())
         })?;
         e.close();
         Ok(())
@@ -254,7 +255,7 @@ impl Rows {
     fn leading(
         &self,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         f: impl FnOnce(&mut Emitter) -> Result<()>,
     ) -> Result<()> {
         let zero = e.index(0);
@@ -272,16 +273,14 @@ impl Rows {
         total: Value,
         out: Value,
     ) -> Result<()> {
-        let own = p.body.graph.node(self.node).outputs[0];
-        let at = e.delinearise(row, p.body.shape(own));
-        let is_mean = matches!(r.kind, Kinds::Values { is_mean: true, .. });
-        let value = if is_mean {
-            mean(e, total, r.acc, self.length)?
-        } else {
-            total
+        let at = e.delinearise(row, p.body.shape(self.node.own(p.body)));
+        let value = match r.kind {
+            ReductionKind::Values { is_mean: true, .. } => {
+                mean(e, total, r.acc, self.layout.length)?
+            }
+            _ => total,
         };
-        let value = e.convert(value, r.acc, p.body.dtype(own))?;
-        self.store(p, e, &at, value, out)
+        self.node.store(p, e, &at, value, out)
     }
 
     /// Joins the partial results of row `item`, and stores the epilogue.
@@ -292,68 +291,66 @@ impl Rows {
         item: Value,
         [partial, out]: [Value; 2],
     ) -> Result<()> {
-        let r = Reduction::of(p.body, p.body.graph.node(self.node))?;
-        let Kinds::Values { op, .. } = r.kind else {
+        let r = Reduction::of(p.body, self.node.of(p.body))?;
+        let ReductionKind::Values { op, .. } = r.kind else {
             return Err(Error::internal("positions are not split"));
         };
-        let initial = e.constant(r.acc, r.initial);
-        let total = e.for_loop(
-            Ix::C(0),
-            Ix::C(self.n_parts as i64),
-            1,
-            &[initial],
-            |e, part, carried| {
-                let at = e.linearise(&[Ix::V(part), Ix::V(item)], &[self.n_parts, self.n_rows]);
-                let own = e.load(r.acc, partial, at);
-                Ok(vec![e.scalar_op(op, &[r.acc; 2], &[carried[0], own])?])
-            },
-        )?[0];
+        let partials = Partials {
+            n_parts: self.n_parts,
+            n_elements: self.layout.n_rows,
+            dtype: r.acc,
+            op,
+            identity: r.identity,
+        };
+        let total = partials.join(e, partial, item)?;
         self.finish(p, e, &r, Ix::V(item), total, out)
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn positions(
+    /// Position of the row's best element by the functor `better`, of all threads.
+    fn best(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        here: &Here,
+        here: &ThreadPosition,
         r: &Reduction,
         better: &str,
         last: bool,
-        out: Value,
-    ) -> Result<()> {
-        let initial = e.constant(r.acc, r.initial);
-        let initial = e.text(initial).to_owned();
-        let best = e.variable(Kind::Element(r.acc), Some(&initial));
+    ) -> Result<Value> {
+        let identity = e.constant(r.acc, r.identity);
+        let identity = e.text(identity).to_owned();
+        let best = e.variable(Kind::Element(r.acc), Some(&identity));
         // Any element comes before one that is nowhere.
-        let nowhere = e.index(if last { -1 } else { self.length as i64 });
+        let nowhere = e.index(if last { -1 } else { self.layout.length as i64 });
         let nowhere = e.text(nowhere).to_owned();
         let at = e.variable(Kind::Index, Some(&nowhere));
-        let names = [best, at].map(|v| e.text(v).to_owned());
+        let names = format!("{}, {}", e.text(best), e.text(at));
         self.each_element(p, e, here, r, |e, _, position, v| {
-            let position = e.val(position);
-            let (v, position) = (e.text(v).to_owned(), e.text(position).to_owned());
-            e.line(&format!(
-                "gm_keep_better({}, {}, {v}, {position}, {better});",
-                names[0], names[1]
-            ));
+            let own = format!("{}, {}", e.text(v), e.position(position));
+            e.line(&format!("gm_keep_better({names}, {own}, {better});"));
             Ok(())
         })?;
-        e.line(&match self.sharing {
-            Sharing::Group(group) => format!(
-                "gm_group_best<{group}, {BLOCK}>({}, {}, {better});",
-                names[0], names[1]
-            ),
-            Sharing::Warps => format!(
-                "gm_warps_best<{BLOCK}>({}, {}, {better});",
-                names[0], names[1]
-            ),
-        });
+        let function = match self.layout.sharing {
+            Sharing::Group(group) => format!("gm_group_best<{group}, {BLOCK}>"),
+            Sharing::Warps => format!("gm_warps_best<{BLOCK}>"),
+        };
+        e.line(&format!("{function}({names}, {better});"));
+        Ok(at)
+    }
+
+    /// Stores the epilogue of a row's position.
+    fn store_position(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &ThreadPosition,
+        at: Value,
+        out: Value,
+    ) -> Result<()> {
         self.leading(e, here, |e| {
-            let own = p.body.graph.node(self.node).outputs[0];
+            let own = self.node.own(p.body);
             let index = e.delinearise(Ix::V(here.row), p.body.shape(own));
             let position = e.index_to_i64(at);
-            self.store(p, e, &index, position, out)
+            self.node.store(p, e, &index, position, out)
         })
     }
 }

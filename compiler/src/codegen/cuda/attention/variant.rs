@@ -27,7 +27,7 @@ pub(super) const ROWS: usize = 128;
 
 /// Instructions and tile shape of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum Variant {
     /// Each thread has `thread_m x thread_n` scores of an `m x n` tile, and multiplies elements.
     Simt {
         m: usize,
@@ -37,7 +37,7 @@ pub(super) enum Form {
     },
     /// Each warp has 16 queries, in fragments of tensor cores. The block has `n` keys at a time.
     Tensor { warps: usize, n: usize },
-    /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`].
+    /// Two groups of four warps have 64 queries each, in fragments like those of [`Variant::Tensor`].
     /// A tile has 128 keys; `stages` tiles of keys or values are on chip at a time.
     Groups { stages: usize },
 }
@@ -47,26 +47,26 @@ pub(super) enum Form {
 const TENSOR: [[usize; 2]; 5] = [[4, 64], [4, 32], [8, 64], [8, 32], [2, 64]];
 const STAGES: [usize; 3] = [4, 3, 6];
 
-const FORMS: [Form; 4] = [
-    Form::Simt {
+const SIMT: [Variant; 4] = [
+    Variant::Simt {
         m: 16,
         n: 64,
         thread_m: 4,
         thread_n: 4,
     },
-    Form::Simt {
+    Variant::Simt {
         m: 64,
         n: 32,
         thread_m: 8,
         thread_n: 4,
     },
-    Form::Simt {
+    Variant::Simt {
         m: 32,
         n: 32,
         thread_m: 4,
         thread_n: 4,
     },
-    Form::Simt {
+    Variant::Simt {
         m: 16,
         n: 32,
         thread_m: 4,
@@ -91,6 +91,16 @@ pub(super) enum Registers {
     Result,
 }
 
+impl Registers {
+    /// Name of the array.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Registers::Scores => "scores",
+            Registers::Result => "result",
+        }
+    }
+}
+
 /// Accumulator dtype of scores, sums and results.
 pub(super) fn accumulator(dtype: DType) -> DType {
     if dtype == DType::F64 {
@@ -102,61 +112,57 @@ pub(super) fn accumulator(dtype: DType) -> DType {
 
 impl Extents {
     /// Variants whose tiles fit on chip, best predicted first. Empty when no tile fits.
-    pub(super) fn forms(&self, arch: Arch) -> Vec<Form> {
+    pub(super) fn variants(&self, arch: Arch) -> Vec<Variant> {
         let is_half = matches!(self.dtype, DType::F16 | DType::BF16);
-        // Where most of a tile would be padding, elements are multiplied.
-        let fills = self
-            .n_queries
-            .min(self.n_keys)
-            .min(self.depth)
-            .min(self.value_depth)
-            >= PER_WARP;
-        let is_tensor = is_half && fills && arch.capability() >= TENSOR_CAPABILITY;
-        let tensor = TENSOR
+        let is_tensor = is_half && self.fills() && arch.capability() >= TENSOR_CAPABILITY;
+        let tensor: &[[usize; 2]] = if is_tensor { &TENSOR } else { &[] };
+        let tensor = tensor
             .iter()
-            .filter(|_| is_tensor)
-            .map(|&[warps, n]| Form::Tensor { warps, n });
-        let few = |f: &Form| f.n_keys() == 32 || self.n_queries <= f.n_queries();
-        let (best, others): (Vec<Form>, Vec<Form>) = FORMS.into_iter().partition(few);
-        tensor
-            .chain(best)
-            .chain(others)
-            .filter(|f| f.fits(self))
-            .collect()
+            .map(|&[warps, n]| Variant::Tensor { warps, n });
+        let few = |v: &Variant| v.n_keys() == 32 || self.n_queries <= v.n_queries();
+        let (best, others): (Vec<Variant>, Vec<Variant>) = SIMT.into_iter().partition(few);
+        let all = tensor.chain(best).chain(others);
+        all.filter(|v| v.fits(self)).collect()
+    }
+
+    /// False where most of a tensor core's tile would be padding, so that elements are multiplied.
+    fn fills(&self) -> bool {
+        let sides = [self.n_queries, self.n_keys, self.depth, self.value_depth];
+        sides.iter().all(|&n| n >= PER_WARP)
     }
 
     /// Warp-group variants whose ring of tiles fits in shared memory.
-    pub(super) fn group_forms(&self) -> Vec<Form> {
-        let forms = STAGES.map(|stages| Form::Groups { stages });
-        forms
+    pub(super) fn group_variants(&self) -> Vec<Variant> {
+        let variants = STAGES.map(|stages| Variant::Groups { stages });
+        variants
             .into_iter()
             .filter(|f| f.group_bytes(self) <= GROUP_BYTES)
             .collect()
     }
 }
 
-impl Form {
+impl Variant {
     /// Name of the instructions, for the listing.
     pub(super) fn words(&self) -> &'static str {
         match self {
-            Form::Simt { .. } => "threads",
-            Form::Tensor { .. } => "mma.sync",
-            Form::Groups { .. } => "warp groups",
+            Variant::Simt { .. } => "threads",
+            Variant::Tensor { .. } => "mma.sync",
+            Variant::Groups { .. } => "warp groups",
         }
     }
 
     /// Multiplications in the time of a byte.
     pub(super) fn products_per_byte(&self) -> f64 {
         match self {
-            Form::Simt { .. } => BY_ELEMENTS,
-            Form::Tensor { .. } => BY_FRAGMENTS,
-            Form::Groups { .. } => BY_GROUPS,
+            Variant::Simt { .. } => BY_ELEMENTS,
+            Variant::Tensor { .. } => BY_FRAGMENTS,
+            Variant::Groups { .. } => BY_GROUPS,
         }
     }
 
     /// Shared memory of a block of warp groups: its queries, the ring, and barriers of both.
     pub(super) fn group_bytes(&self, x: &Extents) -> usize {
-        let Form::Groups { stages } = self else {
+        let Variant::Groups { stages } = self else {
             return 0;
         };
         let [depth, value_depth] = [x.depth, x.value_depth].map(|d| self.padded_value_depth(d));
@@ -167,59 +173,59 @@ impl Form {
     /// Queries of a tile.
     pub(super) fn n_queries(&self) -> usize {
         match self {
-            Form::Simt { m, .. } => *m,
-            Form::Tensor { warps, .. } => warps * PER_WARP,
-            Form::Groups { .. } => ROWS,
+            Variant::Simt { m, .. } => *m,
+            Variant::Tensor { warps, .. } => warps * PER_WARP,
+            Variant::Groups { .. } => ROWS,
         }
     }
 
     /// Keys of a tile.
     pub(super) fn n_keys(&self) -> usize {
         match self {
-            Form::Simt { n, .. } | Form::Tensor { n, .. } => *n,
-            Form::Groups { .. } => ROWS,
+            Variant::Simt { n, .. } | Variant::Tensor { n, .. } => *n,
+            Variant::Groups { .. } => ROWS,
         }
     }
 
     /// Threads of a block.
     pub(super) fn threads(&self) -> usize {
         match self {
-            Form::Simt { m, thread_m, .. } => m / thread_m * self.per_query(),
-            Form::Tensor { warps, .. } => warps * 32,
-            Form::Groups { .. } => 3 * 128,
+            Variant::Simt { m, thread_m, .. } => m / thread_m * self.per_query(),
+            Variant::Tensor { warps, .. } => warps * 32,
+            Variant::Groups { .. } => 3 * 128,
         }
     }
 
     /// Threads that share a query.
     pub(super) fn per_query(&self) -> usize {
         match self {
-            Form::Simt { n, thread_n, .. } => n / thread_n,
-            Form::Tensor { .. } | Form::Groups { .. } => 4,
+            Variant::Simt { n, thread_n, .. } => n / thread_n,
+            Variant::Tensor { .. } | Variant::Groups { .. } => 4,
         }
     }
 
     /// The values' depth as the threads divide it.
     pub(super) fn padded_value_depth(&self, value_depth: usize) -> usize {
         value_depth.next_multiple_of(match self {
-            Form::Simt { .. } => 4 * self.per_query(),
-            Form::Tensor { .. } => STEP,
-            Form::Groups { .. } => COLUMNS,
+            Variant::Simt { .. } => 4 * self.per_query(),
+            Variant::Tensor { .. } => STEP,
+            Variant::Groups { .. } => COLUMNS,
         })
     }
 
     /// Element type of tiles in shared memory.
     pub(super) fn shared_dtype(&self, dtype: DType) -> DType {
         match self {
-            Form::Simt { .. } => accumulator(dtype),
-            Form::Tensor { .. } | Form::Groups { .. } => dtype,
+            Variant::Simt { .. } => accumulator(dtype),
+            Variant::Tensor { .. } | Variant::Groups { .. } => dtype,
         }
     }
 
     /// Distance of rows of `n` elements in shared memory. Runs of 16 bytes stay aligned, and those of neighbouring rows fall into different banks.
     pub(super) fn pitch(&self, n: usize) -> usize {
         match self {
-            Form::Simt { .. } => n + 4,
-            Form::Tensor { .. } | Form::Groups { .. } => n + 8,
+            Variant::Simt { .. } => n + 4,
+            Variant::Tensor { .. } | Variant::Groups { .. } => n + 8,
         }
     }
 
@@ -231,7 +237,7 @@ impl Form {
         );
         let (m, n) = (self.n_queries(), self.n_keys());
         match self {
-            Form::Simt { .. } => {
+            Variant::Simt { .. } => {
                 let keys = (depth * self.pitch(n)).max(n * self.pitch(value_depth));
                 vec![
                     ("queries", depth * self.pitch(m)),
@@ -239,7 +245,7 @@ impl Form {
                     ("weights", n * self.pitch(m)),
                 ]
             }
-            Form::Tensor { .. } => {
+            Variant::Tensor { .. } => {
                 let (row, value_row) = (self.pitch(depth), self.pitch(value_depth));
                 vec![
                     ("queries", m * row),
@@ -247,54 +253,41 @@ impl Form {
                     ("values", n * value_row),
                 ]
             }
-            Form::Groups { .. } => Vec::new(),
+            Variant::Groups { .. } => Vec::new(),
         }
     }
 
     /// True if a tile fits shared memory and registers.
     fn fits(&self, x: &Extents) -> bool {
-        let shared: usize = self
-            .shared(x.depth, x.value_depth)
-            .iter()
-            .map(|s| s.1)
-            .sum();
+        let arrays = self.shared(x.depth, x.value_depth);
+        let n_shared: usize = arrays.iter().map(|s| s.1).sum();
+        let shared_bytes = n_shared * self.shared_dtype(x.dtype).size_bytes();
         let [a, b] = self.registers(Registers::Result, x.value_depth);
-        let queries = if matches!(self, Form::Tensor { .. }) {
-            x.depth / 4
-        } else {
-            0
+        let results = a * b * accumulator(x.dtype).size_bytes() / 4;
+        let queries = match self {
+            Variant::Tensor { .. } => x.depth / 4,
+            Variant::Simt { .. } | Variant::Groups { .. } => 0,
         };
-        shared * self.shared_dtype(x.dtype).size_bytes() <= SHARED_BYTES
-            && a * b * accumulator(x.dtype).size_bytes() / 4 + queries <= RESULT_REGISTERS
+        shared_bytes <= SHARED_BYTES && results + queries <= RESULT_REGISTERS
     }
 
     /// Extents of a thread's array of scores or results.
     pub(super) fn registers(&self, which: Registers, value_depth: usize) -> [usize; 2] {
-        match (self, which) {
-            (
-                Form::Simt {
-                    thread_m, thread_n, ..
-                },
-                Registers::Scores,
-            ) => [*thread_m, *thread_n],
-            (Form::Simt { thread_m, .. }, Registers::Result) => [
-                *thread_m,
-                self.padded_value_depth(value_depth) / self.per_query(),
-            ],
-            (Form::Tensor { .. } | Form::Groups { .. }, Registers::Scores) => {
-                [self.n_keys() / 8, 4]
-            }
-            (Form::Tensor { .. } | Form::Groups { .. }, Registers::Result) => {
-                [self.padded_value_depth(value_depth) / 8, 4]
-            }
+        let columns = match which {
+            Registers::Scores => self.n_keys(),
+            Registers::Result => self.padded_value_depth(value_depth),
+        };
+        match self {
+            Variant::Simt { thread_m, .. } => [*thread_m, columns / self.per_query()],
+            Variant::Tensor { .. } | Variant::Groups { .. } => [columns / 8, 4],
         }
     }
 
     /// Queries that a thread has a part of.
     pub(super) fn per_thread(&self) -> usize {
         match self {
-            Form::Simt { thread_m, .. } => *thread_m,
-            Form::Tensor { .. } | Form::Groups { .. } => 2,
+            Variant::Simt { thread_m, .. } => *thread_m,
+            Variant::Tensor { .. } | Variant::Groups { .. } => 2,
         }
     }
 
@@ -305,25 +298,22 @@ impl Form {
         value_depth: usize,
         [i, j]: [&str; 2],
     ) -> [String; 3] {
-        let (Form::Simt { m, thread_m, .. }, per_query) = (self, self.per_query()) else {
-            // The first group of warps has no queries.
-            let warp = if matches!(self, Form::Groups { .. }) {
-                "(threadIdx.x / 32 - 4)"
-            } else {
-                "threadIdx.x / 32"
-            };
-            return [
-                format!("{warp} * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
-                format!("{i} * 8 + threadIdx.x % 4 * 2 + {j} % 2"),
-                format!("{j} / 2"),
-            ];
+        // The first group of warps has no queries.
+        let warp = match self {
+            Variant::Simt { m, thread_m, .. } => {
+                let (per_query, [_, n]) = (self.per_query(), self.registers(which, value_depth));
+                let all = n * per_query;
+                let row = format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_query}, {i})");
+                let column = format!("gm_of_tile<{all}, {n}>(threadIdx.x % {per_query}, {j})");
+                return [row, column, i.to_owned()];
+            }
+            Variant::Tensor { .. } => "threadIdx.x / 32",
+            Variant::Groups { .. } => "(threadIdx.x / 32 - 4)",
         };
-        let [_, columns] = self.registers(which, value_depth);
-        let all = columns * per_query;
         [
-            format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_query}, {i})"),
-            format!("gm_of_tile<{all}, {columns}>(threadIdx.x % {per_query}, {j})"),
-            i.to_owned(),
+            format!("{warp} * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
+            format!("{i} * 8 + threadIdx.x % 4 * 2 + {j} % 2"),
+            format!("{j} / 2"),
         ]
     }
 
@@ -335,22 +325,16 @@ impl Form {
         value_depth: usize,
         depth: usize,
     ) {
-        let Form::Simt { m, .. } = *self else { return };
-        let [tm, tn] = self.registers(which, value_depth);
-        let n = tn * self.per_query();
-        let (a, c) = if which == Registers::Scores {
-            ("queries", "scores")
-        } else {
-            ("weights", "result")
+        let (m, [tm, tn]) = (self.n_queries(), self.registers(which, value_depth));
+        let (n, c) = (tn * self.per_query(), which.name());
+        let a = match which {
+            Registers::Scores => "queries",
+            Registers::Result => "weights",
         };
         e.line("#pragma unroll 1");
         e.open(&format!("for (int d = 0; d < {depth}; d += {STEP})"));
-        let (a, b) = (
-            format!("{a} + d * gm_pitch<{m}>()"),
-            format!("keys + d * gm_pitch<{n}>()"),
-        );
         e.line(&format!(
-            "gm_multiply<{m}, {n}, {STEP}, {tm}, {tn}>({a}, {b}, {c});"
+            "gm_multiply<{m}, {n}, {STEP}, {tm}, {tn}>({a} + d * gm_pitch<{m}>(), keys + d * gm_pitch<{n}>(), {c});"
         ));
         e.close();
     }
