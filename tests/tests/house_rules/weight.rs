@@ -56,7 +56,8 @@ fn function_name(line: &str) -> Option<&str> {
     (end > 0 && before.split_whitespace().all(is_qualifier)).then(|| &after[..end])
 }
 
-/// Index of the last line of the function that begins at `start`.
+/// Index of the last line of the function that begins at `start`; a trait's declaration has no body
+/// and ends with a semicolon.
 fn end_of_function(lines: &[&str], start: usize) -> usize {
     let first = lines[start].trim_end();
     if first.ends_with('}') || first.ends_with(';') {
@@ -65,7 +66,8 @@ fn end_of_function(lines: &[&str], start: usize) -> usize {
     let indent = first.len() - first.trim_start().len();
     let closes = |line: &&str| {
         let text = line.trim_start();
-        line.len() - text.len() == indent && text.starts_with('}')
+        let is_end = text.starts_with('}') || text.trim_end().ends_with(';');
+        line.len() - text.len() == indent && is_end
     };
     let body = lines[start + 1..].iter();
     body.clone()
@@ -157,6 +159,13 @@ extern "C" fn c() {
     f("a \" b");
 }
 let fn_x = 1;
+trait D {
+    fn d(
+        &self,
+    ) -> u8;
+    fn e(&self) {}
+}
 "#;
-    assert_eq!(functions(source), [("a", 19), ("b", 6), ("c", 13)]);
+    let found = functions(source);
+    assert_eq!(found, [("a", 19), ("b", 6), ("c", 13), ("d", 11), ("e", 8)]);
 }
