@@ -134,23 +134,31 @@ impl Builder<'_> {
                 Some(self.map(*op, &args))
             }
             Op::Broadcast { .. } => self.broadcast(node.inputs[0], at),
+            Op::Transpose { .. } | Op::Slice { .. } | Op::Reshape { .. } => {
+                let from = self.view_index(node, at)?;
+                self.value(node.inputs[0], &from)
+            }
+            _ => None,
+        }
+    }
+
+    /// The index in the operand of a view for an index of its result.
+    fn view_index(&self, node: &Node, at: &[AffineIndex]) -> Option<Vec<AffineIndex>> {
+        match &node.op {
             Op::Transpose { perm } => {
                 let mut from = at.to_vec();
                 perm.iter().zip(at).for_each(|(&p, a)| from[p] = a.clone());
-                self.value(node.inputs[0], &from)
+                Some(from)
             }
             Op::Slice { starts, steps, .. } => {
                 let axes = at.iter().zip(starts).zip(steps);
-                let sliced = axes.map(|((a, start), &step)| a.sliced(start, step));
-                let from = sliced.collect::<Option<Vec<AffineIndex>>>()?;
-                self.value(node.inputs[0], &from)
+                axes.map(|((a, start), &step)| a.sliced(start, step))
+                    .collect()
             }
-            Op::Reshape { .. } => {
-                let (x, y) = (node.inputs[0], node.outputs[0]);
-                let from = self.reshaped(at, self.body.shape(y), self.body.shape(x))?;
-                self.value(x, &from)
+            _ => {
+                let (to, from) = (node.outputs[0], node.inputs[0]);
+                self.reshaped(at, self.body.shape(to), self.body.shape(from))
             }
-            _ => None,
         }
     }
 

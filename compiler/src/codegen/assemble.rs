@@ -3,7 +3,7 @@
 use super::cpu::{self, Fallback};
 use super::cuda::{self, nvrtc};
 use super::forms::{Choice, Forms};
-use super::plan::{Arg, DeviceKernels, KernelPlan};
+use super::plan::{Arg, DeviceKernels, KernelPlan, PlanStep};
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
@@ -19,7 +19,7 @@ use gristmill_runtime::program::{
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Options of assembly, by device where devices differ.
@@ -330,13 +330,9 @@ impl Assembler<'_> {
     fn steps(&mut self, d: &mut Draft, compiled: &DeviceKernels) -> Result<()> {
         let mut last: Vec<Vec<StepId>> = Vec::new();
         for step in &d.schedule.steps {
-            let mut deps: Vec<StepId> = step
-                .deps
-                .iter()
-                .flat_map(|&i| last[i as usize].iter().copied())
-                .collect();
-            deps.sort_unstable();
-            deps.dedup();
+            let deps = step.deps.iter().flat_map(|&i| &last[i as usize]);
+            let deps: BTreeSet<StepId> = deps.copied().collect();
+            let mut deps: Vec<StepId> = deps.into_iter().collect();
             let (kinds, node, origin) = match step.action {
                 Action::Node(id) => {
                     let origin = d.g.node(id).origin.to_string();
@@ -380,14 +376,18 @@ impl Assembler<'_> {
             Op::If | Op::Loop { .. } | Op::Scan { .. } => self.control(d, node)?,
             Op::ReadVariable {
                 container, name, ..
-            } => StepKind::ReadVariable {
-                variable: self.variable(d.g, node.outputs[0], container, name)?,
-                dst: d.value(node.outputs[0])?,
-            },
-            Op::AssignVariable { container, name } => StepKind::AssignVariable {
-                variable: self.variable(d.g, node.inputs[0], container, name)?,
-                src: d.value(node.inputs[0])?,
-            },
+            } => {
+                let dst = node.outputs[0];
+                let variable = self.variable(d.g, dst, container, name)?;
+                let dst = d.value(dst)?;
+                StepKind::ReadVariable { variable, dst }
+            }
+            Op::AssignVariable { container, name } => {
+                let src = node.inputs[0];
+                let variable = self.variable(d.g, src, container, name)?;
+                let src = d.value(src)?;
+                StepKind::AssignVariable { variable, src }
+            }
             other => {
                 let message = format!("{} cannot be executed yet", other.name());
                 return Err(Error::unsupported(message).at_origin(&node.origin));
@@ -422,11 +422,9 @@ impl Assembler<'_> {
     fn control(&mut self, d: &mut Draft, node: &Node) -> Result<StepKind> {
         let args = d.values(&node.inputs)?;
         let results = d.values(&node.outputs)?;
-        let bodies = node
-            .regions
-            .iter()
-            .map(|r| self.region(r, &d.part.device).map(Arc::new))
-            .collect::<Result<Vec<_>>>()?;
+        let regions = node.regions.iter();
+        let bodies = regions.map(|r| self.region(r, &d.part.device).map(Arc::new));
+        let bodies = bodies.collect::<Result<Vec<_>>>()?;
         let made = match (&node.op, bodies.as_slice()) {
             (Op::If, [then_branch, else_branch]) => StepKind::If(Box::new(If {
                 cond: args[0],
@@ -696,12 +694,12 @@ impl<'g> Draft<'g> {
             .get(&id)
             .ok_or_else(|| Error::internal("a cluster has no kernel").at_origin(&node.origin))?;
         let scratch = self.scratch(id, plan);
-        let packed: Vec<BufferId> = plan
-            .packed
-            .iter()
-            .enumerate()
-            .map(|(i, t)| self.constant(t.clone(), format!("#{}.packed{i}", id.0)))
-            .collect();
+        let constants = plan.packed.iter().enumerate();
+        let pack = |(i, t): (usize, &Tensor)| {
+            let name = format!("#{}.packed{i}", id.0);
+            self.constant(t.clone(), name)
+        };
+        let packed: Vec<BufferId> = constants.map(pack).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());
         for s in &plan.steps {
             let buffer = |a: &Arg| match *a {
@@ -710,15 +708,19 @@ impl<'g> Draft<'g> {
                 Arg::Scratch(i) => Ok(scratch[i as usize]),
                 Arg::Packed(i) => Ok(packed[i as usize]),
             };
-            let args = s.args.iter().map(buffer).collect::<Result<Vec<_>>>()?;
-            steps.push(StepKind::Kernel {
-                kernel: KernelId(s.kernel as u32),
-                args,
-                n_outputs: s.n_outputs,
-                items: s.items,
-                grain: s.grain,
-            });
+            let args = s.args.iter().map(buffer).collect::<Result<_>>()?;
+            steps.push(call(s, args));
         }
         Ok(steps)
+    }
+}
+
+fn call(step: &PlanStep, args: Vec<BufferId>) -> StepKind {
+    StepKind::Kernel {
+        kernel: KernelId(step.kernel as u32),
+        args,
+        n_outputs: step.n_outputs,
+        items: step.items,
+        grain: step.grain,
     }
 }

@@ -343,14 +343,7 @@ impl Writer<'_> {
         let (q, own) = self.widen(inputs[0])?;
         let (k, _) = self.widen(inputs[1])?;
         let (v, _) = self.widen(inputs[2])?;
-        let wide = self.graph.ty(q).dtype;
-        let rank = self.graph.ty(q).rank();
-        let mut perm: Vec<usize> = (0..rank).collect();
-        perm.swap(rank - 2, rank - 1);
-        let kt = self.op(Op::Transpose { perm }, &[k])?;
-        let scores = self.op(Op::MatMul, &[q, kt])?;
-        let scale = self.scalar(wide, scale)?;
-        let mut scores = self.map(ScalarOp::Mul, &[scores, scale])?;
+        let mut scores = self.scores(q, k, scale)?;
         if let Some(&mask) = inputs.get(3) {
             let (mask, _) = self.widen(mask)?;
             scores = self.map(ScalarOp::Add, &[scores, mask])?;
@@ -358,9 +351,21 @@ impl Writer<'_> {
         if causal {
             scores = self.mask_future(scores)?;
         }
-        let p = self.softmax(scores, rank - 1, false)?;
+        let last = self.graph.ty(scores).rank() - 1;
+        let p = self.softmax(scores, last, false)?;
         let y = self.op(Op::MatMul, &[p, v])?;
         self.cast(y, own)
+    }
+
+    /// `q k^T scale`.
+    fn scores(&mut self, q: ValueId, k: ValueId, scale: f64) -> Result<ValueId> {
+        let (wide, rank) = (self.graph.ty(q).dtype, self.graph.ty(q).rank());
+        let mut perm: Vec<usize> = (0..rank).collect();
+        perm.swap(rank - 2, rank - 1);
+        let kt = self.op(Op::Transpose { perm }, &[k])?;
+        let scores = self.op(Op::MatMul, &[q, kt])?;
+        let scale = self.scalar(wide, scale)?;
+        self.map(ScalarOp::Mul, &[scores, scale])
     }
 
     /// Minus infinity where the key position is after the query position.

@@ -1,7 +1,7 @@
 //! Views as strides: where a value's elements lie in the buffer of another value.
 
 use super::body::{Body, const_dim};
-use crate::ir::{Op, ValueId};
+use crate::ir::{Dim, Op, ValueId};
 
 /// The elements of a value as positions in the buffer of `base`: `offset + sum(index[i] * strides[i])`, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,27 +47,27 @@ impl Strided {
         match &node.op {
             Op::Transpose { perm } => {
                 let x = operand();
-                let pick = |i: &usize| (x.shape[*i], x.strides[*i]);
-                let (shape, strides) = perm.iter().map(pick).unzip();
                 Some(Strided {
-                    shape,
-                    strides,
+                    shape: perm.iter().map(|&i| x.shape[i]).collect(),
+                    strides: perm.iter().map(|&i| x.strides[i]).collect(),
                     ..x
                 })
             }
             Op::Broadcast { .. } => operand().broadcast(body.shape(v)),
             Op::Reshape { .. } => operand().reshaped(body.shape(v)),
-            Op::Slice { starts, steps, .. } => {
-                let mut x = operand();
-                for (axis, (start, step)) in starts.iter().zip(steps).enumerate() {
-                    x.offset += const_dim(start).ok()? * x.strides[axis];
-                    x.strides[axis] *= step;
-                }
-                x.shape = body.shape(v).to_vec();
-                Some(x)
-            }
+            Op::Slice { starts, steps, .. } => operand().sliced(starts, steps, body.shape(v)),
             _ => None,
         }
+    }
+
+    /// A slice of the elements; `None` when a start is symbolic.
+    fn sliced(mut self, starts: &[Dim], steps: &[i64], shape: &[usize]) -> Option<Strided> {
+        for (axis, (start, step)) in starts.iter().zip(steps).enumerate() {
+            self.offset += const_dim(start).ok()? * self.strides[axis];
+            self.strides[axis] *= step;
+        }
+        self.shape = shape.to_vec();
+        Some(self)
     }
 
     /// The same elements repeated to `shape`, as NumPy broadcasts. `None` when they do not broadcast.

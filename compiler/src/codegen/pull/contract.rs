@@ -74,11 +74,8 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         else {
             return Err(Error::internal("matmul takes rank 2 or more"));
         };
-        let lead = |v: ValueId| {
-            let shape = body.shape(v);
-            broadcast_index(&shape[..shape.len() - 2], batch)
-        };
-        let (lhs_batch, rhs_batch) = (lead(lhs), lead(rhs));
+        let lhs_batch = broadcast_index(batch_axes(body.shape(lhs)), batch);
+        let rhs_batch = broadcast_index(batch_axes(body.shape(rhs)), batch);
         self.product_loop(e, body.dtype(lhs), &[k], &mut |s, e, inner, sum| {
             let a = [&lhs_batch[..], &[row, inner[0]]].concat();
             let b = [&rhs_batch[..], &[inner[0], column]].concat();
@@ -216,6 +213,10 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             })
         })
     }
+}
+
+fn batch_axes(matrices: &[usize]) -> &[usize] {
+    &matrices[..matrices.len() - 2]
 }
 
 /// Axes of a convolution's weights: output channels, input channels of a group, and taps; for

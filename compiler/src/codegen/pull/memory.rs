@@ -19,6 +19,19 @@ struct Line<'n, V> {
     out: V,
 }
 
+impl<V: Copy> Line<'_, V> {
+    /// Index of the element at step `i` of a line of `n`.
+    fn index<E: Emit<Value = V>>(&self, e: &mut E, n: i64, i: V) -> Vec<Ix<V>> {
+        let mut at = self.start.to_vec();
+        at[self.axis] = Ix::V(i);
+        if self.reverse {
+            let last = e.index(n - 1);
+            at[self.axis] = Ix::V(e.index_sub(last, i));
+        }
+        at
+    }
+}
+
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
     /// The running sums of the line at `at` (0 along the axis) of a `CumSum`, written to `out`. Floats
     /// accumulate in `f64`.
@@ -65,14 +78,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let (x, y) = (line.node.inputs[0], line.node.outputs[0]);
         let (shape, dtype) = (self.body.shape(y), self.body.dtype(y));
         let acc = sum_dtype(dtype);
-        let mut at = line.start.to_vec();
-        at[line.axis] = Ix::V(match line.reverse {
-            false => i,
-            true => {
-                let last = e.index(shape[line.axis] as i64 - 1);
-                e.index_sub(last, i)
-            }
-        });
+        let at = line.index(e, shape[line.axis] as i64, i);
         let v = self.value(e, x, &at)?;
         let v = e.convert(v, dtype, acc)?;
         let next = e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, v])?;

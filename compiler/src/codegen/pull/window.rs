@@ -114,10 +114,8 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
                 PoolKind::AvgIncludePad => plan.is_padded_tap(e, tap)?,
                 _ => inside,
             };
-            let one = match counted {
-                None => e.index(1),
-                Some(c) => e.truth_to_index(c),
-            };
+            let one = counted.map(|c| e.truth_to_index(c));
+            let one = one.unwrap_or_else(|| e.index(1));
             Ok(vec![sum, e.index_add(carried[1], one)])
         })?;
         let result = average(e, acc, out[0], out[1])?;
