@@ -26,6 +26,4 @@ pub use schedule::timeline::{Timeline, Transfer};
 pub use units::{Bytes, Nanos, Picos};
 
 #[cfg(test)]
-mod invariants;
-#[cfg(test)]
 mod tests;

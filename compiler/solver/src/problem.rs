@@ -181,26 +181,15 @@ impl Problem {
     /// tasks can run.
     pub fn new(parts: Parts) -> Result<Problem, Refused> {
         let (n, n_devices) = (parts.tasks.len(), parts.devices.len());
-        let pairs = |(x, (_, consumers)): (usize, &(Tensor, Vec<u32>))| {
-            consumers
-                .iter()
-                .map(move |&c| (x as u32, c))
-                .collect::<Vec<_>>()
-        };
-        let waits: Vec<(u32, u32)> = parts.tensors.iter().enumerate().flat_map(pairs).collect();
-        let made = parts
-            .tensors
-            .iter()
-            .enumerate()
-            .map(|(x, (t, _))| (t.producer, x as u32));
-        let uses = |(t, task): (usize, &Task)| {
-            task.constants
-                .iter()
-                .map(move |&c| (t as u32, c))
-                .collect::<Vec<_>>()
-        };
-        let uses: Vec<(u32, u32)> = parts.tasks.iter().enumerate().flat_map(uses).collect();
+        let tensors = parts.tensors.iter().zip(0u32..);
+        let waits: Vec<(u32, u32)> = tensors
+            .flat_map(|((_, consumers), x)| consumers.iter().map(move |&c| (x, c)))
+            .collect();
+        let made = parts.tensors.iter().map(|(t, _)| t.producer).zip(0u32..);
+        let tasks = parts.tasks.iter().zip(0u32..);
+        let uses = tasks.flat_map(|(task, t)| task.constants.iter().map(move |&c| (t, c)));
         let (group_of, n_groups) = dense_groups(&parts.tasks);
+        let costs = parts.tasks.iter().flat_map(|t| t.cost.iter().copied());
         let mut p = Problem {
             consumers: Rows::from_pairs(parts.tensors.len(), waits.iter().copied()),
             inputs: Rows::from_pairs(n, waits.iter().map(|&(x, c)| (c, x))),
@@ -208,15 +197,11 @@ impl Problem {
             members: Rows::default(),
             order: Vec::new(),
             resident: parts.tasks.iter().map(|t| t.resident).collect(),
-            constants_of: Rows::from_pairs(n, uses.iter().copied()),
+            constants_of: Rows::from_pairs(n, uses),
             constants: parts.constants,
             scratch: parts.tasks.iter().map(|t| t.scratch).collect(),
             is_view: parts.tasks.iter().map(|t| t.is_view).collect(),
-            cost: parts
-                .tasks
-                .iter()
-                .flat_map(|t| t.cost.iter().copied())
-                .collect(),
+            cost: costs.collect(),
             tensors: parts.tensors.into_iter().map(|(t, _)| t).collect(),
             devices: parts.devices,
             links: parts.links,
@@ -224,12 +209,15 @@ impl Problem {
         };
         debug_assert_eq!(p.cost.len(), n * n_devices);
         p.order = p.topological_order()?;
-        p.members = Rows::from_pairs(
-            n_groups,
-            p.order.iter().map(|&t| (p.group_of[t as usize], t)),
-        );
+        let members = p.order.iter().map(|&t| (p.group_of[t as usize], t));
+        p.members = Rows::from_pairs(n_groups, members);
         p.narrow_groups()?;
         Ok(p)
+    }
+
+    /// True if a device has a memory limit.
+    pub fn is_limited(&self) -> bool {
+        self.devices.iter().any(|d| d.memory.is_some())
     }
 
     /// The parts of the problem, groups as narrow as they are.

@@ -1,7 +1,11 @@
-//! Small problems, by hand. Random ones are in [`crate::invariants`].
+//! Small problems, by hand. Random ones are in [`invariants`].
 
+mod invariants;
+
+use crate::rng::Rng;
+use crate::samples::{Shape, random};
 use crate::schedule::ranks;
-use crate::search::portfolio::Algorithm;
+use crate::search::portfolio::{self, Algorithm, Options};
 use crate::{
     Bytes, Device, LinkOrder, LinkProfile, Links, Nanos, Parts, Payload, Problem, Refused, Task,
     Tensor, simulate,
@@ -106,4 +110,22 @@ fn a_ring_and_impossible_groups_are_refused() {
         make(vec![task([Nanos::INFINITY; 2], None)], &[]),
         Err(Refused::NoDevice(0))
     );
+}
+
+#[test]
+fn after_the_deadline_the_first_proposal_is_the_answer() {
+    let p = random(&mut Rng(5), Shape::small(40, 3));
+    let name = |a: Algorithm| a.name();
+    let long = portfolio::solve(&p, &Options::new(&p), &name).unwrap();
+    let options = Options {
+        deadline: Some(std::time::Instant::now()),
+        ..Options::new(&p)
+    };
+    let brief = portfolio::solve(&p, &options, &name).unwrap();
+    assert_eq!(
+        (brief.candidates.len(), brief.algorithm.as_str()),
+        (1, "single 0")
+    );
+    assert!(long.candidates.len() > 5 && long.score <= brief.score);
+    assert!(crate::check::check(&p, &brief.timeline).is_empty());
 }

@@ -38,7 +38,7 @@ pub(super) fn area(p: &Problem) -> Nanos {
 
 /// Least time in which all work could be divided among the devices such that resident bytes fit.
 pub(super) fn area_within_memory(p: &Problem) -> Nanos {
-    let limited = p.devices.iter().any(|d| d.memory.is_some());
+    let limited = p.is_limited();
     if limited {
         best(&Work::new(p, true))
     } else {

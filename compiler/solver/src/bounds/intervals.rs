@@ -62,69 +62,87 @@ impl Leaps {
 }
 
 /// Solves parts with `budget` nodes of search for all of them.
-pub(super) fn leaps(p: &Problem, mut budget: u64) -> Leaps {
-    let mut parts = parts(p);
-    parts.sort_by_key(|part| part.tasks.len());
-    parts.truncate(PARTS);
-    let mut to: Vec<Vec<(Option<u32>, Nanos)>> = vec![Vec::new(); p.n_tasks()];
-    let mut from: Vec<Vec<(u32, Nanos)>> = vec![Vec::new(); p.n_tasks()];
-    for (i, part) in parts.iter().enumerate() {
-        let share = budget / (parts.len() - i) as u64;
-        let (start, join) = (
-            part.tasks.first().copied().filter(|_| part.has_start),
-            part.tasks.last(),
-        );
-        let Some(&join) = join else { continue };
-        let time = least_time(p, part, share, &mut budget);
-        to[join as usize].push((start, time));
-        start
-            .into_iter()
-            .for_each(|u| from[u as usize].push((join, time)));
-    }
+pub(super) fn leaps(p: &Problem, budget: u64) -> Leaps {
+    let solved = SolvedParts::new(p, budget);
     let w = Windows::new(p);
-    let on_all = |t: usize| (0..p.n_devices()).map(move |d| (t, d));
-    let least_end = |t: usize| {
-        on_all(t)
-            .map(|(t, d)| w.head(t, d) + p.cost(t, d))
-            .min()
-            .unwrap_or_default()
-    };
-    let least_rest = |t: usize| {
-        on_all(t)
-            .map(|(t, d)| w.tail(t, d).saturating_sub(p.cost(t, d)))
-            .min()
-    };
-    let mut ends: Vec<Nanos> = (0..p.n_tasks()).map(least_end).collect();
-    let mut rests: Vec<Nanos> = (0..p.n_tasks())
-        .map(|t| least_rest(t).unwrap_or_default())
-        .collect();
-    for &t in &p.order {
-        let t = t as usize;
-        let before = p
-            .predecessors(t)
-            .map(|q| ends[q as usize])
-            .max()
-            .unwrap_or_default();
-        let over = to[t]
-            .iter()
-            .map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
-        ends[t] = ends[t]
-            .max(before + p.least_cost(t))
-            .max(over.max().unwrap_or_default());
+    Leaps {
+        ends: solved.ends(p, &w),
+        rests: solved.rests(p, &w),
     }
-    for &t in p.order.iter().rev() {
-        let t = t as usize;
-        let after = p
-            .successors(t)
-            .map(|c| p.least_cost(c as usize) + rests[c as usize])
-            .max()
-            .unwrap_or_default();
-        let over = from[t]
-            .iter()
-            .map(|&(join, time)| time + rests[join as usize]);
-        rests[t] = rests[t].max(after).max(over.max().unwrap_or_default());
+}
+
+/// Lower bounds of the times of parts.
+struct SolvedParts {
+    /// By join: the start of a part, if it has one, and its least time.
+    to: Vec<Vec<(Option<u32>, Nanos)>>,
+    /// By start: the join of a part, and its least time.
+    from: Vec<Vec<(u32, Nanos)>>,
+}
+
+impl SolvedParts {
+    fn new(p: &Problem, mut budget: u64) -> SolvedParts {
+        let mut parts = parts(p);
+        parts.sort_by_key(|part| part.tasks.len());
+        parts.truncate(PARTS);
+        let mut solved = SolvedParts {
+            to: vec![Vec::new(); p.n_tasks()],
+            from: vec![Vec::new(); p.n_tasks()],
+        };
+        for (i, part) in parts.iter().enumerate() {
+            let share = budget / (parts.len() - i) as u64;
+            let Some(&join) = part.tasks.last() else {
+                continue;
+            };
+            let start = part.tasks.first().copied().filter(|_| part.has_start);
+            let time = least_time(p, part, share, &mut budget);
+            solved.to[join as usize].push((start, time));
+            if let Some(start) = start {
+                solved.from[start as usize].push((join, time));
+            }
+        }
+        solved
     }
-    Leaps { ends, rests }
+
+    /// Least end of each task.
+    fn ends(&self, p: &Problem, w: &Windows) -> Vec<Nanos> {
+        let on = |t: usize, d: usize| w.head(t, d) + p.cost(t, d);
+        let least = |t: usize| (0..p.n_devices()).map(|d| on(t, d)).min();
+        let mut ends: Vec<Nanos> = (0..p.n_tasks())
+            .map(|t| least(t).unwrap_or_default())
+            .collect();
+        for &t in &p.order {
+            let t = t as usize;
+            let before = p.predecessors(t).map(|q| ends[q as usize]).max();
+            let over = self.to[t]
+                .iter()
+                .map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
+            ends[t] = ends[t]
+                .max(before.unwrap_or_default() + p.least_cost(t))
+                .max(over.max().unwrap_or_default());
+        }
+        ends
+    }
+
+    /// Least time from the end of each task to the end of all.
+    fn rests(&self, p: &Problem, w: &Windows) -> Vec<Nanos> {
+        let on = |t: usize, d: usize| w.tail(t, d).saturating_sub(p.cost(t, d));
+        let least = |t: usize| (0..p.n_devices()).map(|d| on(t, d)).min();
+        let mut rests: Vec<Nanos> = (0..p.n_tasks())
+            .map(|t| least(t).unwrap_or_default())
+            .collect();
+        for &t in p.order.iter().rev() {
+            let t = t as usize;
+            let after = p
+                .successors(t)
+                .map(|c| p.least_cost(c as usize) + rests[c as usize]);
+            let after = after.max().unwrap_or_default();
+            let over = self.from[t]
+                .iter()
+                .map(|&(join, time)| time + rests[join as usize]);
+            rests[t] = rests[t].max(after).max(over.max().unwrap_or_default());
+        }
+        rests
+    }
 }
 
 /// Lower bound of the time from the end of the start of a part to the end of its join.

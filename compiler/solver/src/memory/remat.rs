@@ -478,52 +478,10 @@ impl<'p> Search<'p> {
     /// Copies that would shorten how long something is held over the peak of a device that is over
     /// its limit, best first.
     fn victims(&self) -> Vec<Copy> {
-        let (p, t) = (&self.best.problem, &self.best.timeline);
         let mut victims: Vec<(u128, Copy)> = Vec::new();
-        for (d, at) in peaks_over(p, t) {
-            for x in 0..p.tensors.len() {
-                let q = p.tensors[x].producer;
-                if t.device[q as usize] != d || t.end[q as usize] > at {
-                    continue;
-                }
-                let here = |c: &&u32| t.device[**c as usize] == d;
-                let late: Vec<u32> = p
-                    .consumers
-                    .row(x)
-                    .iter()
-                    .filter(here)
-                    .copied()
-                    .filter(|&c| t.start[c as usize] > at)
-                    .collect();
-                let Some(until) = late.iter().map(|&c| t.end[c as usize]).max() else {
-                    continue;
-                };
-                let held = until.saturating_sub(t.end[q as usize]);
-                let worth = |time: Nanos| {
-                    u128::from(p.tensors[x].bytes().0) * u128::from(held.0)
-                        / u128::from(time.0.max(1))
-                };
-                if self.is_copyable(q) {
-                    let again = Copy {
-                        task: q,
-                        parked: None,
-                        device: d,
-                        users: late.clone(),
-                    };
-                    victims.push((worth(p.cost(q as usize, d as usize)), again));
-                }
-                let parks = self.parks(x, d).map(|(host, time)| {
-                    (
-                        worth(time),
-                        Copy {
-                            task: q,
-                            parked: Some(x as u32),
-                            device: host,
-                            users: late.clone(),
-                        },
-                    )
-                });
-                victims.extend(parks);
+        for (d, at) in peaks_over(&self.best.problem, &self.best.timeline) {
+            for x in 0..self.best.problem.tensors.len() {
+                victims.extend(self.shorter(x, d, at));
             }
         }
         victims.sort_by(|a, b| {
@@ -531,6 +489,39 @@ impl<'p> Search<'p> {
                 .then_with(|| (a.1.task, a.1.device).cmp(&(b.1.task, b.1.device)))
         });
         victims.into_iter().map(|v| v.1).collect()
+    }
+
+    /// Copies for the consumers of a tensor on a device that start after a time, at which the
+    /// tensor is held there: with the bytes and the time that they save for each ns they cost.
+    fn shorter(&self, x: usize, d: u32, at: Nanos) -> Vec<(u128, Copy)> {
+        let (p, t) = (&self.best.problem, &self.best.timeline);
+        let task = p.tensors[x].producer;
+        if t.device[task as usize] != d || t.end[task as usize] > at {
+            return Vec::new();
+        }
+        let is_late = |c: &u32| t.device[*c as usize] == d && t.start[*c as usize] > at;
+        let consumers = p.consumers.row(x).iter().copied();
+        let users: Vec<u32> = consumers.filter(is_late).collect();
+        let Some(until) = users.iter().map(|&c| t.end[c as usize]).max() else {
+            return Vec::new();
+        };
+        let held = until.saturating_sub(t.end[task as usize]);
+        let saved = u128::from(p.tensors[x].bytes().0) * u128::from(held.0);
+        let worth = |time: Nanos| saved / u128::from(time.0.max(1));
+        let copy = |device: u32, parked: Option<u32>| Copy {
+            task,
+            parked,
+            device,
+            users: users.clone(),
+        };
+        let mut copies = Vec::new();
+        if self.is_copyable(task) {
+            let cost = p.cost(task as usize, d as usize);
+            copies.push((worth(cost), copy(d, None)));
+        }
+        let parks = self.parks(x, d);
+        copies.extend(parks.map(|(host, time)| (worth(time), copy(host, Some(x as u32)))));
+        copies
     }
 
     /// Devices that can keep a tensor for `device`, and the time to send it there and back. Only

@@ -83,65 +83,83 @@ pub fn least_live(p: &Problem) -> Vec<u32> {
     let mut waiting: Vec<u32> = (0..p.n_tasks())
         .map(|t| p.inputs.row(t).len() as u32)
         .collect();
-    let mut uses: Vec<u32> = (0..p.tensors.len())
-        .map(|x| p.consumers.row(x).len() as u32)
-        .collect();
-    let bytes = |x: u32| i128::from(p.tensors[x as usize].bytes().0);
-    let left = |t: u32, uses: &[u32]| -> i128 {
-        let made: i128 = p
-            .outputs
-            .row(t as usize)
-            .iter()
-            .filter(|&&x| uses[x as usize] > 0)
-            .map(|&x| bytes(x))
-            .sum();
-        let freed: i128 = p
-            .inputs
-            .row(t as usize)
-            .iter()
-            .filter(|&&x| uses[x as usize] == 1)
-            .map(|&x| bytes(x))
-            .sum();
-        made - freed
-    };
-    let mut at = vec![(0i128, 0u64); p.n_tasks()];
-    let mut ready: BTreeSet<(i128, u64, u32)> = BTreeSet::new();
-    let mut stamp = u64::MAX;
-    let mut enter = |t: u32, uses: &[u32], ready: &mut BTreeSet<_>, at: &mut Vec<(i128, u64)>| {
-        stamp -= 1;
-        at[t as usize] = (left(t, uses), stamp);
-        ready.insert((at[t as usize].0, stamp, t));
-    };
-    p.order
-        .iter()
-        .rev()
-        .filter(|&&t| waiting[t as usize] == 0)
-        .for_each(|&t| enter(t, &uses, &mut ready, &mut at));
-    let mut order = Vec::with_capacity(p.n_tasks());
-    while let Some((_, _, t)) = ready.pop_first() {
-        order.push(t);
-        for &x in p.inputs.row(t as usize) {
-            uses[x as usize] -= 1;
-            if uses[x as usize] != 1 {
-                continue;
-            }
-            // The one consumer that is left would now free the tensor.
-            for &c in p.consumers.row(x as usize) {
-                let entry = at[c as usize];
-                if ready.remove(&(entry.0, entry.1, c)) {
-                    at[c as usize].0 = left(c, &uses);
-                    ready.insert((at[c as usize].0, entry.1, c));
-                }
-            }
+    let mut live = Live::new(p);
+    for &t in p.order.iter().rev() {
+        if waiting[t as usize] == 0 {
+            live.enter(t);
         }
+    }
+    let mut order = Vec::with_capacity(p.n_tasks());
+    while let Some((_, _, t)) = live.ready.pop_first() {
+        order.push(t);
+        live.use_operands(t);
         for c in p.successors(t as usize) {
             waiting[c as usize] -= 1;
             if waiting[c as usize] == 0 {
-                enter(c, &uses, &mut ready, &mut at);
+                live.enter(c);
             }
         }
     }
     order
+}
+
+/// Ready tasks by the bytes that they leave live.
+struct Live<'p> {
+    p: &'p Problem,
+    /// Uses of each tensor that are still to come.
+    uses: Vec<u32>,
+    /// Bytes left, a stamp that falls with each entry, and the task.
+    ready: BTreeSet<(i128, u64, u32)>,
+    /// Bytes left and stamp of each task that entered.
+    entry: Vec<(i128, u64)>,
+    stamp: u64,
+}
+
+impl<'p> Live<'p> {
+    fn new(p: &'p Problem) -> Live<'p> {
+        let n_uses = |x: usize| p.consumers.row(x).len() as u32;
+        Live {
+            p,
+            uses: (0..p.tensors.len()).map(n_uses).collect(),
+            ready: BTreeSet::new(),
+            entry: vec![(0, 0); p.n_tasks()],
+            stamp: u64::MAX,
+        }
+    }
+
+    fn enter(&mut self, t: u32) {
+        self.stamp -= 1;
+        self.entry[t as usize] = (self.left(t), self.stamp);
+        self.ready.insert((self.entry[t as usize].0, self.stamp, t));
+    }
+
+    /// Bytes that a task leaves live: its results less the operands that it is the last to use.
+    fn left(&self, t: u32) -> i128 {
+        let bytes = |x: u32| i128::from(self.p.tensors[x as usize].bytes().0);
+        let made = self.p.outputs.row(t as usize).iter().copied();
+        let used = self.p.inputs.row(t as usize).iter().copied();
+        let made = made.filter(|&x| self.uses[x as usize] > 0).map(bytes);
+        let freed = used.filter(|&x| self.uses[x as usize] == 1).map(bytes);
+        made.sum::<i128>() - freed.sum::<i128>()
+    }
+
+    /// Counts the uses of a task's operands. The one consumer left of a tensor would now free it.
+    fn use_operands(&mut self, t: u32) {
+        let p = self.p;
+        for &x in p.inputs.row(t as usize) {
+            self.uses[x as usize] -= 1;
+            if self.uses[x as usize] != 1 {
+                continue;
+            }
+            for &c in p.consumers.row(x as usize) {
+                let (left, stamp) = self.entry[c as usize];
+                if self.ready.remove(&(left, stamp, c)) {
+                    self.entry[c as usize].0 = self.left(c);
+                    self.ready.insert((self.entry[c as usize].0, stamp, c));
+                }
+            }
+        }
+    }
 }
 
 /// Why no placement keeps the limits.

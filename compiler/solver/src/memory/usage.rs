@@ -10,41 +10,112 @@
 use crate::problem::Problem;
 use crate::{Bytes, Nanos};
 
-/// Bytes that one device holds over time, as steps.
-#[derive(Clone, Debug, Default)]
-struct Held {
-    limit: Option<u64>,
-    /// For the whole step: resident bytes and constants.
-    lasting: u128,
-    /// `(from, level)`: the level beside the lasting bytes from then on. Levels never fall below
-    /// zero.
+/// Steps in a chunk; a full one is halved.
+const CHUNK: usize = 256;
+
+/// Adjoining steps of a level.
+#[derive(Clone, Debug)]
+struct Chunk {
+    /// Level before its first step, and highest level up to then.
+    before: i128,
+    highest_before: i128,
+    /// `(from, level)`: the level from then on, beside `before`.
     steps: Vec<(Nanos, i128)>,
-    /// Highest level up to and with each step.
-    highest: Vec<i128>,
+    /// Highest level of its steps, beside `before`.
+    highest: i128,
 }
 
-impl Held {
-    /// Adds to the level from `from` on. Times are mostly near the end, so little moves.
+impl Chunk {
+    fn new(steps: Vec<(Nanos, i128)>) -> Chunk {
+        let mut chunk = Chunk {
+            before: 0,
+            highest_before: 0,
+            steps,
+            highest: 0,
+        };
+        chunk.refresh();
+        chunk
+    }
+
+    fn refresh(&mut self) {
+        let levels = self.steps.iter().map(|s| s.1);
+        self.highest = levels.max().unwrap_or(i128::MIN / 2);
+    }
+
+    /// Level behind its last step, and highest level up to then.
+    fn after(&self) -> (i128, i128) {
+        let last = self.steps.last().map_or(0, |s| s.1);
+        let highest = self.highest_before.max(self.before + self.highest);
+        (self.before + last, highest)
+    }
+
+    /// Adds to the level from `from` on, in this chunk only.
     fn add(&mut self, from: Nanos, bytes: i128) {
         let at = self.steps.partition_point(|s| s.0 < from);
         if self.steps.get(at).is_none_or(|s| s.0 != from) {
             let before = if at == 0 { 0 } else { self.steps[at - 1].1 };
             self.steps.insert(at, (from, before));
-            self.highest.insert(at, 0);
         }
         self.steps[at..].iter_mut().for_each(|s| s.1 += bytes);
-        for i in at..self.steps.len() {
-            let before = if i == 0 { 0 } else { self.highest[i - 1] };
-            self.highest[i] = before.max(self.steps[i].1);
+        self.refresh();
+    }
+
+    /// Cuts off its second half.
+    fn split(&mut self) -> Chunk {
+        let first = self.steps[CHUNK / 2 - 1].1;
+        let mut rest = self.steps.split_off(CHUNK / 2);
+        rest.iter_mut().for_each(|s| s.1 -= first);
+        self.refresh();
+        Chunk::new(rest)
+    }
+}
+
+/// Bytes that one device holds over time, as steps. Chunked, so that a change in the middle moves
+/// little.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    limit: Option<u64>,
+    /// For the whole step: resident bytes and constants.
+    lasting: u128,
+    /// The level beside the lasting bytes. It never falls below zero.
+    chunks: Vec<Chunk>,
+}
+
+impl Held {
+    /// Adds to the level from `from` on. Times are mostly near the end, so few chunks change.
+    fn add(&mut self, from: Nanos, bytes: i128) {
+        if self.chunks.is_empty() {
+            self.chunks.push(Chunk::new(Vec::new()));
         }
+        let at = self.chunk_of(from).min(self.chunks.len() - 1);
+        self.chunks[at].add(from, bytes);
+        if self.chunks[at].steps.len() >= CHUNK {
+            let rest = self.chunks[at].split();
+            self.chunks.insert(at + 1, rest);
+        }
+        for i in at + 1..self.chunks.len() {
+            let (before, highest) = self.chunks[i - 1].after();
+            (self.chunks[i].before, self.chunks[i].highest_before) = (before, highest);
+        }
+    }
+
+    /// Index of the first chunk that ends at `from` or later.
+    fn chunk_of(&self, from: Nanos) -> usize {
+        self.chunks
+            .partition_point(|c| c.steps.last().is_some_and(|s| s.0 < from))
+    }
+
+    /// Level behind the last step, and the highest level of all.
+    fn end(&self) -> (i128, i128) {
+        self.chunks.last().map_or((0, 0), Chunk::after)
     }
 
     /// Bytes over the limit that stay when `lasting` bytes and `more` at the end of all that is
     /// known are added.
     fn excess(&self, lasting: u128, more: u128) -> u128 {
         let Some(limit) = self.limit else { return 0 };
-        let end = self.steps.last().map_or(0, |s| s.1).max(0) as u128 + more;
-        let peak = self.highest.last().copied().unwrap_or(0).max(0) as u128;
+        let (end, peak) = self.end();
+        let (end, peak) = (end.max(0) as u128 + more, peak.max(0) as u128);
         (self.lasting + lasting + end.max(peak)).saturating_sub(u128::from(limit))
     }
 
@@ -55,15 +126,24 @@ impl Held {
         let Some(room) = u128::from(limit).checked_sub(self.lasting + lasting + more) else {
             return from;
         };
-        let blocked = self
-            .steps
-            .iter()
-            .rposition(|s| s.0 > from && s.1.max(0) as u128 > room);
-        let at = self.steps.partition_point(|s| s.0 <= from);
-        let now = at > 0 && self.steps[at - 1].1.max(0) as u128 > room;
-        let last = blocked.or(if now { Some(at - 1) } else { None });
-        last.and_then(|i| self.steps.get(i + 1))
-            .map_or(from, |s| s.0.max(from))
+        match self.end_of_last_above(from, room as i128) {
+            Some(end) => end.max(from),
+            None => from,
+        }
+    }
+
+    /// End of the last time, at `from` or later, at which the level is above `room`; `None` where
+    /// there is no such time, or no end of it.
+    fn end_of_last_above(&self, from: Nanos, room: i128) -> Option<Nanos> {
+        let first = self.chunk_of(from).saturating_sub(1);
+        let is_chunk_above = |c: &Chunk| c.before + c.highest > room;
+        let at = first + self.chunks[first..].iter().rposition(is_chunk_above)?;
+        let chunk = &self.chunks[at];
+        let is_above = |s: &(Nanos, i128)| chunk.before + s.1 > room;
+        let last = chunk.steps.iter().rposition(is_above)?;
+        let next = chunk.steps.get(last + 1);
+        let next = next.or_else(|| self.chunks.get(at + 1)?.steps.first());
+        next.map(|s| s.0)
     }
 }
 
@@ -85,7 +165,7 @@ impl Memory {
             ..Held::default()
         };
         Memory {
-            limited: p.devices.iter().any(|d| d.memory.is_some()),
+            limited: p.is_limited(),
             devices: p.devices.iter().map(held).collect(),
             constants: vec![Vec::new(); p.constants.len()],
         }
@@ -164,35 +244,37 @@ mod tests {
     #[test]
     fn fits_agrees_with_a_plain_scan() {
         let mut state = 3u64;
-        let mut next = |n: u64| {
+        let mut next = |n: usize| {
             state = state
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
-            (state >> 33) % n
+            (state >> 33) as usize % n
         };
-        for _ in 0..300 {
+        // Steps of a single chunk, and of many.
+        let small = [(30, 12, 20); 300];
+        for (horizon, n_held, limit) in small.into_iter().chain([(5_000, 4_000, 40); 20]) {
             let mut held = Held {
-                limit: Some(20),
+                limit: Some(limit),
                 ..Held::default()
             };
-            let mut level = [0i128; 40];
-            for _ in 0..12 {
-                let (from, to, bytes) = (next(30), 1 + next(9), next(7) as i128);
-                held.add(Nanos(from), bytes);
-                held.add(Nanos(from + to), -bytes);
-                level[from as usize..(from + to) as usize]
+            let mut level = vec![0i128; horizon + 10];
+            for _ in 0..n_held {
+                let (from, length, bytes) = (next(horizon), 1 + next(9), next(7) as i128);
+                held.add(Nanos(from as u64), bytes);
+                held.add(Nanos((from + length) as u64), -bytes);
+                level[from..from + length]
                     .iter_mut()
                     .for_each(|l| *l += bytes);
             }
-            let (from, more) = (next(30), next(20));
-            let fits = |t: usize| level[t..].iter().all(|l| l + more as i128 <= 20);
-            let expected = (from as usize..40).find(|&t| fits(t)).unwrap_or(40);
-            assert_eq!(
-                held.fits(Nanos(from), 0, u128::from(more)).0 as usize,
-                expected
-            );
-            let peak = *level.iter().max().unwrap();
-            assert_eq!(held.highest.last().copied().unwrap_or(0), peak);
+            assert!(held.chunks.iter().all(|c| c.steps.len() < CHUNK));
+            assert_eq!(held.end(), (0, *level.iter().max().unwrap()));
+            for _ in 0..n_held / 10 {
+                let (from, more) = (next(horizon), next(limit as usize));
+                let is_full = |t: &usize| level[*t] + more as i128 > limit as i128;
+                let expected = (from..level.len()).rfind(is_full).map_or(from, |t| t + 1);
+                let found = held.fits(Nanos(from as u64), 0, more as u128);
+                assert_eq!(found.0 as usize, expected);
+            }
         }
     }
 }

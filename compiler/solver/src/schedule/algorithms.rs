@@ -65,59 +65,81 @@ pub fn simple(p: &Problem, preference: &[usize]) -> Vec<u32> {
 /// working set so far (operands and results of a task) take `percent` of its memory limit (m-TOPO
 /// of Baechi, arXiv:2301.08695). Finds a split when no single device can hold all.
 pub fn fill(p: &Problem, percent: u128) -> Vec<u32> {
-    let mut held = vec![(0u128, 0u128); p.n_devices()];
-    let mut copied: BTreeSet<(usize, u32)> = BTreeSet::new();
-    let mut of_group: Vec<Option<u32>> = vec![None; p.n_groups()];
+    let mut filling = Filling::new(p, percent);
     let mut current = 0;
     let mut device = vec![0u32; p.n_tasks()];
-    let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
     for &t in &p.order {
         let t = t as usize;
+        let has_room = |d: &usize| p.cost(t, *d).is_finite() && filling.has_room(t, *d);
+        let next = (current..p.n_devices()).find(has_room);
         let group = p.group_of[t] as usize;
-        let io: u128 = p
-            .inputs
-            .row(t)
-            .iter()
-            .chain(p.outputs.row(t))
-            .map(bytes)
-            .sum();
-        let working = io + u128::from(p.scratch[t].0);
-        let own: &[u32] = if of_group[group].is_none() {
-            p.members.row(group)
-        } else {
-            &[]
-        };
-        let resident: u128 = own
-            .iter()
-            .map(|&m| u128::from(p.resident[m as usize].0))
-            .sum();
-        let after = |d: usize| {
-            let new = p
-                .constants_of
-                .row(t)
-                .iter()
-                .filter(|&&c| !copied.contains(&(d, c)));
-            let new: u128 = new.map(|&c| u128::from(p.constants[c as usize].0)).sum();
-            (held[d].0 + resident + new, held[d].1.max(working))
-        };
-        let has_room = |d: usize| {
-            let (constants, working) = after(d);
-            p.devices[d]
-                .memory
-                .is_none_or(|limit| (constants + working) * 100 <= u128::from(limit.0) * percent)
-        };
-        let next = (current..p.n_devices()).find(|&d| p.cost(t, d).is_finite() && has_room(d));
-        let chosen = of_group[group]
-            .map(|d| d as usize)
-            .or(next)
-            .unwrap_or_else(|| p.first_device(t));
-        held[chosen] = after(chosen);
-        copied.extend(p.constants_of.row(t).iter().map(|&c| (chosen, c)));
-        of_group[group] = Some(chosen as u32);
+        let of_group = filling.of_group[group].map(|d| d as usize);
+        let chosen = of_group.or(next).unwrap_or_else(|| p.first_device(t));
+        filling.put(t, chosen);
         current = next.unwrap_or(current);
         device[t] = chosen as u32;
     }
     device
+}
+
+/// Devices that are filled.
+struct Filling<'p> {
+    p: &'p Problem,
+    percent: u128,
+    /// Constants of each device, and its largest working set, in bytes.
+    held: Vec<(u128, u128)>,
+    /// Devices and their shared constants.
+    copied: BTreeSet<(usize, u32)>,
+    /// Devices of groups.
+    of_group: Vec<Option<u32>>,
+}
+
+impl<'p> Filling<'p> {
+    fn new(p: &'p Problem, percent: u128) -> Filling<'p> {
+        Filling {
+            p,
+            percent,
+            held: vec![(0, 0); p.n_devices()],
+            copied: BTreeSet::new(),
+            of_group: vec![None; p.n_groups()],
+        }
+    }
+
+    /// Constants and largest working set of a device with a task.
+    fn with(&self, t: usize, device: usize) -> (u128, u128) {
+        let (p, group) = (self.p, self.p.group_of[t] as usize);
+        let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
+        let tensors = p.inputs.row(t).iter().chain(p.outputs.row(t));
+        let working = tensors.map(bytes).sum::<u128>() + u128::from(p.scratch[t].0);
+        let own: &[u32] = match self.of_group[group] {
+            None => p.members.row(group),
+            Some(_) => &[],
+        };
+        let resident = own.iter().map(|&m| u128::from(p.resident[m as usize].0));
+        let is_new = |c: &&u32| !self.copied.contains(&(device, **c));
+        let new = p.constants_of.row(t).iter().filter(is_new);
+        let new = new.map(|&c| u128::from(p.constants[c as usize].0));
+        let (constants, largest) = self.held[device];
+        (
+            constants + resident.sum::<u128>() + new.sum::<u128>(),
+            largest.max(working),
+        )
+    }
+
+    fn has_room(&self, t: usize, device: usize) -> bool {
+        let Some(limit) = self.p.devices[device].memory else {
+            return true;
+        };
+        let (constants, working) = self.with(t, device);
+        (constants + working) * 100 <= u128::from(limit.0) * self.percent
+    }
+
+    fn put(&mut self, t: usize, device: usize) {
+        self.held[device] = self.with(t, device);
+        let constants = self.p.constants_of.row(t).iter();
+        self.copied.extend(constants.map(|&c| (device, c)));
+        self.of_group[self.p.group_of[t] as usize] = Some(device as u32);
+    }
 }
 
 /// The greedy simulation of the TensorFlow white paper (Abadi et al. 2015, 3.2.1): tasks in the

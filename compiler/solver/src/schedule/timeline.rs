@@ -94,35 +94,32 @@ impl Timeline {
         changes
     }
 
+    /// End of the last task on a device that uses a tensor; zero if none does.
+    pub fn last_use(&self, p: &Problem, tensor: u32, device: u32) -> Nanos {
+        let consumers = p.consumers.row(tensor as usize).iter();
+        let local = consumers.filter(|&&c| self.device[c as usize] == device);
+        let ends = local.map(|&c| self.end[c as usize]);
+        ends.max().unwrap_or_default()
+    }
+
     /// Bytes that devices hold for a while: device, from, to, bytes; nothing that is held for no
     /// time.
     pub fn holds(&self, p: &Problem) -> Vec<(u32, Nanos, Nanos, Bytes)> {
         let mut holds = Vec::new();
-        let last_use = |tensor: u32, d: u32| {
-            let local = p
-                .consumers
-                .row(tensor as usize)
-                .iter()
-                .filter(|&&c| self.device[c as usize] == d);
-            local
-                .map(|&c| self.end[c as usize])
-                .max()
-                .unwrap_or_default()
-        };
         let mut left: Vec<Nanos> = vec![Nanos::ZERO; p.tensors.len()];
         for t in &self.transfers {
             left[t.tensor as usize] = left[t.tensor as usize].max(t.end);
             holds.push((
                 t.to,
                 t.start,
-                last_use(t.tensor, t.to),
+                self.last_use(p, t.tensor, t.to),
                 p.tensors[t.tensor as usize].bytes(),
             ));
         }
         for t in 0..p.n_tasks() {
             let (d, start, end) = (self.device[t], self.start[t], self.end[t]);
             for &x in p.outputs.row(t) {
-                let until = end.max(last_use(x, d)).max(left[x as usize]);
+                let until = end.max(self.last_use(p, x, d)).max(left[x as usize]);
                 holds.push((d, start, until, p.tensors[x as usize].bytes()));
             }
             holds.push((d, start, end, p.scratch[t]));

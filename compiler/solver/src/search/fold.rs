@@ -30,42 +30,12 @@ pub struct Folded {
 /// `None` when that leaves most tasks alone, or when memory is limited: the folded problem does not
 /// see results that are kept from the first task of a group to its last.
 pub fn folded(p: &Problem) -> Option<Folded> {
-    if p.n_groups() == p.n_tasks() || p.devices.iter().any(|d| d.memory.is_some()) {
+    if p.n_groups() == p.n_tasks() || p.is_limited() {
         return None;
     }
     let (task_of, n) = sheets(p);
     if n * 100 > p.n_tasks() * MOST_PERCENT {
         return None;
-    }
-    let mut tensors: Vec<(Tensor, Vec<u32>)> = Vec::new();
-    for (i, x) in p.tensors.iter().enumerate() {
-        let from = task_of[x.producer as usize];
-        let uses = p
-            .consumers
-            .row(i)
-            .iter()
-            .map(|&c| task_of[c as usize])
-            .filter(|&u| u != from);
-        let (later, earlier): (BTreeSet<u32>, BTreeSet<u32>) = uses.partition(|&u| u > from);
-        if !later.is_empty() {
-            tensors.push((
-                Tensor {
-                    producer: from,
-                    payload: x.payload,
-                },
-                later.into_iter().collect(),
-            ));
-        }
-        // Tensors sent back: from the task that comes first, in reversed time.
-        tensors.extend(earlier.into_iter().map(|u| {
-            (
-                Tensor {
-                    producer: u,
-                    payload: x.payload,
-                },
-                vec![from],
-            )
-        }));
     }
     let mut tasks = vec![
         Task {
@@ -75,22 +45,40 @@ pub fn folded(p: &Problem) -> Option<Folded> {
         n
     ];
     for t in 0..p.n_tasks() {
-        let cost = &mut tasks[task_of[t] as usize].cost;
-        cost.iter_mut()
-            .zip(p.costs(t))
-            .for_each(|(sum, own)| *sum += *own);
+        let sums = tasks[task_of[t] as usize].cost.iter_mut();
+        for (sum, own) in sums.zip(p.costs(t)) {
+            *sum += *own;
+        }
     }
     let parts = Parts {
         devices: p.devices.clone(),
         links: p.links.clone(),
         tasks,
-        tensors,
+        tensors: folded_tensors(p, &task_of),
         constants: Vec::new(),
     };
     Some(Folded {
         problem: Problem::new(parts).ok()?,
         task_of,
     })
+}
+
+/// Tensors between tasks of the folded problem. One that is sent back goes from the task that comes
+/// first, in reversed time.
+fn folded_tensors(p: &Problem, task_of: &[u32]) -> Vec<(Tensor, Vec<u32>)> {
+    let mut tensors: Vec<(Tensor, Vec<u32>)> = Vec::new();
+    for (i, &x) in p.tensors.iter().enumerate() {
+        let from = task_of[x.producer as usize];
+        let uses = p.consumers.row(i).iter().map(|&c| task_of[c as usize]);
+        let uses: BTreeSet<u32> = uses.filter(|&u| u != from).collect();
+        let (later, earlier): (Vec<u32>, Vec<u32>) = uses.into_iter().partition(|&u| u > from);
+        let tensor = |producer: u32| Tensor { producer, ..x };
+        if !later.is_empty() {
+            tensors.push((tensor(from), later));
+        }
+        tensors.extend(earlier.into_iter().map(|u| (tensor(u), vec![from])));
+    }
+    tensors
 }
 
 /// For each task the number of its sheet, in topological order of the first task of each; and how
@@ -137,7 +125,7 @@ fn sheets(p: &Problem) -> (Vec<u32>, usize) {
 
 /// The placement that is best for the folded problem, of a few list schedules refined with a budget
 /// of simulated tasks.
-pub fn place(p: &Problem, tasks: u64, seed: u64) -> Option<Timeline> {
+pub fn place(p: &Problem, budget: Budget) -> Option<Timeline> {
     let Folded {
         problem: folded,
         task_of,
@@ -152,18 +140,18 @@ pub fn place(p: &Problem, tasks: u64, seed: u64) -> Option<Timeline> {
     starts.sort_by_key(|t| t.makespan);
     starts.dedup_by(|a, b| a.device == b.device);
     starts.truncate(STARTS);
-    let short = tasks / (2 * STARTS as u64);
-    let brief = |s: &Timeline| refine(&folded, s, Nanos::ZERO, Budget { tasks: short, seed });
+    let short = Budget {
+        tasks: budget.tasks / (2 * STARTS as u64),
+        ..budget
+    };
+    let long = Budget {
+        tasks: budget.tasks / 2,
+        seed: budget.seed.wrapping_add(1),
+        ..budget
+    };
+    let brief = |s: &Timeline| refine(&folded, s, Nanos::ZERO, short);
     let best = starts.iter().map(brief).min_by_key(|t| t.makespan)?;
-    let best = refine(
-        &folded,
-        &best,
-        Nanos::ZERO,
-        Budget {
-            tasks: tasks / 2,
-            seed: seed.wrapping_add(1),
-        },
-    );
+    let best = refine(&folded, &best, Nanos::ZERO, long);
     Some(unfolded(p, &task_of, &best))
 }
 

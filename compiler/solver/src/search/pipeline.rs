@@ -309,58 +309,56 @@ impl<'a> Wheel<'a> {
 
     /// The first sample. `None` when gaps are too short.
     fn run(mut self) -> Option<Timeline> {
-        let (p, n) = (self.p, self.p.n_devices());
+        let p = self.p;
         let mut order: Vec<u32> = p.order.clone();
         order.sort_by_key(|&t| (self.like.start[t as usize], self.like.end[t as usize]));
-        let order = topological(p, &order);
-        let device = &self.like.device;
         let mut out = Timeline {
-            device: device.clone(),
+            device: self.like.device.clone(),
+            start: vec![Nanos::ZERO; p.n_tasks()],
+            end: vec![Nanos::ZERO; p.n_tasks()],
             ..Timeline::default()
         };
-        (out.start, out.end) = (
-            vec![Nanos::ZERO; p.n_tasks()],
-            vec![Nanos::ZERO; p.n_tasks()],
-        );
-        for t in order {
+        for t in topological(p, &order) {
             let t = t as usize;
-            let d = device[t] as usize;
+            let d = out.device[t] as usize;
             let mut ready = Nanos::ZERO;
             for &x in p.inputs.row(t) {
-                let q = p.tensors[x as usize].producer as usize;
-                let from = device[q] as usize;
-                let known = out
-                    .transfers
-                    .iter()
-                    .rev()
-                    .find(|s| s.tensor == x && s.to == d as u32)
-                    .map(|s| s.end);
-                let there = match known {
-                    _ if from == d => out.end[q],
-                    Some(there) => there,
-                    None => {
-                        let length = p.transfer(x as usize, from, d);
-                        let start = self.take(n + from * n + d, out.end[q], length)?;
-                        let (from, to, end) = (from as u32, d as u32, start + length);
-                        out.transfers.push(Transfer {
-                            tensor: x,
-                            from,
-                            to,
-                            start,
-                            end,
-                        });
-                        end
-                    }
-                };
-                ready = ready.max(there);
+                ready = ready.max(self.bring(x, d, &mut out)?);
             }
             let cost = p.cost(t, d);
             out.start[t] = self.take(d, ready, cost)?;
             out.end[t] = out.start[t] + cost;
             out.makespan = out.makespan.max(out.end[t]);
         }
-        out.transfers.sort_by_key(|s| (s.start, s.tensor, s.to));
+        out.sort_transfers();
         Some(out)
+    }
+
+    /// The time at which a tensor is on a device, with a transfer if there is none yet.
+    fn bring(&mut self, x: u32, device: usize, out: &mut Timeline) -> Option<Nanos> {
+        let (n, producer) = (self.p.n_devices(), self.p.tensors[x as usize].producer);
+        let (from, made) = (
+            out.device[producer as usize] as usize,
+            out.end[producer as usize],
+        );
+        if from == device {
+            return Some(made);
+        }
+        let (to, mut known) = (device as u32, out.transfers.iter().rev());
+        if let Some(known) = known.find(|s| s.tensor == x && s.to == to) {
+            return Some(known.end);
+        }
+        let length = self.p.transfer(x as usize, from, device);
+        let start = self.take(n + from * n + device, made, length)?;
+        let end = start + length;
+        out.transfers.push(Transfer {
+            tensor: x,
+            from: from as u32,
+            to,
+            start,
+            end,
+        });
+        Some(end)
     }
 
     /// Takes `length` on a resource at `ready` or later.

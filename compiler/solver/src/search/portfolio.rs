@@ -15,6 +15,7 @@ use crate::search::symmetry::{self, Reduced, distinct_devices};
 use crate::search::{exact, fold, singles, slices};
 use crate::{Bytes, Nanos};
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// A way to place tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,28 +86,43 @@ impl Algorithm {
     /// Its proposal; `None` when it is one that keeps memory limits and finds no way to. Proposals
     /// without times of their own are simulated, longest remaining path first.
     pub fn run(self, p: &Problem, preference: &[usize]) -> Option<Timeline> {
-        let placed = |device: Vec<u32>| {
-            let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
-            simulate(p, &device, &keys, LinkOrder::Urgent)
-        };
-        Some(match self {
-            Algorithm::Single(d) => placed(algo::single(p, d as usize)),
-            Algorithm::Simple => placed(algo::simple(p, preference)),
-            Algorithm::Greedy => algo::greedy(p),
-            Algorithm::Heft => algo::heft(p, Insertion::Gaps),
-            Algorithm::HeftAppend => algo::heft(p, Insertion::Append),
-            Algorithm::HeftVote => placed(algo::heft_by_vote(p)),
-            Algorithm::Peft => algo::peft(p),
-            Algorithm::Etf => algo::etf(p),
-            Algorithm::Series => return exact::series(p, SERIES_NODES)?.timeline,
-            Algorithm::Fold => return fold::place(p, FOLD_TASKS, 1),
-            Algorithm::Slices => return slices::place(p),
-            Algorithm::MTopo => return baechi::m_topo(p),
-            Algorithm::MEtf => return baechi::m_etf(p),
-            Algorithm::MSct => return baechi::m_sct(p),
-            Algorithm::Fill(percent) => placed(algo::fill(p, u128::from(percent))),
-        })
+        if let Some(device) = self.devices(p, preference) {
+            return Some(simulated(p, &device));
+        }
+        match self {
+            Algorithm::Greedy => Some(algo::greedy(p)),
+            Algorithm::HeftAppend => Some(algo::heft(p, Insertion::Append)),
+            Algorithm::Peft => Some(algo::peft(p)),
+            Algorithm::Etf => Some(algo::etf(p)),
+            Algorithm::Series => exact::series(p, SERIES_NODES)?.timeline,
+            Algorithm::Fold => fold::place(p, Budget::of(FOLD_TASKS)),
+            Algorithm::Slices => slices::place(p),
+            Algorithm::MTopo => baechi::m_topo(p),
+            Algorithm::MEtf => baechi::m_etf(p),
+            Algorithm::MSct => baechi::m_sct(p),
+            Algorithm::Heft => Some(algo::heft(p, Insertion::Gaps)),
+            Algorithm::Single(_) | Algorithm::Simple | Algorithm::HeftVote | Algorithm::Fill(_) => {
+                None
+            }
+        }
     }
+
+    /// The devices of an algorithm that gives no times.
+    fn devices(self, p: &Problem, preference: &[usize]) -> Option<Vec<u32>> {
+        match self {
+            Algorithm::Single(d) => Some(algo::single(p, d as usize)),
+            Algorithm::Simple => Some(algo::simple(p, preference)),
+            Algorithm::HeftVote => Some(algo::heft_by_vote(p)),
+            Algorithm::Fill(percent) => Some(algo::fill(p, u128::from(percent))),
+            _ => None,
+        }
+    }
+}
+
+/// A placement simulated, longest remaining path first.
+fn simulated(p: &Problem, device: &[u32]) -> Timeline {
+    let keys = ranks::keys_of(p, &ranks::placed_tails(p, device));
+    simulate(p, device, &keys, LinkOrder::Urgent)
 }
 
 /// Effort and inputs of a solution.
@@ -128,7 +144,13 @@ pub struct Options {
     /// ([`previous::keep`]), and is that one where nothing better is found. Not for
     /// [`Options::only`].
     pub previous: Option<Timeline>,
+    /// Time after which no further member proposes and no search goes on; the first member always
+    /// proposes. Without one the answer depends on the problem alone.
+    pub deadline: Option<Instant>,
 }
+
+/// Nodes that searches look at in a millisecond, by a cautious estimate: a deadline limits them.
+const NODES_PER_MS: u64 = 20;
 
 /// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes
 /// one to three seconds (`benches/NOTES.md`).
@@ -168,34 +190,40 @@ impl Options {
     pub fn new(p: &Problem) -> Options {
         let mut preference: Vec<usize> = (0..p.n_devices()).collect();
         preference.sort_by_key(|&d| (p.devices[d].is_host, d));
-        let refine_tasks = match p.n_tasks() > LARGE {
-            true => REFINE_TASKS_LARGE,
-            false => {
-                let n = p.n_tasks() as u64;
-                REFINE_TASKS.min(
-                    (REFINE_RUNS_SMALL * n)
-                        .min(REFINE_TASKS_SMALL)
-                        .max(REFINE_RUNS * n),
-                )
-            }
-        };
-        let limited = p.devices.iter().any(|d| d.memory.is_some());
-        let search_nodes = match limited {
-            true => {
-                (LIMITED_NODES / p.n_tasks().max(1) as u64).clamp(SEARCH_NODES, MOST_LIMITED_NODES)
-            }
-            false => SEARCH_NODES,
-        };
-        let bound_nodes = BOUND_NODES;
         Options {
             only: None,
-            refine_tasks,
-            bound_nodes,
-            search_nodes,
+            refine_tasks: refine_tasks(p),
+            bound_nodes: BOUND_NODES,
+            search_nodes: search_nodes(p),
             seed: 1,
             preference,
             previous: None,
+            deadline: None,
         }
+    }
+
+    /// The budget of a search that gets one part of so many.
+    fn budget(&self, n_parts: u64) -> Budget {
+        Budget {
+            tasks: self.refine_tasks / n_parts,
+            seed: self.seed,
+            deadline: self.deadline,
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// As many of the nodes as can be looked at before the deadline.
+    fn until_deadline(&self, nodes: u64) -> u64 {
+        let Some(deadline) = self.deadline else {
+            return nodes;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        nodes.min(left_ms.saturating_mul(NODES_PER_MS))
     }
 
     /// Devices that an answer may have to name: those of the earlier answer, and of the one
@@ -244,6 +272,24 @@ impl Options {
             ..self
         }
     }
+}
+
+/// Tasks that refinement simulates unless told otherwise.
+fn refine_tasks(p: &Problem) -> u64 {
+    if p.n_tasks() > LARGE {
+        return REFINE_TASKS_LARGE;
+    }
+    let n = p.n_tasks() as u64;
+    let of_small = (REFINE_RUNS_SMALL * n).min(REFINE_TASKS_SMALL);
+    REFINE_TASKS.min(of_small.max(REFINE_RUNS * n))
+}
+
+/// Nodes that the search for an optimum looks at unless told otherwise.
+fn search_nodes(p: &Problem) -> u64 {
+    if !p.is_limited() {
+        return SEARCH_NODES;
+    }
+    (LIMITED_NODES / p.n_tasks().max(1) as u64).clamp(SEARCH_NODES, MOST_LIMITED_NODES)
 }
 
 /// A member of the portfolio and its result.
@@ -371,31 +417,50 @@ impl Run<'_> {
         if let Some(kept) = self.kept.as_ref().filter(|k| !k.is_exact) {
             self.offer(PREVIOUS.into(), kept.timeline.clone());
         }
-        let nodes = for_devices(options.search_nodes / (SEARCH_NODES / SERIES_NODES), p);
-        let wanted =
-            options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
-        if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
-            self.prove("series-blocks", proof.lower_bound);
-            proof
-                .timeline
-                .into_iter()
-                .for_each(|t| self.offer((self.name)(Algorithm::Series), t));
+        let wanted = options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1;
+        if wanted {
+            self.propose_series();
         }
         for algorithm in members(p, options) {
-            if self.is_optimal() {
+            if self.is_optimal() || (options.is_late() && !self.proposals.is_empty()) {
                 break;
             }
-            let timeline = match algorithm {
-                Algorithm::Fold if options.only.is_none() => {
-                    fold::place(p, options.refine_tasks / FOLD_SHARE, options.seed)
-                }
-                _ => algorithm.run(p, &options.preference),
-            };
-            timeline
-                .into_iter()
-                .for_each(|t| self.offer((self.name)(algorithm), t));
+            if let Some(timeline) = self.proposal(algorithm) {
+                self.offer((self.name)(algorithm), timeline);
+            }
         }
         self.proposals.sort_by_key(rank);
+    }
+
+    /// Blocks one after the other.
+    fn propose_series(&mut self) {
+        let share = self.options.search_nodes / (SEARCH_NODES / SERIES_NODES);
+        let nodes = self.options.until_deadline(for_devices(share, self.p));
+        if nodes == 0 {
+            return;
+        }
+        let Some(proof) = exact::series(self.p, nodes) else {
+            return;
+        };
+        self.prove("series-blocks", proof.lower_bound);
+        if let Some(timeline) = proof.timeline {
+            self.offer((self.name)(Algorithm::Series), timeline);
+        }
+    }
+
+    /// A member's proposal, if it has one. Of a large problem the same devices are simulated once.
+    fn proposal(&self, algorithm: Algorithm) -> Option<Timeline> {
+        let (p, options) = (self.p, self.options);
+        if algorithm == Algorithm::Fold && options.only.is_none() {
+            return fold::place(p, options.budget(FOLD_SHARE));
+        }
+        if p.n_tasks() > LARGE
+            && let Some(device) = algorithm.devices(p, &options.preference)
+        {
+            let is_new = self.proposals.iter().all(|p| p.2.device != device);
+            return is_new.then(|| simulated(p, &device));
+        }
+        algorithm.run(p, &options.preference)
     }
 
     /// Improves the best proposals, and proves optimality where it can.
@@ -406,7 +471,8 @@ impl Run<'_> {
             return self.search_tree();
         }
         self.raise_bound();
-        if options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64 && !self.is_optimal() {
+        let can_refine = options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64;
+        if can_refine && !self.is_done() {
             refine_best(
                 p,
                 &mut self.proposals,
@@ -416,7 +482,7 @@ impl Run<'_> {
             );
         }
         self.search_tree();
-        if options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64 && !self.is_optimal() {
+        if can_refine && !self.is_done() {
             self.descend();
         }
     }
@@ -428,7 +494,7 @@ impl Run<'_> {
         };
         let start = name.strip_suffix(REFINED).unwrap_or(name).to_owned();
         let moves = self.moves.entry(start.clone()).or_default();
-        let budget = self.options.refine_tasks / DESCENT_SHARE;
+        let budget = self.options.budget(DESCENT_SHARE);
         let found = singles::descend(self.p, timeline, self.bound.value, budget, moves);
         let key = repair::key(self.p, &found);
         if key < *score {
@@ -456,11 +522,17 @@ impl Run<'_> {
     /// The bounds that take a search.
     fn raise_bound(&mut self) {
         let nodes = for_devices(self.options.bound_nodes, self.p);
+        let nodes = self.options.until_deadline(nodes);
         if nodes > 0 && self.p.n_tasks() <= LARGE && !self.is_optimal() {
             bounds::blocks(self.p, nodes)
                 .into_iter()
                 .for_each(|b| self.prove(b.name, b.value));
         }
+    }
+
+    /// True when a search would find nothing better, or has no time to.
+    fn is_done(&self) -> bool {
+        self.is_optimal() || self.options.is_late()
     }
 
     fn is_optimal(&self) -> bool {
@@ -481,7 +553,8 @@ impl Run<'_> {
             self.p,
             timeline,
             self.bound.value,
-            tree_nodes(self.p, self.options),
+            self.options
+                .until_deadline(tree_nodes(self.p, self.options)),
         );
         if proof.lower_bound.is_finite() {
             self.prove("branch-and-bound", proof.lower_bound);
@@ -547,8 +620,7 @@ fn tree_nodes(p: &Problem, options: &Options) -> u64 {
     if exact::is_parallel(p) {
         return options.search_nodes;
     }
-    let limited = p.devices.iter().any(|d| d.memory.is_some());
-    if limited {
+    if p.is_limited() {
         part(options.search_nodes)
     } else {
         part(part(options.search_nodes))
@@ -577,8 +649,7 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
         .into_iter()
         .map(Algorithm::Single)
         .collect();
-    let limited = p.devices.iter().any(|d| d.memory.is_some());
-    if limited {
+    if p.is_limited() {
         members.extend([100, 90, 75, 50].map(Algorithm::Fill));
         if p.n_tasks() <= LARGE {
             members.extend([
@@ -590,18 +661,18 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
         }
     }
     // On one device without a limit all orders take the same time.
-    if p.n_devices() > 1 || limited {
+    if p.n_devices() > 1 || p.is_limited() {
         members.extend([Algorithm::Simple, Algorithm::Heft, Algorithm::Greedy]);
         if p.n_tasks() <= LARGE {
-            members.push(Algorithm::Fold);
+            members.extend([
+                Algorithm::Fold,
+                Algorithm::Etf,
+                Algorithm::Peft,
+                Algorithm::HeftAppend,
+                Algorithm::HeftVote,
+            ]);
         }
-        if p.n_tasks() <= LARGE {
-            members.extend([Algorithm::Etf, Algorithm::Peft, Algorithm::HeftAppend]);
-        }
-        if p.n_tasks() <= LARGE {
-            members.push(Algorithm::HeftVote);
-        }
-        if p.n_tasks() <= SMALL && !limited {
+        if p.n_tasks() <= SMALL && !p.is_limited() {
             members.extend([Algorithm::MEtf, Algorithm::MSct]);
         }
     }
@@ -631,33 +702,23 @@ fn refine_best(
     };
     let short = options.refine_tasks / (9 * n as u64) * ninths;
     for start in proposals.iter_mut().take(if long { n } else { 0 }) {
-        improve(
-            p,
-            start,
-            lower_bound,
-            Budget {
-                tasks: short,
-                seed: options.seed,
-            },
-            moves,
-        );
+        let budget = Budget {
+            tasks: short,
+            ..options.budget(1)
+        };
+        improve(p, start, lower_bound, budget, moves);
     }
     proposals.sort_by_key(rank);
     if let Some(best) = proposals
         .first_mut()
         .filter(|b| b.0 > (Bytes::ZERO, lower_bound))
     {
-        let tasks = options.refine_tasks - short * n as u64;
-        improve(
-            p,
-            best,
-            lower_bound,
-            Budget {
-                tasks,
-                seed: options.seed.wrapping_add(1),
-            },
-            moves,
-        );
+        let budget = Budget {
+            tasks: options.refine_tasks - short * n as u64,
+            seed: options.seed.wrapping_add(1),
+            deadline: options.deadline,
+        };
+        improve(p, best, lower_bound, budget, moves);
     }
 }
 

@@ -15,6 +15,7 @@ use crate::schedule::ranks;
 use crate::schedule::simulate::{Limits, LinkOrder, Simulator};
 use crate::schedule::timeline::{Timeline, Transfer};
 use crate::{Bytes, Nanos};
+use std::time::Instant;
 
 /// Length and seed of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,24 @@ pub struct Budget {
     pub tasks: u64,
     /// Seed of the search.
     pub seed: u64,
+    /// Time after which it ends, if there is one.
+    pub deadline: Option<Instant>,
+}
+
+impl Budget {
+    /// So many tasks, with the first seed and no deadline.
+    pub fn of(tasks: u64) -> Budget {
+        Budget {
+            tasks,
+            seed: 1,
+            deadline: None,
+        }
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    }
 }
 
 /// The last move of a group.
@@ -73,6 +92,7 @@ struct Search<'p> {
     best_moves: Vec<Option<Move>>,
     rng: Rng,
     left: i64,
+    budget: Budget,
     chain: Vec<u32>,
     limited: bool,
     lower_bound: Nanos,
@@ -112,7 +132,7 @@ pub fn refine_logged(
 
 impl<'p> Search<'p> {
     fn new(p: &'p Problem, start: &Timeline, lower_bound: Nanos, budget: Budget) -> Search<'p> {
-        let limited = p.devices.iter().any(|d| d.memory.is_some());
+        let limited = p.is_limited();
         let base = Simulator::new(p, LinkOrder::Urgent);
         let trial = base.clone();
         let score = repair::key(p, start);
@@ -128,6 +148,7 @@ impl<'p> Search<'p> {
             best_moves: Vec::new(),
             rng: Rng(budget.seed),
             left: i64::try_from(budget.tasks).unwrap_or(i64::MAX),
+            budget,
             chain: Vec::new(),
             limited,
             lower_bound,
@@ -204,7 +225,10 @@ impl<'p> Search<'p> {
                 .clamp(8, 1000);
         let mut history = vec![self.score; n_history];
         let mut step = 0usize;
-        while self.left > 0 && self.best.0 > (Bytes::ZERO, self.lower_bound) {
+        while self.left > 0
+            && self.best.0 > (Bytes::ZERO, self.lower_bound)
+            && !self.budget.is_late()
+        {
             self.left -= 16;
             step += 1;
             self.moves.steps += 1;

@@ -11,7 +11,7 @@ use crate::schedule::critical_chain::critical_chain;
 use crate::schedule::ranks;
 use crate::schedule::simulate::{Limits, LinkOrder, Simulator};
 use crate::schedule::timeline::Timeline;
-use crate::search::refine::{Move, Moves};
+use crate::search::refine::{Budget, Move, Moves};
 use crate::{Bytes, Nanos};
 
 /// Tasks that measuring all moves of all groups may simulate; where it would take more only the
@@ -94,20 +94,24 @@ pub fn looked_at(p: &Problem, timeline: &Timeline) -> Vec<u32> {
 }
 
 /// Moves groups while that is an improvement. Ends when no move of [`looked_at`] is one, when
-/// `lower_bound` is reached, or when `budget`, in tasks that are simulated, is spent.
+/// `lower_bound` is reached, or when the budget is spent.
 pub(crate) fn descend(
     p: &Problem,
     start: &Timeline,
     lower_bound: Nanos,
-    budget: u64,
+    budget: Budget,
     moves: &mut Moves,
 ) -> Timeline {
     let mut best = (repair::key(p, start), start.clone());
-    let (mut left, mut at, mut quiet) = (i64::try_from(budget).unwrap_or(i64::MAX), 0, 0);
+    let (mut left, mut at, mut quiet) = (i64::try_from(budget.tasks).unwrap_or(i64::MAX), 0, 0);
     moves.last.resize(p.n_groups(), None);
     let mut groups = looked_at(p, &best.1);
     let mut singles = Singles::new(p, &best.1);
-    while quiet < groups.len() && left > 0 && best.0 > (Bytes::ZERO, lower_bound) {
+    while quiet < groups.len()
+        && left > 0
+        && best.0 > (Bytes::ZERO, lower_bound)
+        && !budget.is_late()
+    {
         let group = groups[at % groups.len()] as usize;
         moves.steps += 1;
         match improved(p, &mut singles, group, best.0, &mut left) {

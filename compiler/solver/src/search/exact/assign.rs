@@ -68,7 +68,7 @@ pub(super) fn search(p: &Problem, limit: u64, budget: u64) -> Found {
         most_timed: (budget / TIMED_SHARE).max(1),
         footprint: footprints(p),
         jobs: vec![Vec::new(); p.n_devices() * p.n_devices()],
-        capped: p.devices.iter().any(|d| d.memory.is_some()),
+        capped: p.is_limited(),
         s,
     };
     let open = search.s.open.clone();

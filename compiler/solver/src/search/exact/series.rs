@@ -248,8 +248,7 @@ fn renamed(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
 /// Devices that differ: each block with each pair of devices of its start and end.
 fn paired(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
     let n = p.n_devices();
-    // For each cut and device: least end so far, least bound, and the way there.
-    let mut ends: Vec<Option<(Nanos, Nanos)>> = vec![Some((Nanos::ZERO, Nanos::ZERO)); 1];
+    let mut ends: Vec<Option<Reached>> = vec![Some(Reached::default()); 1];
     let mut ways: Vec<Vec<Option<(usize, Timeline)>>> = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
         let exits: Vec<Option<usize>> = if block.has_end {
@@ -259,43 +258,59 @@ fn paired(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
         };
         let last = *block.tasks.last().expect("a block has a task") as usize;
         let (mut next, mut way) = (vec![None; exits.len()], vec![None; exits.len()]);
-        let pairs = ((blocks.len() - i) * n * n) as u64;
-        let mut n_solved = 0;
-        for (e, exit) in exits
-            .iter()
-            .enumerate()
-            .filter(|(_, x)| x.is_none_or(|d| p.cost(last, d).is_finite()))
-        {
+        let mut n_left = ((blocks.len() - i) * n * n) as u64;
+        for (e, exit) in exits.into_iter().enumerate() {
+            if exit.is_some_and(|d| !p.cost(last, d).is_finite()) {
+                continue;
+            }
             for (s, from) in ends.iter().enumerate() {
-                let Some((end, bound)) = *from else { continue };
-                let share = budget / (pairs - n_solved).max(1);
-                n_solved += 1;
-                let solved = solve(
-                    p,
-                    block,
-                    block.has_start.then_some(s),
-                    *exit,
-                    share,
-                    &mut budget,
-                );
-                let (end, bound) = (end + solved.timeline.makespan, bound + solved.bound);
-                let (known_end, known_bound) =
-                    next[e].unwrap_or((Nanos::INFINITY, Nanos::INFINITY));
-                if end < known_end {
+                let Some(from) = from else { continue };
+                let share = budget / n_left.max(1);
+                n_left = n_left.saturating_sub(1);
+                let start = block.has_start.then_some(s);
+                let solved = solve(p, block, start, exit, share, &mut budget);
+                let reached = Reached {
+                    end: from.end + solved.timeline.makespan,
+                    bound: from.bound + solved.bound,
+                };
+                let known = next[e].get_or_insert(Reached {
+                    end: Nanos::INFINITY,
+                    bound: Nanos::INFINITY,
+                });
+                if reached.end < known.end {
                     way[e] = Some((s, solved.timeline));
                 }
-                next[e] = Some((end.min(known_end), bound.min(known_bound)));
+                known.end = known.end.min(reached.end);
+                known.bound = known.bound.min(reached.bound);
             }
         }
         ends = next;
         ways.push(way);
     }
-    let best = ends
-        .iter()
-        .enumerate()
-        .filter_map(|(d, e)| Some((e.as_ref()?.0, d)))
+    let bound = ends.iter().flatten().map(|e| e.bound).min();
+    let mut whole = unfilled(p);
+    for (timeline, block) in shortest_way(&ends, ways).iter().zip(blocks) {
+        append(p, &mut whole, block, timeline, |d| d);
+    }
+    finish(whole, bound.unwrap_or_default())
+}
+
+/// A cut on a device: its least end so far, and the least bound of that.
+#[derive(Clone, Copy, Default)]
+struct Reached {
+    end: Nanos,
+    bound: Nanos,
+}
+
+/// The schedules of blocks on the way to the least end.
+fn shortest_way(
+    ends: &[Option<Reached>],
+    mut ways: Vec<Vec<Option<(usize, Timeline)>>>,
+) -> Vec<Timeline> {
+    let reached = ends.iter().enumerate();
+    let best = reached
+        .filter_map(|(d, e)| Some((e.as_ref()?.end, d)))
         .min();
-    let bound = ends.iter().flatten().map(|e| e.1).min().unwrap_or_default();
     let mut at = best.map_or(0, |b| b.1);
     let mut chosen = Vec::new();
     for way in ways.iter_mut().rev() {
@@ -304,13 +319,8 @@ fn paired(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
             at = from;
         }
     }
-    let mut whole = unfilled(p);
+    chosen.reverse();
     chosen
-        .iter()
-        .rev()
-        .zip(blocks)
-        .for_each(|(timeline, block)| append(p, &mut whole, block, timeline, |d| d));
-    finish(whole, bound)
 }
 
 fn finish(mut whole: Timeline, bound: Nanos) -> Proof {

@@ -419,47 +419,74 @@ fn resident(p: &Problem, device: &[u32]) -> Vec<u128> {
 /// Tasks on their devices, the transfers between them, and the memory of both. `None` when there
 /// are too many.
 fn operations(s: &Dense, device: &[u32]) -> Option<(Vec<Op>, Vec<Hold>)> {
-    let (p, n) = (s.p, s.p.n_tasks());
-    if n > MOST_OPS {
+    let p = s.p;
+    if p.n_tasks() > MOST_OPS {
         return None;
     }
-    let home = |t: u32| device[t as usize] as usize;
-    let task = |t: usize| Op {
-        what: What::Task(t as u32),
-        length: s.cost(t, home(t as u32)),
-        resource: home(t as u32),
-        ..Op::default()
-    };
-    let mut ops: Vec<Op> = (0..n).map(task).collect();
-    let mut holds: Vec<Hold> = Vec::new();
-    let mut hold = |ops: &mut Vec<Op>, by: usize, device: usize, bytes: u64, users: Set| {
+    let mut operations = Operations::of_tasks(s, device);
+    for (t, &home) in device.iter().enumerate() {
+        operations.hold(t, home as usize, p.scratch[t].0, 0);
+    }
+    for x in 0..p.tensors.len() {
+        operations.add_transfers(s, device, x)?;
+    }
+    Some((operations.ops, operations.holds))
+}
+
+/// Operations of a placement, as far as they are listed.
+struct Operations {
+    ops: Vec<Op>,
+    holds: Vec<Hold>,
+}
+
+impl Operations {
+    fn of_tasks(s: &Dense, device: &[u32]) -> Operations {
+        let task = |t: usize| Op {
+            what: What::Task(t as u32),
+            length: s.cost(t, device[t] as usize),
+            resource: device[t] as usize,
+            ..Op::default()
+        };
+        Operations {
+            ops: (0..s.p.n_tasks()).map(task).collect(),
+            holds: Vec::new(),
+        }
+    }
+
+    /// Memory of a device from the start of an operation to the end of it and of all users.
+    fn hold(&mut self, by: usize, device: usize, bytes: u64, users: Set) {
         if bytes > 0 {
-            ops[by].begins.push(holds.len() as u32);
-            holds.push(Hold {
+            self.ops[by].begins.push(self.holds.len() as u32);
+            self.holds.push(Hold {
                 device,
                 bytes: u128::from(bytes),
                 users: users | 1 << by,
             });
         }
-    };
-    for t in 0..n {
-        hold(&mut ops, t, home(t as u32), p.scratch[t].0, 0);
     }
-    for (x, tensor) in p.tensors.iter().enumerate() {
-        let (producer, from) = (tensor.producer as usize, home(tensor.producer));
+
+    /// The transfers of a tensor to the devices of its consumers, and the memory of it and of its
+    /// copies. `None` when there are too many.
+    fn add_transfers(&mut self, s: &Dense, device: &[u32], x: usize) -> Option<()> {
+        let tensor = &s.p.tensors[x];
+        let (producer, from) = (
+            tensor.producer as usize,
+            device[tensor.producer as usize] as usize,
+        );
+        // Destination, operation and consumers of each copy.
         let mut copies: Vec<(usize, usize, Set)> = Vec::new();
         let mut users: Set = 0;
-        for &c in p.consumers.row(x) {
-            let to = home(c);
+        for &c in s.p.consumers.row(x) {
+            let to = device[c as usize] as usize;
             if to == from {
                 users |= 1 << c;
-                ops[c as usize].after |= 1 << producer;
+                self.ops[c as usize].after |= 1 << producer;
                 continue;
             }
             let known = copies.iter().position(|copy| copy.0 == to);
             let i = known.unwrap_or_else(|| {
-                copies.push((to, ops.len(), 0));
-                ops.push(Op {
+                copies.push((to, self.ops.len(), 0));
+                self.ops.push(Op {
                     what: What::Transfer(x as u32, from as u32, to as u32),
                     length: s.transfer(x, from, to),
                     resource: s.n_devices * (1 + from) + to,
@@ -468,19 +495,19 @@ fn operations(s: &Dense, device: &[u32]) -> Option<(Vec<Op>, Vec<Hold>)> {
                 });
                 copies.len() - 1
             });
-            if ops.len() > MOST_OPS {
+            if self.ops.len() > MOST_OPS {
                 return None;
             }
             copies[i].2 |= 1 << c;
-            ops[c as usize].after |= 1 << copies[i].1;
+            self.ops[c as usize].after |= 1 << copies[i].1;
         }
         for &(to, op, local) in &copies {
             users |= 1 << op;
-            hold(&mut ops, op, to, tensor.bytes().0, local);
+            self.hold(op, to, tensor.bytes().0, local);
         }
-        hold(&mut ops, producer, from, tensor.bytes().0, users);
+        self.hold(producer, from, tensor.bytes().0, users);
+        Some(())
     }
-    Some((ops, holds))
 }
 
 /// Fills the tails.

@@ -241,8 +241,8 @@ fn refinement_never_makes_worse() {
             &start,
             Nanos::ZERO,
             Budget {
-                tasks: 4_000,
                 seed: 3,
+                ..Budget::of(4_000)
             },
         );
         expect_valid(&c.p, &refined, &c.what);
@@ -348,7 +348,7 @@ fn no_single_move_that_is_shown_is_left_in_the_end() {
         let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
         let start = simulate(p, &device, &keys, LinkOrder::Urgent);
         let mut moves = refine::Moves::default();
-        let end = singles::descend(p, &start, Nanos::ZERO, u64::MAX, &mut moves);
+        let end = singles::descend(p, &start, Nanos::ZERO, Budget::of(u64::MAX), &mut moves);
         expect_valid(p, &end, &c.what);
         let score = repair::key(p, &end);
         assert!(score <= repair::key(p, &start), "{}", c.what);
