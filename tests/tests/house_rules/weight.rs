@@ -14,7 +14,6 @@ const CEILINGS: &[(&str, [usize; 3])] = &[
     ("compiler/src/cli", [94, 280, 802]),
     ("compiler/src/cluster", [84, 280, 400]),
     ("compiler/src/codegen", [104, 280, 742]),
-    ("compiler/src/cost", [80, 280, 756]),
     ("compiler/src/ir", [80, 280, 624]),
     ("compiler/src/onnx", [112, 280, 400]),
     ("compiler/src/partition", [156, 280, 400]),
