@@ -91,7 +91,7 @@ impl Sizes<'_> {
     }
 
     /// Extent of an axis of an operand, counted from the last.
-    fn from_last(&self, operand: usize, i: usize) -> u64 {
+    fn extent_from_end(&self, operand: usize, i: usize) -> u64 {
         let axis = self.operands[operand].shape.iter().rev().nth(i);
         axis.map_or(1, self.extent)
     }
@@ -144,7 +144,7 @@ pub(super) fn matmul(s: &Sizes) -> Count {
     let of_depth = |k| product([2, s.n_out(), k].into_iter());
     Count {
         overhead_flops: of_depth(PRODUCT_OVERHEAD_DEPTH),
-        ..count(WorkClass::MatMul, of_depth(s.from_last(0, 0)))
+        ..count(WorkClass::MatMul, of_depth(s.extent_from_end(0, 0)))
     }
 }
 
@@ -183,8 +183,8 @@ pub(super) fn windows(s: &Sizes, flops: u64) -> Count {
 
 /// Two products and a softmax.
 pub(super) fn attention(s: &Sizes) -> Count {
-    let n_keys = s.from_last(1, 1);
-    let (head, value) = (s.from_last(0, 0), s.from_last(2, 0));
+    let n_keys = s.extent_from_end(1, 1);
+    let (head, value) = (s.extent_from_end(0, 0), s.extent_from_end(2, 0));
     let scores = (s.n_in() / head.max(1)).saturating_mul(n_keys);
     let per_score = 2 * head + 2 * value + 14;
     count(WorkClass::Attention, scores.saturating_mul(per_score))

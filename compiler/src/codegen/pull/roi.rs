@@ -67,7 +67,7 @@ impl<E: Emit> Positions<'_, E> {
     }
 
     /// A whole number as an index.
-    fn to_index(&mut self, x: E::Value) -> Result<E::Value> {
+    fn index_of(&mut self, x: E::Value) -> Result<E::Value> {
         let i = self.e.convert(x, self.dtype, DType::I64)?;
         Ok(self.e.i64_to_index(i))
     }
@@ -92,7 +92,7 @@ impl<E: Emit> Positions<'_, E> {
         let rest = self.op(ScalarOp::Sub, &[at, floor])?;
         let one = self.constant(1.0);
         let first = self.op(ScalarOp::Sub, &[one, rest])?;
-        let low = self.to_index(floor)?;
+        let low = self.index_of(floor)?;
         let high = self.e.index_add_const(low, 1);
         let last = self.e.index(extent as i64 - 1);
         let high = self.e.index_min(high, last);
@@ -120,7 +120,7 @@ impl<E: Emit> Positions<'_, E> {
         let least = self.compare(ScalarOp::Ge, n, 0.0)?;
         let zero = self.constant(0.0);
         let n = self.e.choose(least, n, zero);
-        self.to_index(n)
+        self.index_of(n)
     }
 
     /// Samples of bin `number` of a region between two coordinates.
