@@ -165,7 +165,7 @@ impl Lanes<'_> {
         let value = match inst.op {
             VecOp::Input(n) => self.input(e, r, n as usize, group, iteration),
             _ if call_of(inst).is_some() || self.map.is_earlier(r, self.stage) => {
-                self.from_tile(e, r, group, iteration)?
+                self.read_tile(e, r, group, iteration)?
             }
             VecOp::Op(op) => self.computed(e, inst, op, group, iteration)?,
             VecOp::Const(_) => return Err(Error::internal("a constant is fixed before the loop")),
@@ -195,7 +195,7 @@ impl Lanes<'_> {
     }
 
     /// A register that an earlier stage or a call left in its tile.
-    fn from_tile(
+    fn read_tile(
         &self,
         e: &mut Emitter,
         r: usize,
