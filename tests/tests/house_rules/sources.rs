@@ -59,13 +59,16 @@ pub(super) fn is_test(path: &str) -> bool {
     path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs")
 }
 
+/// Beginning of unit tests in the file of their subject; a declaration `mod tests;` ends nothing.
+const UNIT_TESTS: &str = "\n#[cfg(test)]\nmod tests {";
+
 /// Production sources: no tests, benches or examples, and no build scripts. Of a file that ends
 /// with unit tests, the part before them.
 pub(super) fn production() -> impl Iterator<Item = File> {
     rust_files()
         .filter(|f| !is_test(&f.path) && !is_example(&f.path))
         .map(|mut f| {
-            if let Some(end) = f.text.find("\n#[cfg(test)]\nmod ") {
+            if let Some(end) = f.text.find(UNIT_TESTS) {
                 f.text.truncate(end);
             }
             f
