@@ -368,6 +368,35 @@ fn wrong_files_are_refused_with_what_to_try() {
 }
 
 #[test]
+fn a_budget_of_time_ends_the_search_and_flags_of_models_are_refused() {
+    let graph = load("pipedream/squeezenet1_0.fwd.json");
+    let machine = topology(4, 12, None);
+    let brief = solve(&graph, &machine, &["--budget", "0s"]);
+    expect_valid(&graph, &machine, &brief);
+    assert_eq!(brief["algorithm"], "single /gpu:0");
+    let files = (graph.to_string(), machine.to_string());
+    for (flag, value) in [
+        ("--devices", "cpu:2"),
+        ("--target", "t.toml"),
+        ("--mem", "/gpu:0=1KiB"),
+        ("--pin", "x=cpu:0"),
+        ("--set", "batch=1"),
+        ("--shape", "batch=1..2"),
+    ] {
+        let (code, _, err) = place(&files.0, &files.1, &[flag, value]);
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains(&format!("{flag} is for models")), "{err}");
+    }
+    let (code, _, err) = place(
+        &files.0,
+        &files.1,
+        &["--objective", "memory", "--budget", "1s"],
+    );
+    assert_eq!(code, 2);
+    assert!(err.contains("--budget of a bare problem"), "{err}");
+}
+
+#[test]
 fn a_plan_is_written_changed_by_hand_and_replayed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();

@@ -259,7 +259,8 @@ impl CompileArgs {
         }
     }
 
-    fn parsed_budget(&self) -> Result<Option<Duration>> {
+    /// The time of `--budget`.
+    pub fn parsed_budget(&self) -> Result<Option<Duration>> {
         let budget = self.budget.as_deref().map(parse::time).transpose();
         budget.map_err(|e| e.context("--budget"))
     }

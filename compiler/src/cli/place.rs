@@ -87,6 +87,10 @@ impl PlaceArgs {
                 let message = format!("--algorithm {name} is for --objective latency");
                 Err(Error::invalid(message).hint("without --algorithm"))
             }
+            _ if self.compile.budget.is_some() => {
+                let message = "--budget of a bare problem is for --objective latency";
+                Err(Error::invalid(message).hint("--effort, which counts work"))
+            }
             (Objective::Throughput, _) if replays => refuse("--plan-out and --plan"),
             (Objective::Memory, _) if replays || self.is_explained() => {
                 refuse("--explain, --trace, --html, --plan-out and --plan")
@@ -175,7 +179,25 @@ fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Expla
     Ok(explanation.filter(|_| args.explain))
 }
 
+/// Errors on flags that say something of models only.
+fn refuse_flags_of_models(args: &CompileArgs) -> Result<()> {
+    let given = [
+        ("--devices", args.devices != "cpu:1"),
+        ("--target", args.target.is_some()),
+        ("--mem", !args.mem.is_empty()),
+        ("--pin", !args.pin.is_empty()),
+        ("--set", !args.dims.set.is_empty()),
+        ("--shape", !args.dims.shape.is_empty()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((flag, _)) => Err(Error::invalid(format!("{flag} is for models"))
+            .hint("devices, limits and pins of a bare problem are in its files")),
+    }
+}
+
 fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> Result<()> {
+    refuse_flags_of_models(&args.compile)?;
     let graph = TaskGraph::parse(&load::text(file)?).map_err(|e| e.context(file.display()))?;
     let topology = match topology {
         Some(path) => Topology::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?,
@@ -195,56 +217,36 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     };
     args.expect_flags_of_objective()?;
     match args.compile.objective {
-        Objective::Latency => {}
+        Objective::Latency => place_for_latency(args, &asked),
         Objective::Throughput => {
             let explained = |subject: &Subject| explain_and_write(args, subject);
-            return asked.stream(args.compile.samples, explained);
+            asked.stream(args.compile.samples, explained)
         }
-        Objective::Memory => return asked.least_memory(),
+        Objective::Memory => asked.least_memory(),
     }
-    let only = args
-        .algorithm
-        .as_deref()
-        .map(|name| algorithm(name, &topology))
-        .transpose()?;
-    let options = portfolio::Options {
-        only,
-        ..portfolio::Options::new(&p)
-    }
-    .with_effort(args.effort);
-    let name = |algorithm: Algorithm| match algorithm {
-        Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
-        other => other.name(),
-    };
-    let solution = match args.compile.plan()? {
-        Some(plan) => plan::solve(&p, &planned(&plan, &graph, &topology, &p)?, &options, &name),
-        None => portfolio::solve(&p, &options, &name),
-    };
-    let solution = solution.ok_or_else(|| {
-        let name = args.algorithm.as_deref().unwrap_or("portfolio");
-        Error::new(
-            ErrorKind::OutOfMemory,
-            format!("{name} finds no placement that keeps the memory limits"),
-        )
-        .hint("without --algorithm, all of them are tried")
-    })?;
-    let plan_time = Nanos(started.elapsed().as_nanos() as u64);
+}
+
+fn place_for_latency(args: &PlaceArgs, asked: &Asked) -> Result<()> {
+    let Asked {
+        graph,
+        topology,
+        problem: p,
+        ..
+    } = *asked;
+    let (solution, options) = solve_for_latency(args, asked)?;
+    let plan_time = Nanos(asked.started.elapsed().as_nanos() as u64);
     if solution.score.0 > Bytes::ZERO {
-        return Err(over_memory(
-            &graph,
-            &topology,
-            &p,
-            &solution.timeline.peak_bytes(&p),
-        ));
+        let peaks = solution.timeline.peak_bytes(p);
+        return Err(over_memory(graph, topology, p, &peaks));
     }
-    let wrong = check::check(&p, &solution.timeline);
+    let wrong = check::check(p, &solution.timeline);
     if !wrong.is_empty() {
         return Err(Error::internal(format!(
             "the placement is wrong:\n  {}",
             wrong.join("\n  ")
         )));
     }
-    let explanation = explain_and_write(args, &subject(&graph, &topology, &p, &solution, options))?;
+    let explanation = explain_and_write(args, &subject(graph, topology, p, &solution, options))?;
     if args.json {
         let verdict = Verdict {
             lower_bound: solution.lower_bound,
@@ -254,18 +256,53 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
         };
         let answer = PlacementFile {
             explain: explanation,
-            ..answer(&graph, &topology, &p, &solution.timeline, verdict)
+            ..answer(graph, topology, p, &solution.timeline, verdict)
         };
         let value = serde_json::to_value(&answer)
             .map_err(|e| Error::internal(format!("writing the answer: {e}")))?;
         print_value(&value);
     } else {
-        print_solution(&graph, &topology, &p, &solution, plan_time);
+        print_solution(graph, topology, p, &solution, plan_time);
         if let Some(e) = explanation {
             outln!("{}", e.to_string().trim_end());
         }
     }
     Ok(())
+}
+
+/// The best solution found, and the options of searches without its deadline.
+fn solve_for_latency(args: &PlaceArgs, asked: &Asked) -> Result<(Solution, portfolio::Options)> {
+    let (p, topology) = (asked.problem, asked.topology);
+    let only = args.algorithm.as_deref();
+    let budget = args.compile.parsed_budget()?;
+    let options = portfolio::Options {
+        only: only.map(|name| algorithm(name, topology)).transpose()?,
+        deadline: budget.and_then(|budget| asked.started.checked_add(budget)),
+        ..portfolio::Options::new(p)
+    }
+    .with_effort(args.effort);
+    let name = |algorithm: Algorithm| match algorithm {
+        Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
+        other => other.name(),
+    };
+    let solution = match args.compile.plan()? {
+        Some(plan) => {
+            let planned = planned(&plan, asked.graph, topology, p)?;
+            plan::solve(p, &planned, &options, &name)
+        }
+        None => portfolio::solve(p, &options, &name),
+    };
+    let solution = solution.ok_or_else(|| {
+        let name = only.unwrap_or("portfolio");
+        let message = format!("{name} finds no placement that keeps the memory limits");
+        Error::new(ErrorKind::OutOfMemory, message)
+            .hint("without --algorithm, all of them are tried")
+    })?;
+    let options = portfolio::Options {
+        deadline: None,
+        ..options
+    };
+    Ok((solution, options))
 }
 
 /// The devices that a plan gives the nodes of a task graph.

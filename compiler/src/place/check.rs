@@ -19,58 +19,24 @@ use super::{Fallback, Placed, Placement, Reason, Request};
 use crate::error::{Error, Result};
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, Node, Op};
-use std::collections::BTreeMap;
+use crate::schedule::variable_uses;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// All violations of the invariants, as an `Internal` error.
 pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> {
     if !placement.copies.is_empty() {
-        let (expanded, placed) = placement.expand(g)?;
-        verify(&expanded)?;
-        if let Some(copy) = placement
-            .copies
-            .iter()
-            .find(|c| !crate::schedule::variable_uses(g.node(c.node)).is_empty())
-        {
-            return Err(Error::internal("a node that uses a variable has a copy")
-                .at_origin(&g.node(copy.node).origin));
-        }
-        return check(&expanded, request, &placed);
+        return check_expanded(g, request, placement);
     }
-    let mut problems = Vec::new();
-    if placement.nodes.len() != g.n_nodes() {
-        problems.push(format!(
-            "{} entries for {} nodes",
-            placement.nodes.len(),
-            g.n_nodes()
-        ));
-    }
-    let mut of_variable: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for ((id, node), placed) in g.nodes().zip(&placement.nodes) {
-        let at = format!("node {} ({} {})", id.0, node.op.name(), node.origin);
-        match placed {
-            None if matches!(node.op, Op::Constant { .. }) => {}
-            None => problems.push(format!("{at} has no device")),
-            Some(p) => {
-                check_device(node, request, placement, p, &at, &mut problems);
-                check_times(g, node, placement, p, &at, &mut problems);
-                for (variable, _) in crate::schedule::variable_uses(node) {
-                    if *of_variable.entry(variable).or_insert(p.device) != p.device {
-                        problems.push(format!(
-                            "{at} is not with the other users of variable {variable:?}"
-                        ));
-                    }
-                    let state = request
-                        .state
-                        .get(&(variable.0.to_owned(), variable.1.to_owned()));
-                    if state.is_some_and(|s| Some(s) != placement.devices.get(p.device)) {
-                        problems.push(format!("{at} is not where variable {variable:?} is"));
-                    }
-                }
-            }
-        }
-    }
-    check_groups(g, request, placement, &mut problems);
-    check_overlap(placement, &mut problems);
+    let mut checker = Checker {
+        g,
+        request,
+        placement,
+        problems: Vec::new(),
+    };
+    checker.check_nodes();
+    checker.check_groups();
+    checker.check_overlap();
+    let problems = checker.problems;
     if problems.is_empty() {
         return Ok(());
     }
@@ -81,125 +47,181 @@ pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> 
     )))
 }
 
-fn check_device(
-    node: &Node,
-    request: &Request,
-    placement: &Placement,
-    p: &Placed,
-    at: &str,
-    problems: &mut Vec<String>,
-) {
-    let Some(name) = placement.devices.get(p.device) else {
-        problems.push(format!(
-            "{at} is on device {} of {}",
-            p.device,
-            placement.devices.len()
-        ));
-        return;
-    };
-    let Some(device) = request.devices.devices.iter().find(|d| d.name == *name) else {
-        problems.push(format!("{at} is on {name}, which is not in the set"));
-        return;
-    };
-    if let Some(why) = device.kernels.lacks(node) {
-        problems.push(format!("{at} is on {name}: {why}"));
-    }
-    if matches!(p.reason, Reason::Overridden(_)) && !crate::schedule::variable_uses(node).is_empty()
-    {
-        return;
-    }
-    let let_go = matches!(p.reason, Reason::Fallback(_)) && request.fallback != Fallback::Error;
-    for (path, wish) in wishes(node, &request.pins) {
-        let wanted = if let_go {
-            wish.spec.relaxed()
-        } else {
-            wish.spec
-        };
-        if !wanted.fits(name) {
-            problems.push(format!(
-                "{at} is on {name} against the request {wanted} of {path:?}"
-            ));
+/// Checks the graph in which each copy is a node.
+fn check_expanded(g: &Graph, request: &Request, placement: &Placement) -> Result<()> {
+    let (expanded, placed) = placement.expand(g)?;
+    verify(&expanded)?;
+    let mut copied = placement.copies.iter().map(|c| g.node(c.node));
+    match copied.find(|node| !variable_uses(node).is_empty()) {
+        None => check(&expanded, request, &placed),
+        Some(node) => {
+            Err(Error::internal("a node that uses a variable has a copy").at_origin(&node.origin))
         }
     }
 }
 
-/// Every colocation group that a node asks to be in, with the nodes of that name.
-fn check_groups(g: &Graph, request: &Request, placement: &Placement, problems: &mut Vec<String>) {
-    let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (id, node) in g.nodes() {
-        for (_, wish) in wishes(node, &request.pins) {
-            wish.groups.keys().for_each(|k| {
-                members
-                    .entry(k.to_string())
-                    .or_default()
-                    .push(id.0 as usize)
-            });
+struct Checker<'a> {
+    g: &'a Graph,
+    request: &'a Request,
+    placement: &'a Placement,
+    problems: Vec<String>,
+}
+
+impl Checker<'_> {
+    fn check_nodes(&mut self) {
+        let (g, placement) = (self.g, self.placement);
+        if placement.nodes.len() != g.n_nodes() {
+            let n = placement.nodes.len();
+            self.problems
+                .push(format!("{n} entries for {} nodes", g.n_nodes()));
         }
-    }
-    for (id, node) in g.nodes() {
-        for path in paths(node) {
-            if let Some(members) = members.get_mut(path) {
-                members.push(id.0 as usize);
+        let mut of_variable: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for ((id, node), placed) in g.nodes().zip(&placement.nodes) {
+            let at = format!("node {} ({} {})", id.0, node.op.name(), node.origin);
+            let Some(p) = placed else {
+                if !matches!(node.op, Op::Constant { .. }) {
+                    self.problems.push(format!("{at} has no device"));
+                }
+                continue;
+            };
+            self.check_device(node, p, &at);
+            self.check_times(node, p, &at);
+            for (variable, _) in variable_uses(node) {
+                let first = *of_variable.entry(variable).or_insert(p.device);
+                self.check_variable(variable, first, p, &at);
             }
         }
     }
-    for (group, members) in members {
-        let mut devices: Vec<usize> = members
-            .iter()
-            .filter_map(|&m| placement.nodes[m].as_ref())
-            .map(|p| p.device)
-            .collect();
-        devices.sort_unstable();
-        devices.dedup();
-        let said = || {
-            placement
-                .warnings
-                .iter()
-                .chain(&placement.log)
-                .any(|l| l.contains(&format!("colocation group '{group}'")))
-        };
-        if devices.len() > 1 && (request.fallback == Fallback::Error || !said()) {
-            problems.push(format!(
-                "the nodes of colocation group {group:?} are on {} devices",
-                devices.len()
+
+    /// A user of a variable is with the first user, and where the state is.
+    fn check_variable(&mut self, variable: (&str, &str), first: usize, p: &Placed, at: &str) {
+        if first != p.device {
+            self.problems.push(format!(
+                "{at} is not with the other users of variable {variable:?}"
             ));
         }
-    }
-}
-
-fn check_times(
-    g: &Graph,
-    node: &Node,
-    placement: &Placement,
-    p: &Placed,
-    at: &str,
-    problems: &mut Vec<String>,
-) {
-    for &v in &node.inputs {
-        let Def::Node(d, _) = g.value(v).def else {
-            continue;
-        };
-        if placement.nodes[d.0 as usize]
-            .as_ref()
-            .is_some_and(|source| source.end > p.start)
-        {
-            problems.push(format!("{at} starts before its operand {} is made", v.0));
+        let key = (variable.0.to_owned(), variable.1.to_owned());
+        let state = self.request.state.get(&key);
+        if state.is_some_and(|s| Some(s) != self.placement.devices.get(p.device)) {
+            self.problems
+                .push(format!("{at} is not where variable {variable:?} is"));
         }
     }
-}
 
-fn check_overlap(placement: &Placement, problems: &mut Vec<String>) {
-    let mut by_device: BTreeMap<usize, Vec<(u64, u64)>> = BTreeMap::new();
-    for p in placement.nodes.iter().flatten() {
-        by_device
-            .entry(p.device)
-            .or_default()
-            .push((p.start.0, p.end.0));
+    fn check_device(&mut self, node: &Node, p: &Placed, at: &str) {
+        let (devices, set) = (&self.placement.devices, &self.request.devices.devices);
+        let Some(name) = devices.get(p.device) else {
+            let n = devices.len();
+            self.problems
+                .push(format!("{at} is on device {} of {n}", p.device));
+            return;
+        };
+        let Some(device) = set.iter().find(|d| d.name == *name) else {
+            self.problems
+                .push(format!("{at} is on {name}, which is not in the set"));
+            return;
+        };
+        if let Some(why) = device.kernels.lacks(node) {
+            self.problems.push(format!("{at} is on {name}: {why}"));
+        }
+        let is_overridden = matches!(p.reason, Reason::Overridden(_));
+        if !is_overridden || variable_uses(node).is_empty() {
+            self.check_requests(node, p, at);
+        }
     }
-    for (device, mut times) in by_device {
-        times.sort_unstable();
-        if times.windows(2).any(|w| w[0].1 > w[1].0) {
-            problems.push(format!("device {device} runs two nodes at a time"));
+
+    /// Requests hold, as far as none was released.
+    fn check_requests(&mut self, node: &Node, p: &Placed, at: &str) {
+        let name = &self.placement.devices[p.device];
+        let is_soft = self.request.fallback != Fallback::Error;
+        let is_released = matches!(p.reason, Reason::Fallback(_)) && is_soft;
+        for (path, wish) in wishes(node, &self.request.pins) {
+            let wanted = if is_released {
+                wish.spec.relaxed()
+            } else {
+                wish.spec
+            };
+            if !wanted.fits(name) {
+                self.problems.push(format!(
+                    "{at} is on {name} against the request {wanted} of {path:?}"
+                ));
+            }
+        }
+    }
+
+    /// Every colocation group that a node asks to be in is on one device, with the nodes of that
+    /// name.
+    fn check_groups(&mut self) {
+        for (group, members) in self.groups() {
+            let placed = members.iter().filter_map(|&m| {
+                let placed = self.placement.nodes[m].as_ref()?;
+                Some(placed.device)
+            });
+            let n_devices = placed.collect::<BTreeSet<usize>>().len();
+            let is_hard = self.request.fallback == Fallback::Error;
+            if n_devices > 1 && (is_hard || !self.tells_of(&group)) {
+                self.problems.push(format!(
+                    "the nodes of colocation group {group:?} are on {n_devices} devices"
+                ));
+            }
+        }
+    }
+
+    /// Nodes of each colocation group.
+    fn groups(&self) -> BTreeMap<String, Vec<usize>> {
+        let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (id, node) in self.g.nodes() {
+            for (_, wish) in wishes(node, &self.request.pins) {
+                for group in wish.groups.keys() {
+                    let members = members.entry(group.to_string()).or_default();
+                    members.push(id.0 as usize);
+                }
+            }
+        }
+        for (id, node) in self.g.nodes() {
+            for path in paths(node) {
+                if let Some(members) = members.get_mut(path) {
+                    members.push(id.0 as usize);
+                }
+            }
+        }
+        members
+    }
+
+    /// True if a warning or the log tells of a colocation group.
+    fn tells_of(&self, group: &str) -> bool {
+        let name = format!("colocation group '{group}'");
+        let mut lines = self.placement.warnings.iter().chain(&self.placement.log);
+        lines.any(|l| l.contains(&name))
+    }
+
+    fn check_times(&mut self, node: &Node, p: &Placed, at: &str) {
+        for &v in &node.inputs {
+            let Def::Node(d, _) = self.g.value(v).def else {
+                continue;
+            };
+            let source = self.placement.nodes[d.0 as usize].as_ref();
+            if source.is_some_and(|source| source.end > p.start) {
+                self.problems
+                    .push(format!("{at} starts before its operand {} is made", v.0));
+            }
+        }
+    }
+
+    fn check_overlap(&mut self) {
+        let mut by_device: BTreeMap<usize, Vec<(u64, u64)>> = BTreeMap::new();
+        for p in self.placement.nodes.iter().flatten() {
+            by_device
+                .entry(p.device)
+                .or_default()
+                .push((p.start.0, p.end.0));
+        }
+        for (device, mut times) in by_device {
+            times.sort_unstable();
+            if times.windows(2).any(|w| w[0].1 > w[1].0) {
+                self.problems
+                    .push(format!("device {device} runs two nodes at a time"));
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! which do, and the graph in which each copy is a node of its own.
 
 use super::pins::{paths, wishes};
-use super::resolve::Resolved;
+use super::resolve::{Allowed, Resolved};
 use super::{Placed, Placement, Reason, Request, Stream};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, Result};
@@ -152,44 +152,37 @@ pub(super) fn freedom(
 /// Tasks that may be rematerialised: their only effect is their results, no request names them, and
 /// no ordering edge touches them.
 fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
-    let mut ordered: BTreeSet<NodeId> = g
-        .nodes()
-        .flat_map(|(_, n)| n.control.iter().copied())
-        .collect();
-    for (_, node) in g.nodes() {
-        let makers = node
-            .inputs
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| node.only_orders(*i))
-            .map(|(_, &v)| g.value(v).def);
-        ordered.extend(makers.filter_map(|def| {
-            if let Def::Node(id, _) = def {
-                Some(id)
-            } else {
-                None
-            }
-        }));
-    }
-    let asked: Vec<_> = g.nodes().map(|(_, n)| wishes(n, &request.pins)).collect();
-    let groups = asked
-        .iter()
-        .flatten()
-        .flat_map(|(_, wish)| wish.groups.keys());
+    let ordered = ordering_nodes(g);
+    let wishes: Vec<_> = g.nodes().map(|(_, n)| wishes(n, &request.pins)).collect();
+    let groups = wishes.iter().flatten().flat_map(|(_, w)| w.groups.keys());
     let named: BTreeSet<String> = groups.map(|group| group.to_string()).collect();
+    let is_named = |node: &Node| paths(node).iter().any(|path| named.contains(*path));
+    let is_free =
+        |a: &Allowed| a.group.is_none() && matches!(a.reason, Reason::Chosen | Reason::OnlyDevice);
     let may = |id: &NodeId| {
-        let node = g.node(*id);
-        let allowed = resolved.allowed[id.0 as usize].as_ref();
-        is_pure(node)
-            && asked[id.0 as usize].is_empty()
-            && !paths(node).iter().any(|path| named.contains(*path))
-            && node.control.is_empty()
-            && !ordered.contains(id)
-            && allowed.is_some_and(|a| {
-                a.group.is_none() && matches!(a.reason, Reason::Chosen | Reason::OnlyDevice)
-            })
+        let (node, i) = (g.node(*id), id.0 as usize);
+        let has_no_request = wishes[i].is_empty() && !is_named(node);
+        let has_no_order = node.control.is_empty() && !ordered.contains(id);
+        let allowed = resolved.allowed[i].as_ref();
+        is_pure(node) && has_no_request && has_no_order && allowed.is_some_and(is_free)
     };
     nodes.iter().map(may).collect()
+}
+
+/// Nodes that others are ordered by.
+fn ordering_nodes(g: &Graph) -> BTreeSet<NodeId> {
+    let mut ordering = BTreeSet::new();
+    for (_, node) in g.nodes() {
+        ordering.extend(node.control.iter().copied());
+        for (i, &v) in node.inputs.iter().enumerate() {
+            if let Def::Node(id, _) = g.value(v).def
+                && node.only_orders(i)
+            {
+                ordering.insert(id);
+            }
+        }
+    }
+    ordering
 }
 
 /// Results depend on operands alone, and nothing else does on the node; in its regions too.
@@ -219,45 +212,37 @@ pub(super) fn nodes(
     };
     let node = |(i, copy): (usize, &remat::Copy)| {
         let at = nodes.len() + i;
-        let (task, device) = (copy.task as usize, copy.device as usize);
-        let cost = copied.problem.cost(at, device);
-        let home = t.device[task] as usize;
-        let parked = copy.parked.and_then(|x| values[x as usize]);
-        let reason = match (copy.parked, t.device[task] == copy.device) {
-            (Some(x), _) => {
-                let (x, bytes) = (x as usize, p.tensors[x as usize].bytes());
-                let way = p.transfer(x, home, device) + p.transfer(x, device, home);
-                format!("parked: {way} there and back instead of holding {bytes} until then")
-            }
-            (None, true) => {
-                format!("a copy: {cost} again instead of holding the results until then")
-            }
-            (None, false) => {
-                let sent = p
-                    .outputs
-                    .row(task)
-                    .iter()
-                    .map(|&x| p.transfer(x as usize, t.device[task] as usize, device));
-                format!(
-                    "a copy: {cost} there instead of {} of transfers",
-                    sent.sum::<Nanos>()
-                )
-            }
-        };
-        let placed = Placed {
-            device,
-            start: t.start[at],
-            end: t.end[at],
-            reason: Reason::Copy(reason),
-        };
         CopiedNode {
-            node: nodes[task],
-            parked,
-            placed,
+            node: nodes[copy.task as usize],
+            parked: copy.parked.and_then(|x| values[x as usize]),
+            placed: Placed {
+                device: copy.device as usize,
+                start: t.start[at],
+                end: t.end[at],
+                reason: Reason::Copy(saving(p, copied, at, copy)),
+            },
             users: copy.users.iter().map(user).collect(),
         }
     };
     copied.copies.iter().enumerate().map(node).collect()
+}
+
+/// The cost of a copy, which is the task `at`, against that of having none.
+fn saving(p: &Problem, copied: &Copied, at: usize, copy: &remat::Copy) -> String {
+    let (task, device) = (copy.task as usize, copy.device as usize);
+    let home = copied.timeline.device[task] as usize;
+    if let Some(x) = copy.parked {
+        let (x, bytes) = (x as usize, p.tensors[x as usize].bytes());
+        let way = p.transfer(x, home, device) + p.transfer(x, device, home);
+        return format!("parked: {way} there and back instead of holding {bytes} until then");
+    }
+    let cost = copied.problem.cost(at, device);
+    if home == device {
+        return format!("a copy: {cost} again instead of holding the results until then");
+    }
+    let results = p.outputs.row(task).iter();
+    let sent: Nanos = results.map(|&x| p.transfer(x as usize, home, device)).sum();
+    format!("a copy: {cost} there instead of {sent} of transfers")
 }
 
 impl Placement {

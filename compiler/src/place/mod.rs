@@ -29,6 +29,7 @@ pub mod plan;
 mod print;
 mod replace;
 mod resolve;
+mod search;
 pub mod setter;
 mod shortage;
 mod solved;
@@ -49,14 +50,10 @@ pub use solved::Solved;
 pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
-use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Op, ValueId};
-use copies::Settled;
-use gristmill_runtime::device::{DeviceKind, DeviceName};
-use gristmill_solver::Problem;
-use gristmill_solver::search::portfolio::{self, Algorithm};
-use model::ModelProblem;
-use plan::Planned;
+use crate::error::Result;
+use crate::ir::{Graph, NodeId};
+use gristmill_runtime::device::DeviceName;
+use search::{Choice, Search};
 use std::fmt;
 use std::sync::Arc;
 
@@ -186,13 +183,6 @@ impl Placement {
     }
 }
 
-/// Tasks that refinement simulates for a model, by task of the model and at most: a small part of a
-/// bare problem's budget, since people wait.
-const REFINE_TASKS: u64 = 300;
-const MAX_REFINE_TASKS: u64 = 300_000;
-/// Nodes that searches for a bound or an optimum look at for a model.
-const MODEL_SEARCH_NODES: u64 = 2_000;
-
 /// Places the nodes of a graph, usually of clusters.
 ///
 /// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set
@@ -200,222 +190,20 @@ const MODEL_SEARCH_NODES: u64 = 2_000;
 /// be kept, or a plan does not fit.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
-    let ModelProblem {
-        problem,
-        nodes,
-        values,
-    } = model::problem(g, &resolved, &request.devices, costs)?;
-    let set = &request.devices;
-    let budget = |n: u64| if request.is_brief { 0 } else { n };
-    let options = portfolio::Options {
-        preference: preference(set),
-        refine_tasks: budget((REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS)),
-        bound_nodes: budget(MODEL_SEARCH_NODES),
-        search_nodes: budget(MODEL_SEARCH_NODES),
-        previous: request
-            .previous
-            .as_ref()
-            .and_then(|p| p.timeline_on(&nodes, set)),
-        ..portfolio::Options::new(&problem)
+    let search = Search::new(g, request, resolved, costs)?;
+    let planned = request.plan.as_ref().map(|plan| search.planned(plan));
+    let planned = planned.transpose()?;
+    let mut warnings = search.resolved.warnings.clone();
+    let cached = search.cached().unwrap_or_else(|warning| {
+        warnings.push(warning);
+        None
+    });
+    let (settled, choice) = match (cached, planned) {
+        (Some(settled), _) => (settled, Choice::Cached),
+        (None, Some(planned)) => (search.solve(Some(&planned))?, Choice::Planned(planned)),
+        (None, None) => (search.solve(None)?, Choice::Searched),
     };
-    let name = |algorithm: Algorithm| match algorithm {
-        Algorithm::Single(d) => format!("single {}", set.devices[d as usize].name),
-        other => other.name(),
-    };
-    let names = solved::names(g, &nodes);
-    let freedom = copies::freedom(g, &nodes, request, &resolved);
-    let resolve =
-        |plan: &Plan| solved::planned(plan, &problem, &nodes, &names, &resolved, request, &freedom);
-    let planned = request.plan.as_ref().map(resolve).transpose()?;
-    let solve = |planned: Option<&Planned>| -> Result<Settled> {
-        let found = objective::solve(&problem, request.objective, planned, &options, &name);
-        let (solution, stream) =
-            found.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
-        // Copies are for time, or for limits that are not kept without them; a plan says which
-        // there are.
-        let needs_none = request.objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
-        let settled = match planned {
-            Some(planned) => copies::replay(&problem, solution, planned.copies.clone(), &freedom),
-            None if needs_none => Settled {
-                solution,
-                copied: None,
-                stream,
-            },
-            None => copies::settle(&problem, solution, &freedom),
-        };
-        Ok(Settled { stream, ..settled })
-    };
-    let mut warnings = resolved.warnings.clone();
-    let kept = match kept::Place::of_request(request, &problem, &names) {
-        Some(place) => kept_solution(&place, resolve, solve).unwrap_or_else(|warning| {
-            warnings.push(warning);
-            None
-        }),
-        None => None,
-    };
-    let is_kept = kept.is_some();
-    let settled = kept.map_or_else(|| solve(planned.as_ref()), Ok)?;
-    let solution = &settled.solution;
-    let mut peak_bytes = solution.timeline.peak_bytes(settled.problem(&problem));
-    if let Some(stream) = &settled.stream {
-        peak_bytes = stream.peak_bytes(
-            peak_bytes,
-            &solution.timeline.resident_bytes(settled.problem(&problem)),
-        );
-    }
-    if solution.score.0 > Bytes::ZERO {
-        return Err(out_of_memory(g, &problem, &peak_bytes, &names, set));
-    }
-    let timeline = &solution.timeline;
-    let reason = |t: usize, id: NodeId| match (
-        resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason),
-        &planned,
-    ) {
-        (None | Some(Reason::Chosen), Some(planned)) => {
-            Reason::Asked(format!("plan {}", planned.tasks[t].1))
-        }
-        (None | Some(Reason::Chosen), None) if is_kept => Reason::Kept,
-        (None | Some(Reason::Chosen), None) if request.objective != Objective::Latency => {
-            Reason::ChosenFor(request.objective)
-        }
-        (reason, _) => reason.cloned().unwrap_or(Reason::Chosen),
-    };
-    let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
-    for (t, &id) in nodes.iter().enumerate() {
-        let (device, start, end) = (
-            timeline.device[t] as usize,
-            timeline.start[t],
-            timeline.end[t],
-        );
-        placed[id.0 as usize] = Some(Placed {
-            device,
-            start,
-            end,
-            reason: reason(t, id),
-        });
-    }
-    Ok(Placement {
-        devices: set.devices.iter().map(|d| d.name.clone()).collect(),
-        nodes: placed,
-        copies: copies::nodes(&problem, &settled, &nodes, &values),
-        makespan: timeline.makespan,
-        lower_bound: (solution.lower_bound, solution.bound.clone()),
-        algorithm: solution.algorithm.clone(),
-        peak_bytes,
-        candidates: solution.candidates.clone(),
-        stream: settled.stream,
-        warnings,
-        log: resolved.log,
-        solved: Some(Arc::new(Solved::new(
-            problem,
-            settled,
-            request.objective,
-            options,
-            nodes,
-            names,
-            freedom,
-        ))),
-    })
-}
-
-/// The cached solution of a problem, if there is one that keeps the memory limits; a warning where
-/// the cached plan cannot be used.
-fn kept_solution(
-    place: &kept::Place,
-    resolve: impl Fn(&Plan) -> Result<Planned>,
-    solve: impl Fn(Option<&Planned>) -> Result<Settled>,
-) -> Result<Option<Settled>, String> {
-    let Some(planned) = place.find(resolve)? else {
-        return Ok(None);
-    };
-    let mut settled = solve(Some(&planned)).map_err(|e| place.ignored(e))?;
-    if settled.solution.score.0 > Bytes::ZERO {
-        return Err(place.ignored("no schedule of it was found that keeps the memory limits"));
-    }
-    settled.solution.algorithm = settled
-        .solution
-        .algorithm
-        .replacen("plan", "kept placement", 1);
-    Ok(Some(settled))
-}
-
-/// Devices as TensorFlow sorts them: GPUs before CPUs, then by name.
-fn preference(set: &DeviceSet) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..set.devices.len()).collect();
-    let rank = |kind: DeviceKind| match kind {
-        DeviceKind::Gpu => 0,
-        DeviceKind::Emu => 1,
-        DeviceKind::Cpu => 2,
-    };
-    order.sort_by_key(|&d| (rank(set.devices[d].name.kind), set.devices[d].name.clone()));
-    order
-}
-
-fn out_of_memory(
-    g: &Graph,
-    p: &Problem,
-    peaks: &[Bytes],
-    names: &[String],
-    set: &DeviceSet,
-) -> Error {
-    let names = shortage::Names {
-        task: &|t| names[t].clone(),
-        group: &|t| {
-            let members = p.members.row(p.group_of[t] as usize);
-            (members.len() > 1).then(|| {
-                format!(
-                    "of {} nodes with {}",
-                    members.len(),
-                    names[members[0] as usize]
-                )
-            })
-        },
-        devices: set.devices.iter().map(|d| d.name.to_string()).collect(),
-        limit: &|d, new| match &set.devices[d] {
-            Device {
-                name,
-                memory: Some(memory),
-                ..
-            } if new > *memory => {
-                format!(
-                    "a GPU with {} bytes for {name}, whose {memory} no --mem makes more",
-                    new.0
-                )
-            }
-            Device { name, .. } => format!("--mem {name}={}", new.0),
-        },
-        tensors: largest_tensors(g),
-        other_ways: ", or a smaller batch",
-    };
-    shortage::error(p, peaks, &names)
-}
-
-/// The largest tensors of a graph, by names that the user knows: `f32[64, 1000] weights of
-/// "/fc/MatMul" (256000 bytes)`.
-fn largest_tensors(g: &Graph) -> Vec<String> {
-    const NAMED: usize = 3;
-    let mut values: Vec<(u64, ValueId)> = (0..g.n_values() as u32)
-        .map(ValueId::new)
-        .filter_map(|v| Some((g.ty(v).size_bytes()? as u64, v)))
-        .collect();
-    values.sort_unstable_by_key(|&(size, v)| (std::cmp::Reverse(size), v));
-    let user = |v: ValueId| {
-        g.nodes()
-            .find(|(_, n)| n.inputs.contains(&v))
-            .map(|(_, n)| n.origin.to_string())
-    };
-    let label = |(size, v): (u64, ValueId)| {
-        let name = match (g.def_node(v), g.inputs.iter().position(|&i| i == v)) {
-            (None, Some(i)) => format!("input {:?}", g.input_names[i]),
-            (Some(n), _) if matches!(n.op, Op::Constant { .. }) => {
-                format!("weights of {:?}", user(v)?)
-            }
-            (Some(n), _) => format!("result of {:?}", n.origin.to_string()),
-            (None, None) => return None,
-        };
-        Some(format!("{} {name} ({size} bytes)", g.ty(v)))
-    };
-    values.into_iter().filter_map(label).take(NAMED).collect()
+    search.placement(settled, &choice, warnings)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::device::DeviceSet;
 use super::resolve::Resolved;
+use super::task_graph::MOST_NS;
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, NodeId, Op, OpClass, ValueId};
@@ -22,77 +23,46 @@ pub struct ModelProblem {
 
 /// The problem of a graph whose nodes (but constants) may be on the given devices.
 ///
-/// Errors only on graphs that [`super::resolve`] and the verifier should have refused.
+/// Errors on times that are too long, and on graphs that [`super::resolve`] and the verifier should
+/// have refused.
 pub(super) fn problem(
     g: &Graph,
     resolved: &Resolved,
     set: &DeviceSet,
     costs: &CostModel,
 ) -> Result<ModelProblem> {
-    let allowed = &resolved.allowed;
     let nodes: Vec<NodeId> = g
         .nodes()
         .map(|(id, _)| id)
-        .filter(|id| allowed[id.0 as usize].is_some())
+        .filter(|id| resolved.allowed[id.0 as usize].is_some())
         .collect();
     let mut task_of: Vec<Option<u32>> = vec![None; g.n_nodes()];
-    nodes
-        .iter()
-        .enumerate()
-        .for_each(|(t, id)| task_of[id.0 as usize] = Some(t as u32));
+    for (t, id) in nodes.iter().enumerate() {
+        task_of[id.0 as usize] = Some(t as u32);
+    }
     let users = g.users();
     let mut constants = Constants::default();
     let mut tasks = Vec::with_capacity(nodes.len());
     for &id in &nodes {
-        let mut cost = match g.node(id).op {
-            Op::AllReduceRank { group, rank, .. } => {
-                vec![ring_time(g, (id, group, rank), resolved, set, costs); set.devices.len()]
-            }
-            _ => profile_times(g, id, set, costs),
+        let is_awaited = |v: &ValueId| {
+            let mut users = users[v.0 as usize].iter();
+            users.any(|(n, _)| task_of[n.0 as usize].is_some())
         };
-        let devices = allowed[id.0 as usize]
-            .as_ref()
-            .map(|a| a.devices.as_slice())
-            .unwrap_or_default();
-        cost.iter_mut()
-            .enumerate()
-            .filter(|(d, _)| !devices.contains(d))
-            .for_each(|(_, c)| *c = Nanos::INFINITY);
-        let unwaited = |v: &&ValueId| {
-            !users[v.0 as usize]
-                .iter()
-                .any(|(n, _)| task_of[n.0 as usize].is_some())
-        };
+        let unused = g.node(id).outputs.iter().filter(|v| !is_awaited(v));
+        let allowed = resolved.allowed[id.0 as usize].as_ref();
         tasks.push(Task {
-            cost,
+            cost: task_times(g, id, resolved, set, costs)?,
             constants: constants.of(g, id, costs),
-            scratch: g
-                .node(id)
-                .outputs
-                .iter()
-                .filter(unwaited)
-                .map(|&v| costs.bytes(g.ty(v)))
-                .sum(),
-            group: allowed[id.0 as usize]
-                .as_ref()
-                .and_then(|a| a.group)
-                .map(|group| group as u32),
+            scratch: unused.map(|&v| costs.bytes(g.ty(v))).sum(),
+            group: allowed.and_then(|a| a.group).map(|group| group as u32),
             is_view: is_view(g, id),
             ..Task::default()
         });
     }
-    let device = |d: &super::Device| Device {
-        memory: d.memory_limit,
-        is_host: d.name.kind == DeviceKind::Cpu,
-    };
-    let mut links = Links::uniform(set.devices.len(), set.link);
-    set.links
-        .iter()
-        .for_each(|(&(from, to), &link)| links.set(from, to, link));
     let (values, tensors) = tensors(g, &nodes, &task_of, costs).into_iter().unzip();
     let parts = Parts {
-        devices: set.devices.iter().map(device).collect(),
-        links,
+        devices: set.devices.iter().map(solver_device).collect(),
+        links: links(set),
         tensors,
         tasks,
         constants: constants.bytes,
@@ -103,6 +73,54 @@ pub(super) fn problem(
         nodes,
         values,
     })
+}
+
+/// Times of a node on all devices, infinite where it may not be.
+///
+/// Errors when a time is longer than sums over many nodes have room for.
+fn task_times(
+    g: &Graph,
+    id: NodeId,
+    resolved: &Resolved,
+    set: &DeviceSet,
+    costs: &CostModel,
+) -> Result<Vec<Nanos>> {
+    let mut times = match g.node(id).op {
+        Op::AllReduceRank { group, rank, .. } => {
+            vec![ring_time(g, (id, group, rank), resolved, set, costs); set.devices.len()]
+        }
+        _ => profile_times(g, id, set, costs),
+    };
+    let allowed = resolved.allowed[id.0 as usize].as_ref();
+    for (d, time) in times.iter_mut().enumerate() {
+        if !allowed.is_some_and(|a| a.devices.contains(&d)) {
+            *time = Nanos::INFINITY;
+        } else if time.0 > MOST_NS {
+            let device = &set.devices[d].name;
+            let message = format!(
+                "its predicted time on {device} is more than {MOST_NS} ns, about five hours"
+            );
+            return Err(Error::invalid(message)
+                .at(&g.node(id).origin)
+                .hint("other rates in the profile of that device"));
+        }
+    }
+    Ok(times)
+}
+
+fn solver_device(device: &super::Device) -> Device {
+    Device {
+        memory: device.memory_limit,
+        is_host: device.name.kind == DeviceKind::Cpu,
+    }
+}
+
+fn links(set: &DeviceSet) -> Links {
+    let mut links = Links::uniform(set.devices.len(), set.link);
+    for (&(from, to), &link) in &set.links {
+        links.set(from, to, link);
+    }
+    links
 }
 
 /// Constants that tasks use, each once.
@@ -223,7 +241,7 @@ fn refusal(g: &Graph, nodes: &[NodeId], refused: Refused) -> Error {
             Error::internal("a node without a device came to the placer").at(path(&task))
         }
         Refused::Cycle(tasks) => Error::internal(format!(
-            "a ring came to the placer: {}",
+            "dependency cycle: {}",
             tasks.iter().map(path).collect::<Vec<_>>().join(" -> ")
         )),
     }
@@ -251,5 +269,25 @@ fn is_view(g: &Graph, id: NodeId) -> bool {
             .nodes()
             .all(|(_, n)| matches!(n.op.class(), OpClass::View)),
         op => op.class() == OpClass::View,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::ir::{GraphBuilder, ScalarOp};
+
+    #[test]
+    fn a_cycle_is_named() {
+        let mut b = GraphBuilder::new("two");
+        let x = b.input("x", DType::F32, [4usize]);
+        let y = b.map(ScalarOp::Neg, &[x]).unwrap();
+        let z = b.map(ScalarOp::Exp, &[y]).unwrap();
+        b.output("z", z);
+        let g = b.finish().unwrap();
+        let nodes: Vec<NodeId> = g.nodes().map(|(id, _)| id).collect();
+        let text = refusal(&g, &nodes, Refused::Cycle(vec![0, 1])).to_string();
+        assert!(text.contains("dependency cycle: "), "{text}");
     }
 }

@@ -125,16 +125,35 @@ impl Plan {
     /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node
     /// may not be on, groups that are torn, nodes without a line, and copies that cannot be.
     pub fn resolve(&self, p: &Problem, names: &Names) -> Result<Planned> {
-        let index: BTreeMap<&str, usize> = names
-            .tasks
-            .iter()
-            .enumerate()
-            .map(|(t, n)| (n.as_str(), t))
-            .collect();
+        let tasks = names.tasks.iter().map(String::as_str);
+        let index: BTreeMap<&str, usize> = tasks.zip(0..).collect();
+        let line_of = self.line_of(p, names, &index)?;
+        let home: Vec<u32> = line_of.iter().map(|(d, _)| *d as u32).collect();
+        let reader = again::Reader {
+            plan: self,
+            problem: p,
+            names,
+            index: &index,
+            home: &home,
+        };
+        let author = |line: &Line| format!("{}, line {}", self.source, line.number);
+        Ok(Planned {
+            copies: reader.copies()?,
+            tasks: line_of.into_iter().map(|(d, l)| (d, author(l))).collect(),
+        })
+    }
+
+    /// Device and line of every task.
+    fn line_of(
+        &self,
+        p: &Problem,
+        names: &Names,
+        index: &BTreeMap<&str, usize>,
+    ) -> Result<Vec<(usize, &Line)>> {
         let mut line_of: Vec<Option<(usize, &Line)>> = vec![None; p.n_tasks()];
         let mut errors = Vec::new();
         for line in self.lines.iter().filter(|l| l.again.is_none()) {
-            match self.read(line, p, names, &index) {
+            match self.read(line, p, names, index) {
                 Ok((task, device)) => line_of[task] = Some((device, line)),
                 Err(e) => errors.push(e),
             }
@@ -143,32 +162,11 @@ impl Plan {
             errors.extend(self.missing(&line_of, names));
             errors.extend(self.torn(p, &line_of, names));
         }
-        let mut copies = Vec::new();
         if errors.is_empty() {
-            let home: Vec<u32> = line_of.iter().flatten().map(|(d, _)| *d as u32).collect();
-            match (again::Reader {
-                plan: self,
-                problem: p,
-                names,
-                index: &index,
-                home: &home,
-            })
-            .copies()
-            {
-                Ok(found) => copies = found,
-                Err(e) => errors.push(e),
-            }
+            Ok(line_of.into_iter().flatten().collect())
+        } else {
+            Err(Error::join(errors))
         }
-        if !errors.is_empty() {
-            return Err(Error::join(errors));
-        }
-        let said = |l: Option<(usize, &Line)>| {
-            l.map(|(d, l)| (d, format!("{}, line {}", self.source, l.number)))
-        };
-        Ok(Planned {
-            tasks: line_of.into_iter().filter_map(said).collect(),
-            copies,
-        })
     }
 
     fn read(

@@ -6,7 +6,7 @@
 
 use super::copies::{self, Settled};
 use super::model::{self, ModelProblem};
-use super::{Placement, Request, Solved, resolve};
+use super::{DeviceSet, Placement, Request, Solved, resolve, search};
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
@@ -70,81 +70,71 @@ pub fn replace(
     proposed: Placement,
     horizon: Horizon,
 ) -> Result<Replacement> {
-    let of_this = |p: &Placement| {
-        p.nodes.len() == g.n_nodes()
-            && p.nodes
-                .iter()
-                .zip(&proposed.nodes)
-                .all(|(a, b)| a.is_some() == b.is_some())
-    };
-    if !of_this(previous) {
+    if !is_of_same_graph(g, previous, &proposed) {
         return Err(Error::invalid("the previous placement is of another graph")
             .hint("the placement of the same shapes"));
     }
     let resolved = resolve::resolve(g, request)?;
-    let ModelProblem {
-        problem,
-        nodes,
-        values,
-    } = model::problem(g, &resolved, &request.devices, costs)?;
-    let index = |p: &Placement, id: &NodeId| {
-        let name = &p.devices[p.device_of(*id)?];
-        request.devices.devices.iter().position(|d| d.name == *name)
-    };
-    let new: Option<Vec<usize>> = nodes.iter().map(|id| index(&proposed, id)).collect();
-    let new =
-        new.ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
-    let old: Option<Vec<usize>> = nodes.iter().map(|id| index(previous, id)).collect();
-    let n_moved = old.as_ref().map_or(nodes.len(), |old| {
+    let model = model::problem(g, &resolved, &request.devices, costs)?;
+    let problem = &model.problem;
+    let new = devices_of(&proposed, &model.nodes, &request.devices)
+        .ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
+    let old = devices_of(previous, &model.nodes, &request.devices);
+    let n_moved = old.as_ref().map_or(new.len(), |old| {
         old.iter().zip(&new).filter(|(o, n)| o != n).count()
     });
-    let freedom = copies::freedom(g, &nodes, request, &resolved);
-    let solution = old.as_ref().and_then(|old| on_devices(&problem, old));
+    let freedom = copies::freedom(g, &model.nodes, request, &resolved);
+    let solution = old.as_ref().and_then(|old| on_devices(problem, old));
     let settled = solution
-        .map(|s| copies::settle(&problem, s, &freedom))
+        .map(|s| copies::settle(problem, s, &freedom))
         .filter(|s| s.solution.score.0 == Bytes::ZERO);
-    let (Some(old), Some(settled)) = (old, settled) else {
-        let (kept, step) = (Nanos::INFINITY, proposed.makespan);
-        return Ok(Replacement {
-            placement: proposed,
-            adopted: true,
-            kept,
-            proposed: step,
-            cost: Nanos::ZERO,
-            n_moved,
-        });
-    };
-    let (kept, step) = (settled.solution.timeline.makespan, proposed.makespan);
-    let rebuild = if n_moved == 0 {
-        Nanos::ZERO
-    } else {
-        horizon.rebuild
-    };
-    let cost = moved_constants(&problem, &old, &new) + rebuild;
-    let gain = kept.saturating_sub(step);
-    let is_large = u128::from(gain.0) * 100 > u128::from(LEAST_GAIN_PERCENT) * u128::from(kept.0);
-    let adopted = n_moved > 0 && is_large && gain.times(horizon.steps) > cost;
-    let placement = match adopted {
-        true => proposed,
-        false => rescheduled(
-            previous,
-            ModelProblem {
-                problem,
-                nodes,
-                values,
-            },
-            settled,
-            freedom,
-        ),
-    };
-    Ok(Replacement {
-        placement,
-        adopted,
-        kept,
-        proposed: step,
-        cost,
+    let mut replacement = Replacement {
+        adopted: true,
+        kept: Nanos::INFINITY,
+        proposed: proposed.makespan,
+        cost: Nanos::ZERO,
         n_moved,
-    })
+        placement: proposed,
+    };
+    let (Some(old), Some(settled)) = (old, settled) else {
+        return Ok(replacement);
+    };
+    replacement.kept = settled.solution.timeline.makespan;
+    replacement.cost = moved_constants(problem, &old, &new);
+    if n_moved > 0 {
+        replacement.cost += horizon.rebuild;
+    }
+    replacement.adopted = replacement.pays(horizon.steps);
+    if !replacement.adopted {
+        replacement.placement = rescheduled(previous, model, settled, freedom);
+    }
+    Ok(replacement)
+}
+
+impl Replacement {
+    /// True if the proposal moves something, is faster by enough, and repays its cost within so
+    /// many steps.
+    fn pays(&self, steps: u64) -> bool {
+        let gain = self.kept.saturating_sub(self.proposed);
+        let least = u128::from(LEAST_GAIN_PERCENT) * u128::from(self.kept.0);
+        let is_large = u128::from(gain.0) * 100 > least;
+        self.n_moved > 0 && is_large && gain.times(steps) > self.cost
+    }
+}
+
+/// True if both place the same nodes of a graph.
+fn is_of_same_graph(g: &Graph, a: &Placement, b: &Placement) -> bool {
+    let is_placed = |p: &Placement| -> Vec<bool> { p.nodes.iter().map(Option::is_some).collect() };
+    a.nodes.len() == g.n_nodes() && is_placed(a) == is_placed(b)
+}
+
+/// The device of each node, by its index in a set; `None` where one is not in the set.
+fn devices_of(p: &Placement, nodes: &[NodeId], set: &DeviceSet) -> Option<Vec<usize>> {
+    let index = |id: &NodeId| {
+        let name = &p.devices[p.device_of(*id)?];
+        set.devices.iter().position(|d| d.name == *name)
+    };
+    nodes.iter().map(index).collect()
 }
 
 /// The best schedule with every task on a given device; nothing if that is not possible.
@@ -154,7 +144,7 @@ fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
     }
     let mut fixed = p.clone();
     (0..p.n_tasks()).for_each(|t| fixed.restrict(t, |d| d == device[t]));
-    let refine_tasks = (super::REFINE_TASKS * p.n_tasks() as u64).min(super::MAX_REFINE_TASKS);
+    let refine_tasks = (search::REFINE_TASKS * p.n_tasks() as u64).min(search::MAX_REFINE_TASKS);
     let options = portfolio::Options {
         refine_tasks,
         bound_nodes: 0,

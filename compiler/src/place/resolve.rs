@@ -59,6 +59,7 @@ pub(super) fn resolve(g: &Graph, request: &Request) -> Result<Resolved> {
         member_of: BTreeMap::new(),
         resolved: Resolved::default(),
         same_kernels: same_kernels(&request.devices),
+        released: BTreeMap::new(),
     };
     let mut errors: Vec<Error> = unused_pins(g, request);
     let mut colocation = match r.members() {
@@ -144,6 +145,9 @@ fn unused_pins(g: &Graph, request: &Request) -> Vec<Error> {
         .collect()
 }
 
+/// Devices of a group of members, and its number where it has several, by its root.
+type ByRoot = BTreeMap<usize, (Vec<usize>, Option<usize>)>;
+
 struct Resolver<'g> {
     g: &'g Graph,
     request: &'g Request,
@@ -154,6 +158,28 @@ struct Resolver<'g> {
     resolved: Resolved,
     /// The first device of the set with the kernels of each.
     same_kernels: Vec<usize>,
+    /// Warnings about released requests, by request and the devices instead.
+    released: BTreeMap<(Why, String), Released>,
+}
+
+/// The cause of a release, with the request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// No device that the request names can run the node.
+    NoDevice(String),
+    /// Its group or variable is elsewhere.
+    Group(String),
+}
+
+/// A warning about nodes whose request was released.
+struct Released {
+    /// Its index among the warnings.
+    warning: usize,
+    /// The first node, and the number of others.
+    name: String,
+    n_more: usize,
+    /// The problem of the first node.
+    why: String,
 }
 
 fn same_kernels(set: &DeviceSet) -> Vec<usize> {
@@ -258,44 +284,56 @@ impl<'g> Resolver<'g> {
         node: &Node,
         wishes: Vec<(&str, DeviceRequest)>,
     ) -> Result<Member> {
-        let supports = self.supports(node);
-        let mut m = Member {
+        let (requested, asked_by) = self.requested(&wishes)?;
+        let resource = match node.op {
+            Op::ReadVariable { .. } => requested.clone(),
+            _ => DeviceSpec::default(),
+        };
+        let assigned = self.assigned(node)?;
+        let stays = |e| Error::from(e).context(format!("its variable is on {assigned} already"));
+        requested.merge(&assigned, self.mode()).map_err(stays)?;
+        resource.merge(&assigned, Merge::Hard).map_err(stays)?;
+        Ok(Member {
             name: name_of(id, node),
             op: node.op.name(),
-            supports,
+            supports: self.supports(node),
+            requested,
+            resource,
+            assigned,
+            asked_by,
             ..Member::default()
-        };
-        let mut from: Option<(&str, &DeviceRequest)> = None;
+        })
+    }
+
+    /// The requests of a node and of its regions merged, and the author of the first.
+    fn requested(&self, wishes: &[(&str, DeviceRequest)]) -> Result<(DeviceSpec, String)> {
+        let mut requested = DeviceSpec::default();
+        let mut first: Option<(&str, &DeviceRequest)> = None;
         for (path, wish) in wishes.iter().filter(|(_, w)| !w.spec.is_open()) {
-            m.requested = m.requested.merge(&wish.spec, self.mode()).map_err(|e| {
-                let other = from.map_or(String::new(), |(other, w)| {
+            let merged = requested.merge(&wish.spec, self.mode());
+            requested = merged.map_err(|e| {
+                let other = first.map_or(String::new(), |(other, w)| {
                     format!("{other:?} ({}) and ", named(&w.spec, w.asked_by.as_str()))
                 });
                 let this = named(&wish.spec, wish.asked_by.as_str());
                 Error::from(e).context(format!("one node holds {other}{path:?} ({this})"))
             })?;
-            from.get_or_insert((*path, wish));
+            first.get_or_insert((*path, wish));
         }
-        m.asked_by = from
-            .map(|(_, wish)| wish.asked_by.as_str().to_owned())
-            .unwrap_or_default();
-        if let Op::ReadVariable { .. } = node.op {
-            m.resource = m.requested.clone();
-        }
+        let asked_by = first.map(|(_, wish)| wish.asked_by.as_str().to_owned());
+        Ok((requested, asked_by.unwrap_or_default()))
+    }
+
+    /// The device of the variables that a node uses, as far as they exist already.
+    fn assigned(&self, node: &Node) -> Result<DeviceSpec> {
+        let mut assigned = DeviceSpec::default();
         for ((container, name), _) in variable_uses(node) {
-            if let Some(device) = self
-                .request
-                .state
-                .get(&(container.to_owned(), name.to_owned()))
-            {
-                m.assigned = m.assigned.merge(&DeviceSpec::only(device), Merge::Hard)?;
+            let key = (container.to_owned(), name.to_owned());
+            if let Some(device) = self.request.state.get(&key) {
+                assigned = assigned.merge(&DeviceSpec::only(device), Merge::Hard)?;
             }
         }
-        let stays =
-            |e| Error::from(e).context(format!("its variable is on {} already", m.assigned));
-        m.requested.merge(&m.assigned, self.mode()).map_err(stays)?;
-        m.resource.merge(&m.assigned, Merge::Hard).map_err(stays)?;
-        Ok(m)
+        Ok(assigned)
     }
 
     /// Users of one variable are on one device. The first read stands for the variable; nodes that
@@ -303,42 +341,53 @@ impl<'g> Resolver<'g> {
     fn join_variables(&mut self, c: &mut Colocation) -> Vec<Error> {
         let mut users: BTreeMap<Variable<'g>, Vec<usize>> = BTreeMap::new();
         for (member, &id) in self.node_of.iter().enumerate() {
-            let uses: BTreeSet<Variable<'g>> = variable_uses(self.g.node(id))
-                .into_iter()
-                .map(|(v, _)| v)
-                .collect();
-            uses.into_iter()
-                .for_each(|v| users.entry(v).or_default().push(member));
-        }
-        let (g, node_of) = (self.g, self.node_of.clone());
-        let of = |m: usize| g.node(node_of[m]);
-        let mut errors = Vec::new();
-        for ((container, name), users) in users {
-            let is_read = |m: &&usize| matches!(of(**m).op, Op::ReadVariable { .. });
-            let source = users.iter().find(is_read).copied().unwrap_or(users[0]);
-            let slash = if container.is_empty() { "" } else { "/" };
-            let why = format!("same variable \"{container}{slash}{name}\"");
-            for &user in users.iter().filter(|&&u| u != source) {
-                let (is_plain, origin) = (of(user).regions.is_empty(), of(user).origin.clone());
-                let joined = match is_plain {
-                    true => c.join_reference(source, user, &why),
-                    false => c.join(source, user, &why).map(|()| None),
-                };
-                match joined {
-                    Ok(line) => line.into_iter().for_each(|line| self.note(line)),
-                    Err(e) => {
-                        // The other users would say the same again.
-                        errors.push(e.at_origin(&origin));
-                        break;
-                    }
-                }
+            let uses = variable_uses(self.g.node(id)).into_iter();
+            for variable in uses.map(|(v, _)| v).collect::<BTreeSet<_>>() {
+                users.entry(variable).or_default().push(member);
             }
         }
-        errors
+        let joined = users
+            .into_iter()
+            .map(|(variable, users)| self.join_users(c, variable, &users));
+        // The other users of a variable would say the same again.
+        joined.filter_map(Result::err).collect()
+    }
+
+    /// Joins the users of a variable, up to the first error.
+    fn join_users(
+        &mut self,
+        c: &mut Colocation,
+        (container, name): Variable<'g>,
+        users: &[usize],
+    ) -> Result<()> {
+        let g = self.g;
+        let is_read = |m: &&usize| matches!(g.node(self.node_of[**m]).op, Op::ReadVariable { .. });
+        let source = users.iter().find(is_read).copied().unwrap_or(users[0]);
+        let slash = if container.is_empty() { "" } else { "/" };
+        let why = format!("same variable \"{container}{slash}{name}\"");
+        for &user in users.iter().filter(|&&u| u != source) {
+            let node = g.node(self.node_of[user]);
+            let joined = match node.regions.is_empty() {
+                true => c.join_reference(source, user, &why),
+                false => c.join(source, user, &why).map(|()| None),
+            };
+            if let Some(line) = joined.map_err(|e| e.at_origin(&node.origin))? {
+                self.note(line);
+            }
+        }
+        Ok(())
     }
 
     /// Nodes of one colocation group are on one device; the node of the group's name belongs to it.
     fn join_groups(&mut self, c: &mut Colocation) -> Vec<Error> {
+        let groups = self.groups().into_iter();
+        let joined = groups.map(|(group, users)| self.join_group(c, &group, users));
+        joined.filter_map(Result::err).collect()
+    }
+
+    /// Members of each colocation group, with the authors of their requests; the node that the
+    /// group is named after comes first, so that chains go through it.
+    fn groups(&self) -> BTreeMap<Arc<str>, Vec<(usize, String)>> {
         let mut groups: BTreeMap<Arc<str>, Vec<(usize, String)>> = BTreeMap::new();
         for (member, &id) in self.node_of.iter().enumerate() {
             for (_, wish) in wishes(self.g.node(id), &self.request.pins) {
@@ -354,59 +403,46 @@ impl<'g> Resolver<'g> {
         for (member, &id) in self.node_of.iter().enumerate() {
             for path in paths(self.g.node(id)) {
                 if let Some(users) = groups.get_mut(path) {
-                    // The named node comes first, so that chains go through it.
                     users.insert(0, (member, String::new()));
                 }
             }
         }
-        let mut errors = Vec::new();
-        for (group, users) in groups {
-            let source = users[0].0;
-            for (user, by) in users.into_iter().filter(|(u, _)| *u != source) {
-                let by = if by.is_empty() {
-                    by
-                } else {
-                    format!(" by {by}")
-                };
-                if let Err(e) = c.join(source, user, &format!("loc:@{group}{by}")) {
-                    let node = self.g.node(self.node_of[user]);
-                    match self.mode() {
-                        Merge::Hard => {
-                            errors.push(e.at_origin(&node.origin));
-                            break;
-                        }
-                        Merge::Soft => self.note(format!(
-                            "Ignoring request to colocate node '{}' with nodes in colocation group '{group}' because soft placement is on and \
-                             an attempt at doing so resulted in the following error: {e}",
-                            c.members[user].name
-                        )),
-                    }
-                }
+        groups
+    }
+
+    /// Joins the members of a group; by hard placement up to the first error.
+    fn join_group(
+        &mut self,
+        c: &mut Colocation,
+        group: &str,
+        users: Vec<(usize, String)>,
+    ) -> Result<()> {
+        let source = users[0].0;
+        for (user, by) in users.into_iter().filter(|(u, _)| *u != source) {
+            let by = if by.is_empty() {
+                by
+            } else {
+                format!(" by {by}")
+            };
+            let Err(e) = c.join(source, user, &format!("loc:@{group}{by}")) else {
+                continue;
+            };
+            if self.mode() == Merge::Hard {
+                let node = self.g.node(self.node_of[user]);
+                return Err(e.at_origin(&node.origin));
             }
+            self.note(format!(
+                "Ignoring request to colocate node '{}' with nodes in colocation group '{group}' because soft placement is on and \
+                 an attempt at doing so resulted in the following error: {e}",
+                c.members[user].name
+            ));
         }
-        errors
+        Ok(())
     }
 
     /// Devices of every node.
     fn grant(&mut self, c: &Colocation) -> Vec<Error> {
-        let mut errors: Vec<Error> = Vec::new();
-        let mut by_root: BTreeMap<usize, (Vec<usize>, Option<usize>)> = BTreeMap::new();
-        for member in 0..c.members.len() {
-            if c.root(member) != member {
-                continue;
-            }
-            match self.devices_of(c, c.group(member)) {
-                Ok(devices) => {
-                    let is_group = c.group(member).members.len() > 1;
-                    by_root.insert(
-                        member,
-                        (devices, is_group.then_some(self.resolved.n_groups)),
-                    );
-                    self.resolved.n_groups += usize::from(is_group);
-                }
-                Err(e) => errors.push(e),
-            }
-        }
+        let (by_root, mut errors) = self.grant_groups(c);
         if !errors.is_empty() {
             return errors;
         }
@@ -414,13 +450,10 @@ impl<'g> Resolver<'g> {
         for (id, node) in self.g.nodes() {
             let allowed = match (&node.op, self.member_of.get(&id)) {
                 (Op::Constant { .. }, _) => None,
-                (_, None) => match self.unasked(id) {
-                    Ok(a) => Some(a),
-                    Err(e) => {
-                        errors.push(e.at_origin(&node.origin));
-                        None
-                    }
-                },
+                (_, None) => {
+                    let unasked = self.unasked(id).map_err(|e| e.at_origin(&node.origin));
+                    unasked.map_err(|e| errors.push(e)).ok()
+                }
                 (_, Some(&m)) => {
                     let (devices, group) = by_root[&c.root(m)].clone();
                     let reason = self.reason(&c.members[m], &devices, whys.get(&m));
@@ -434,6 +467,23 @@ impl<'g> Resolver<'g> {
             self.resolved.allowed.push(allowed);
         }
         errors
+    }
+
+    /// Devices of every group, and its number where it has several members, by its root.
+    fn grant_groups(&mut self, c: &Colocation) -> (ByRoot, Vec<Error>) {
+        let (mut by_root, mut errors) = (ByRoot::new(), Vec::new());
+        for root in (0..c.members.len()).filter(|&m| c.root(m) == m) {
+            match self.devices_of(c, c.group(root)) {
+                Ok(devices) => {
+                    let is_group = c.group(root).members.len() > 1;
+                    let group = is_group.then_some(self.resolved.n_groups);
+                    by_root.insert(root, (devices, group));
+                    self.resolved.n_groups += usize::from(is_group);
+                }
+                Err(e) => errors.push(e),
+            }
+        }
+        (by_root, errors)
     }
 
     /// Devices of a node of which nothing is asked.
@@ -507,15 +557,10 @@ impl<'g> Resolver<'g> {
         devices: &[usize],
         culprit: Option<(usize, Error)>,
     ) {
-        let names: Vec<&DeviceName> = devices
-            .iter()
-            .map(|&d| &self.request.devices.devices[d].name)
-            .collect();
-        let instead = names
-            .iter()
-            .map(|n| n.to_string())
-            .collect::<Vec<_>>()
-            .join(", ");
+        let set = &self.request.devices.devices;
+        let names: Vec<&DeviceName> = devices.iter().map(|&d| &set[d].name).collect();
+        let texts: Vec<String> = names.iter().map(|n| n.to_string()).collect();
+        let instead = texts.join(", ");
         let mut members = group.members.clone();
         members.sort_unstable();
         for m in members {
@@ -523,17 +568,52 @@ impl<'g> Resolver<'g> {
             if names.iter().all(|n| member.requested.fits(n)) {
                 continue;
             }
-            let why = match &culprit {
-                Some((culprit, problem)) if *culprit == m => problem.to_string(),
-                _ => format!(
-                    "{} cannot be had where its group or variable is",
-                    named(&member.requested, &member.asked_by)
-                ),
+            let request = named(&member.requested, &member.asked_by);
+            let (sort, why) = match &culprit {
+                Some((culprit, problem)) if *culprit == m => {
+                    (Why::NoDevice(request), problem.to_string())
+                }
+                _ => {
+                    let why = format!("{request} cannot be had where its group or variable is");
+                    (Why::Group(request), why)
+                }
             };
-            self.note(format!(
-                "'{}' is placed on [{instead}] instead: {why}",
-                member.name
-            ));
+            self.note_released(&member.name, &instead, sort, &why);
+        }
+    }
+
+    /// A line about the released request of a node; of warnings about one request the first only,
+    /// which counts the nodes of the others.
+    fn note_released(&mut self, name: &str, instead: &str, sort: Why, why: &str) {
+        let line = format!("'{name}' is placed on [{instead}] instead: {why}");
+        if self.request.fallback == Fallback::Allow {
+            self.resolved.log.push(line);
+            return;
+        }
+        let warnings = &mut self.resolved.warnings;
+        let released = self
+            .released
+            .entry((sort, instead.to_owned()))
+            .or_insert_with(|| {
+                warnings.push(line);
+                Released {
+                    warning: warnings.len() - 1,
+                    n_more: 0,
+                    name: name.to_owned(),
+                    why: why.to_owned(),
+                }
+            });
+        if released.name != name {
+            released.n_more += 1;
+            let nodes = if released.n_more == 1 {
+                "node"
+            } else {
+                "nodes"
+            };
+            warnings[released.warning] = format!(
+                "'{}' and {} more {nodes} are placed on [{instead}] instead: {}",
+                released.name, released.n_more, released.why
+            );
         }
     }
 

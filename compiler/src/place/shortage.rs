@@ -38,10 +38,9 @@ const MOST_TRIES: usize = 8;
 /// `peaks`.
 pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
     let nearest = over(p, peaks);
-    let limit = |d: usize| p.devices[d].memory.unwrap_or(Bytes::INFINITY);
     let lines: Vec<String> = nearest
         .iter()
-        .map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(d)))
+        .map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(p, d)))
         .collect();
     let unfit = repair::unfit(p);
     let why = match &unfit {
@@ -57,11 +56,30 @@ pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
         "no placement found that keeps the memory limits; nearest: {}; {why}{tensors}",
         lines.join(", ")
     );
+    // A task that is too large alone fits on no device like these.
+    let or = match unfit {
+        Some(Unfit::Task { .. }) => "",
+        _ => ", or one more device",
+    };
+    let hint = format!(
+        "{}{or}{}",
+        cheapest_raise(p, nearest, names),
+        names.other_ways
+    );
+    Error::new(ErrorKind::OutOfMemory, message).hint(hint)
+}
+
+fn limit(p: &Problem, device: usize) -> Bytes {
+    p.devices[device].memory.unwrap_or(Bytes::INFINITY)
+}
+
+/// The limits to raise, with the least memory that is known to be enough.
+fn cheapest_raise(p: &Problem, nearest: Raises, names: &Names) -> String {
     let cost = |raises: &Raises| -> Bytes {
-        raises
+        let more = raises
             .iter()
-            .map(|&(d, new)| new.saturating_sub(limit(d)))
-            .sum()
+            .map(|&(d, new)| new.saturating_sub(limit(p, d)));
+        more.sum()
     };
     let ways = std::iter::once(nearest).chain(alone(p));
     let cheapest = ways
@@ -71,19 +89,7 @@ pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
         .iter()
         .map(|&(d, new)| (names.limit)(d, new))
         .collect();
-    // A task that is too large alone fits on no device like these.
-    let or = if matches!(unfit, Some(Unfit::Task { .. })) {
-        ""
-    } else {
-        ", or one more device"
-    };
-    let hint = format!(
-        "{} ({} more){or}{}",
-        raised.join(" and "),
-        cost(&cheapest),
-        names.other_ways
-    );
-    Error::new(ErrorKind::OutOfMemory, message).hint(hint)
+    format!("{} ({} more)", raised.join(" and "), cost(&cheapest))
 }
 
 /// Devices whose peaks are over their limits.

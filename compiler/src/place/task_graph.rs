@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Longest time of a task or transfer, so that sums over a million of them fit.
-const MOST_NS: u64 = 1 << 44;
+pub(super) const MOST_NS: u64 = 1 << 44;
 /// Largest size of an output or of resident bytes: 16 TiB.
 const MOST_BYTES: u64 = 1 << 44;
 
@@ -362,7 +362,7 @@ impl TaskGraph {
                     .first()
                     .map_or("", |&t| self.nodes[t as usize].name.as_str());
                 Error::invalid(format!(
-                    "nodes wait for each other in a ring: {} -> {first}",
+                    "dependency cycle: {} -> {first}",
                     names(&tasks).replace(", ", " -> ")
                 ))
                 .hint("remove one of these edges")

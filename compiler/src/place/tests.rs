@@ -5,6 +5,7 @@ use super::*;
 use crate::DType;
 use crate::cluster;
 use crate::cost::LinkProfile;
+use crate::error::Error;
 use crate::error::ErrorKind;
 use crate::ir::{DeviceRequest, GraphBuilder, Op, Requested, ScalarOp, ValueId};
 use crate::testing::{Rng, random_wiring};

@@ -141,73 +141,59 @@ pub(super) fn links(s: &Subject) -> Vec<LinkUse> {
 /// local use.
 fn held(s: &Subject) -> Vec<Vec<Held>> {
     let (p, t) = (s.problem, &s.solution.timeline);
-    let mut held: Vec<Vec<Held>> = vec![Vec::new(); p.n_devices()];
-    let mut hold = |d: u32, from: Nanos, to: Nanos, bytes: Bytes, what: What| {
+    let mut intervals = Intervals(vec![Vec::new(); p.n_devices()]);
+    let mut sent = vec![Nanos::ZERO; p.tensors.len()];
+    for x in &t.transfers {
+        sent[x.tensor as usize] = sent[x.tensor as usize].max(x.end);
+        let tensor = &p.tensors[x.tensor as usize];
+        let during = (x.start, t.last_use(p, x.tensor, x.to));
+        intervals.add(x.to, during, tensor.bytes(), What::Copy(tensor.producer));
+    }
+    for task in 0..p.n_tasks() as u32 {
+        let i = task as usize;
+        let (d, start, end) = (t.device[i], t.start[i], t.end[i]);
+        intervals.add(d, ALWAYS, p.resident[i], What::Weights(task));
+        for &x in p.outputs.row(i) {
+            let until = end.max(t.last_use(p, x, d)).max(sent[x as usize]);
+            let bytes = p.tensors[x as usize].bytes();
+            intervals.add(d, (start, until), bytes, What::Output(task));
+        }
+        intervals.add(d, (start, end), p.scratch[i], What::Scratch(task));
+    }
+    for ((d, c), first_user) in constants(s) {
+        let what = What::Constant(first_user);
+        intervals.add(d, ALWAYS, p.constants[c as usize], what);
+    }
+    intervals.0
+}
+
+const ALWAYS: (Nanos, Nanos) = (Nanos::ZERO, Nanos::INFINITY);
+
+/// Intervals of memory by device.
+struct Intervals(Vec<Vec<Held>>);
+
+impl Intervals {
+    fn add(&mut self, device: u32, (from, to): (Nanos, Nanos), bytes: Bytes, what: What) {
         if bytes > Bytes::ZERO && to > from {
-            held[d as usize].push(Held {
+            self.0[device as usize].push(Held {
                 from,
                 to,
                 bytes,
                 what,
             });
         }
-    };
-    let last_use = |x: u32, d: u32| {
-        let local = p
-            .consumers
-            .row(x as usize)
-            .iter()
-            .filter(|&&c| t.device[c as usize] == d);
-        local.map(|&c| t.end[c as usize]).max().unwrap_or_default()
-    };
-    let mut sent = vec![Nanos::ZERO; p.tensors.len()];
-    for x in &t.transfers {
-        sent[x.tensor as usize] = sent[x.tensor as usize].max(x.end);
-        let tensor = &p.tensors[x.tensor as usize];
-        hold(
-            x.to,
-            x.start,
-            last_use(x.tensor, x.to),
-            tensor.bytes(),
-            What::Copy(tensor.producer),
-        );
     }
-    let mut constants: BTreeMap<(u32, u32), u32> = BTreeMap::new();
-    for task in 0..p.n_tasks() as u32 {
-        let i = task as usize;
-        let (d, start, end) = (t.device[i], t.start[i], t.end[i]);
-        hold(
-            d,
-            Nanos::ZERO,
-            Nanos::INFINITY,
-            p.resident[i],
-            What::Weights(task),
-        );
-        for &c in p.constants_of.row(i) {
-            constants.entry((d, c)).or_insert(task);
+}
+
+/// The first user of each constant on each device that has one.
+fn constants(s: &Subject) -> BTreeMap<(u32, u32), u32> {
+    let mut first_user = BTreeMap::new();
+    for (task, &d) in s.solution.timeline.device.iter().enumerate() {
+        for &c in s.problem.constants_of.row(task) {
+            first_user.entry((d, c)).or_insert(task as u32);
         }
-        for &x in p.outputs.row(i) {
-            let until = end.max(last_use(x, d)).max(sent[x as usize]);
-            hold(
-                d,
-                start,
-                until,
-                p.tensors[x as usize].bytes(),
-                What::Output(task),
-            );
-        }
-        hold(d, start, end, p.scratch[i], What::Scratch(task));
     }
-    for ((d, c), first_user) in constants {
-        hold(
-            d,
-            Nanos::ZERO,
-            Nanos::INFINITY,
-            p.constants[c as usize],
-            What::Constant(first_user),
-        );
-    }
-    held
+    first_user
 }
 
 /// Most bytes held at a time, and when that is first so.

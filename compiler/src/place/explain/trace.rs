@@ -4,7 +4,7 @@
 use super::Subject;
 use crate::cost::Nanos;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Process of the devices, and of the links.
 const DEVICES: u32 = 1;
@@ -13,54 +13,45 @@ const LINKS: u32 = 2;
 /// The predicted timeline: complete events with `ts` and `dur` in microseconds, and exact
 /// nanoseconds in `args`.
 pub fn trace(s: &Subject) -> String {
-    let t = &s.solution.timeline;
+    let transfers = &s.solution.timeline.transfers;
+    let links: BTreeSet<(u32, u32)> = transfers.iter().map(|x| (x.from, x.to)).collect();
+    let thread_of: BTreeMap<(u32, u32), usize> = links.into_iter().zip(0..).collect();
+    let mut events = threads(s, &thread_of);
+    events.extend(tasks(s));
+    for x in transfers {
+        let bytes = s.problem.tensors[x.tensor as usize].bytes().0;
+        let args = json!({ "bytes": bytes, "start_ns": x.start.0, "end_ns": x.end.0 });
+        let thread = (LINKS, thread_of[&(x.from, x.to)]);
+        let name = s.maker(x.tensor);
+        events.push(complete(name, "transfer", thread, (x.start, x.end), args));
+    }
+    json!({ "displayTimeUnit": "ns", "traceEvents": events }).to_string()
+}
+
+/// Names of processes and threads.
+fn threads(s: &Subject, thread_of: &BTreeMap<(u32, u32), usize>) -> Vec<Value> {
+    let device = |d: u32| &s.devices[d as usize];
     let mut events = vec![
         metadata("process_name", DEVICES, 0, &format!("devices: {}", s.name)),
         metadata("process_name", LINKS, 0, "links"),
     ];
-    events.extend(
-        s.devices
-            .iter()
-            .enumerate()
-            .map(|(d, name)| metadata("thread_name", DEVICES, d, name)),
-    );
-    let mut threads: BTreeMap<(u32, u32), usize> =
-        t.transfers.iter().map(|x| ((x.from, x.to), 0)).collect();
-    threads
-        .values_mut()
-        .enumerate()
-        .for_each(|(i, thread)| *thread = i);
-    let name = |&(from, to): &(u32, u32)| {
-        format!("{} -> {}", s.devices[from as usize], s.devices[to as usize])
-    };
-    events.extend(
-        threads
-            .iter()
-            .map(|(link, &thread)| metadata("thread_name", LINKS, thread, &name(link))),
-    );
-    for (i, label) in s.tasks.iter().enumerate() {
+    for (d, name) in s.devices.iter().enumerate() {
+        events.push(metadata("thread_name", DEVICES, d, name));
+    }
+    for (&(from, to), &thread) in thread_of {
+        let name = format!("{} -> {}", device(from), device(to));
+        events.push(metadata("thread_name", LINKS, thread, &name));
+    }
+    events
+}
+
+fn tasks<'a>(s: &'a Subject) -> impl Iterator<Item = Value> + 'a {
+    let t = &s.solution.timeline;
+    s.tasks.iter().enumerate().map(|(i, label)| {
         let args = json!({ "op": label.op, "start_ns": t.start[i].0, "end_ns": t.end[i].0 });
-        events.push(complete(
-            &label.name,
-            "task",
-            (DEVICES, t.device[i] as usize),
-            (t.start[i], t.end[i]),
-            args,
-        ));
-    }
-    for x in &t.transfers {
-        let bytes = s.problem.tensors[x.tensor as usize].bytes().0;
-        let args = json!({ "bytes": bytes, "start_ns": x.start.0, "end_ns": x.end.0 });
-        let thread = (LINKS, threads[&(x.from, x.to)]);
-        events.push(complete(
-            s.maker(x.tensor),
-            "transfer",
-            thread,
-            (x.start, x.end),
-            args,
-        ));
-    }
-    json!({ "displayTimeUnit": "ns", "traceEvents": events }).to_string()
+        let (thread, during) = ((DEVICES, t.device[i] as usize), (t.start[i], t.end[i]));
+        complete(&label.name, "task", thread, during, args)
+    })
 }
 
 fn metadata(what: &str, process: u32, thread: usize, name: &str) -> Value {

@@ -60,7 +60,7 @@ pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
             answers.push(answer(s, what, best(s, &other)));
         }
     }
-    if p.devices.iter().any(|d| d.memory.is_some()) {
+    if p.is_limited() {
         let mut other = p.clone();
         other.devices.iter_mut().for_each(|d| d.memory = None);
         answers.push(answer(s, "without memory limits", best(s, &other)));
@@ -70,23 +70,15 @@ pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
 
 /// Makespan by number of devices.
 pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
-    let (p, t) = (s.base, &s.solution.timeline);
-    let n = p.n_devices();
-    if n < 2 || p.n_tasks() == 0 {
+    let (n, makespan) = (s.base.n_devices(), s.solution.timeline.makespan);
+    if n < 2 || s.base.n_tasks() == 0 {
         return None;
     }
-    let mut busy = vec![Nanos::ZERO; n];
-    (0..p.n_tasks()).for_each(|i| busy[t.device[i] as usize] += p.cost(i, t.device[i] as usize));
-    let mut needed = vec![false; n];
-    (0..p.n_tasks())
-        .filter(|&i| p.feasible(i).nth(1).is_none())
-        .for_each(|i| needed[p.first_device(i)] = true);
-    let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by_key(|&d| (!needed[d], std::cmp::Reverse(busy[d]), d));
+    let order = by_load(s);
     let mut rows: Vec<(usize, u64)> = Vec::new();
     for k in counts(n) {
         let time = if k == n {
-            Some(t.makespan.0)
+            Some(makespan.0)
         } else {
             on_some(s, &order[..k])
         };
@@ -103,6 +95,23 @@ pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
         makespan_ns: rows,
         enough,
     })
+}
+
+/// Devices that some task cannot do without, then the others, each by falling load.
+fn by_load(s: &Subject) -> Vec<usize> {
+    let (p, t) = (s.base, &s.solution.timeline);
+    let mut busy = vec![Nanos::ZERO; p.n_devices()];
+    let mut needed = vec![false; p.n_devices()];
+    for task in 0..p.n_tasks() {
+        let device = t.device[task] as usize;
+        busy[device] += p.cost(task, device);
+        if p.feasible(task).nth(1).is_none() {
+            needed[p.first_device(task)] = true;
+        }
+    }
+    let mut order: Vec<usize> = (0..p.n_devices()).collect();
+    order.sort_by_key(|&d| (!needed[d], std::cmp::Reverse(busy[d]), d));
+    order
 }
 
 /// All counts up to 8, then doubled ones, and the last.

@@ -163,74 +163,75 @@ impl Reader<'_> {
     }
 
     fn copy<'l>(&self, line: &'l Line, again: &'l Again) -> Result<Found<'l>> {
-        let Reader {
-            plan,
-            problem: p,
-            names,
-            index,
-            home,
-        } = *self;
-        let wrong = |why: String| Err(plan.wrong(line.number, why));
-        if index.contains_key(line.node.as_str()) {
-            return wrong(format!(
-                "{:?} is the name of a node; a copy needs one of its own",
-                line.node
-            ));
+        let (plan, names) = (self.plan, self.names);
+        if self.index.contains_key(line.node.as_str()) {
+            let node = &line.node;
+            let why = format!("{node:?} is the name of a node; a copy needs one of its own");
+            return Err(plan.wrong(line.number, why));
         }
-        let task = plan.task(line, &again.node, names, index)?;
+        let task = plan.task(line, &again.node, names, self.index)?;
         let device = plan.device(line, names)?;
-        let (node, at) = (&again.node, &names.devices[device]);
-        let Some(number) = again.parked else {
-            if !names.freedom.may_copy.get(task).copied().unwrap_or(false) {
-                let why = "only nodes do whose effect is their results alone, and of which nothing is asked";
-                return wrong(format!("{node} does not run again: {why}"));
-            }
-            if !p.cost(task, device).is_finite() {
-                let open: Vec<&str> = p
-                    .feasible(task)
-                    .map(|d| names.devices[d].as_str())
-                    .collect();
-                return wrong(format!(
-                    "{node} cannot be on {at}; it can be on {}",
-                    open.join(", ")
-                ));
-            }
-            return Ok(Found {
-                line,
-                again,
-                task,
-                parked: None,
-                device: device as u32,
-            });
+        let parked = match again.parked {
+            None => self.expect_rerun(&again.node, task, device).map(|()| None),
+            Some(number) => self
+                .expect_parking(&again.node, task, device)
+                .and_then(|()| self.parked_result(&again.node, task, number))
+                .map(Some),
         };
-        let own = home[task] as usize;
-        if names.freedom.parking(device).is_none() || names.freedom.parking(own).is_some() {
-            let why = "tensors of devices with memory of their own are parked on CPUs";
-            return wrong(format!(
-                "{node} is on {} and is not parked on {at}: {why}",
-                names.devices[own]
-            ));
+        Ok(Found {
+            line,
+            again,
+            task,
+            parked: parked.map_err(|why| plan.wrong(line.number, why))?,
+            device: device as u32,
+        })
+    }
+
+    /// The reason why a task does not run again on a device, as an error.
+    fn expect_rerun(&self, node: &str, task: usize, device: usize) -> Result<(), String> {
+        let Names {
+            devices, freedom, ..
+        } = self.names;
+        if !freedom.may_copy.get(task).copied().unwrap_or(false) {
+            let why =
+                "only nodes do whose effect is their results alone, and of which nothing is asked";
+            return Err(format!("{node} does not run again: {why}"));
         }
-        let made = p.outputs.row(task);
-        match (number, made.len()) {
-            (None, 1) => Ok(Found {
-                line,
-                again,
-                task,
-                parked: Some(made[0]),
-                device: device as u32,
-            }),
-            (Some(i), n) if i < n => Ok(Found {
-                line,
-                again,
-                task,
-                parked: Some(made[i]),
-                device: device as u32,
-            }),
-            (None, n) => wrong(format!(
+        if self.problem.cost(task, device).is_finite() {
+            return Ok(());
+        }
+        let open = self.problem.feasible(task).map(|d| devices[d].as_str());
+        let (at, open) = (&devices[device], open.collect::<Vec<_>>().join(", "));
+        Err(format!("{node} cannot be on {at}; it can be on {open}"))
+    }
+
+    /// The reason why results of a task are not parked on a device, as an error.
+    fn expect_parking(&self, node: &str, task: usize, device: usize) -> Result<(), String> {
+        let Names {
+            devices, freedom, ..
+        } = self.names;
+        let own = self.home[task] as usize;
+        if freedom.parking(device).is_some() && freedom.parking(own).is_none() {
+            return Ok(());
+        }
+        let why = "tensors of devices with memory of their own are parked on CPUs";
+        let (own, at) = (&devices[own], &devices[device]);
+        Err(format!(
+            "{node} is on {own} and is not parked on {at}: {why}"
+        ))
+    }
+
+    /// The tensor that is parked: the result of that number, which only a single one goes without.
+    fn parked_result(&self, node: &str, task: usize, number: Parked) -> Result<u32, String> {
+        let made = self.problem.outputs.row(task);
+        let n = made.len();
+        match number {
+            None if n == 1 => Ok(made[0]),
+            Some(i) if i < n => Ok(made[i]),
+            None => Err(format!(
                 "{node} has {n} results that are used; expected `parks result N of {node}`"
             )),
-            (Some(i), n) => wrong(format!("{node} has no result {i} that is used; it has {n}")),
+            Some(i) => Err(format!("{node} has no result {i} that is used; it has {n}")),
         }
     }
 
@@ -265,47 +266,31 @@ impl Reader<'_> {
         found: &[Found],
         taken: &mut BTreeMap<(usize, u32), usize>,
     ) -> Result<Vec<u32>> {
-        let Reader {
-            problem: p,
-            names,
-            index,
-            ..
-        } = *self;
+        let p = self.problem;
         let wrong = |why: String| self.plan.wrong(f.line.number, why);
-        let results: Vec<u32> = f
-            .parked
-            .map_or_else(|| p.outputs.row(f.task).to_vec(), |x| vec![x]);
+        let results: Vec<u32> = match f.parked {
+            None => p.outputs.row(f.task).to_vec(),
+            Some(x) => vec![x],
+        };
         let mut users = Vec::new();
         for name in &f.again.users {
-            let copy = place.get(name.as_str()).copied();
-            let (user, task) = match (copy, index.get(name.as_str())) {
-                (Some(i), _) if found[i].parked.is_some() => (p.n_tasks() + i, None),
-                (Some(i), _) => (p.n_tasks() + i, Some(found[i].task)),
-                (None, Some(&task)) => (task, Some(task)),
-                (None, None) => {
-                    let known = names
-                        .tasks
-                        .iter()
-                        .map(String::as_str)
-                        .chain(place.keys().copied());
-                    let near = nearest(name, known, 3);
-                    let error = wrong(format!("there is no node or copy {name:?}"));
-                    return Err(if near.is_empty() {
-                        error
-                    } else {
-                        error.hint(near.join(", "))
-                    });
+            let (user, task) = match place.get(name.as_str()) {
+                Some(&i) => {
+                    let task = Some(found[i].task).filter(|_| found[i].parked.is_none());
+                    (p.n_tasks() + i, task)
+                }
+                None => {
+                    let task = self.index.get(name.as_str()).copied();
+                    let task = task.ok_or_else(|| self.no_user(f.line, name, place))?;
+                    (task, Some(task))
                 }
             };
-            let used = results.iter().filter(|&&x| {
-                task.is_some_and(|t| p.consumers.row(x as usize).contains(&(t as u32)))
-            });
+            let uses = |x: &u32, t: usize| p.consumers.row(*x as usize).contains(&(t as u32));
+            let used = results.iter().filter(|x| task.is_some_and(|t| uses(x, t)));
             let used: Vec<u32> = used.copied().collect();
             if used.is_empty() {
-                return Err(wrong(format!(
-                    "{name} does not take what {} makes",
-                    f.again.node
-                )));
+                let maker = &f.again.node;
+                return Err(wrong(format!("{name} does not take what {maker} makes")));
             }
             for x in used {
                 if let Some(line) = taken.insert((user, x), f.line.number) {
@@ -318,5 +303,18 @@ impl Reader<'_> {
         }
         users.sort_unstable();
         Ok(users)
+    }
+
+    /// The error of a user that is neither a task nor a copy.
+    fn no_user(&self, line: &Line, name: &str, place: &BTreeMap<&str, usize>) -> Error {
+        let tasks = self.names.tasks.iter().map(String::as_str);
+        let near = nearest(name, tasks.chain(place.keys().copied()), 3);
+        let why = format!("there is no node or copy {name:?}");
+        let error = self.plan.wrong(line.number, why);
+        if near.is_empty() {
+            error
+        } else {
+            error.hint(near.join(", "))
+        }
     }
 }

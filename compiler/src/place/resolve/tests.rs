@@ -130,6 +130,20 @@ fn soft_placement_as_a_table() {
 }
 
 #[test]
+fn a_request_that_many_nodes_cannot_keep_is_one_warning() {
+    let node = |i: usize| format!("exp(%0) on \"/gpu:0\" @ \"/n{i}\"");
+    let nodes: Vec<String> = (0..100).map(node).collect();
+    let found = resolve(&graph(&nodes), &request(Fallback::Warn)).unwrap();
+    let [warning] = &found.warnings[..] else {
+        panic!("{} warnings", found.warnings.len());
+    };
+    let start = "'/n0' and 99 more nodes are placed on [/device:CPU:0, /device:CPU:1] instead: ";
+    assert!(warning.starts_with(start), "{warning}");
+    let found = resolve(&graph(&nodes), &request(Fallback::Allow)).unwrap();
+    assert_eq!((found.warnings.len(), found.log.len()), (0, 100));
+}
+
+#[test]
 fn users_of_a_variable_follow_its_first_read() {
     let read = format!("{READ} on \"/cpu:1\" by \"scope at m.rs:3\" @ \"/read\"");
     let plain = format!("{ASSIGN} @ \"/assign\"");

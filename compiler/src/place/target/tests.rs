@@ -184,3 +184,21 @@ fn links_of_the_profile_count() {
         .collect();
     assert_eq!(devices.len(), 1, "no transfer of 0.8 s pays");
 }
+
+#[test]
+fn a_time_beyond_the_placers_largest_is_the_profiles_fault() {
+    let slow = GPUS.replace("launch_ns = 3_000", "launch_ns = 100_000_000_000_000_000");
+    let options = Options {
+        devices: Target::parse(&slow).unwrap().devices,
+        ..Options::default()
+    };
+    let error = pipeline::plan(chain(), &options)
+        .err()
+        .expect("no sum of such times fits");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let text = error.to_string();
+    assert!(
+        text.contains("its predicted time on /device:GPU:0 is more than 17592186044416 ns"),
+        "{text}"
+    );
+}
