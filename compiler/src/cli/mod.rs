@@ -14,6 +14,7 @@ mod objective;
 mod output;
 mod parse;
 mod place;
+mod planned;
 mod run;
 mod summary;
 

@@ -1,9 +1,9 @@
-//! `gristmill place`: which device runs what, and why; of a model, or of a bare task graph.
+//! `gristmill place`: the device of each node, and the reason; of a model, or of a bare task graph.
 
 use super::args::CompileArgs;
 use super::objective::{Asked, Objective};
 use super::output::{self, outln};
-use super::{inputs, load, print_json, print_value};
+use super::{inputs, load, planned, print_json, print_value};
 use crate::compiled::prepare;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +17,6 @@ use clap::Args;
 use gristmill_solver::memory::remat::Freedom;
 use gristmill_solver::search::portfolio::{self, Algorithm, Solution};
 use gristmill_solver::{Problem, check};
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -120,47 +119,20 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     // Shapes decide costs; no input is made but for values that decide shapes.
-    let lowered = &compiled.plan_shapes(&inputs::shapes(&compiled)?)?;
-    lowered.report.warnings.iter().for_each(output::warning);
-    args.compile
-        .log_placement(&lowered.placement, &lowered.clusters);
-    let explanation = explain_and_write(args, &lowered.placement.subject(&lowered.clusters)?)?;
-    if !args.json {
-        match explanation {
-            None => outln!(
-                "{}",
-                lowered.placement.to_text(&lowered.clusters).trim_end()
-            ),
-            Some(e) => outln!(
-                "{}{}",
-                lowered.placement.summary(&lowered.clusters),
-                e.to_string().trim_end()
-            ),
-        }
+    let planned = compiled.plan_shapes(&inputs::shapes(&compiled)?)?;
+    planned.report.warnings.iter().for_each(output::warning);
+    let (placement, clusters) = (&planned.placement, &planned.clusters);
+    args.compile.log_placement(placement, clusters);
+    let explanation = explain_and_write(args, &placement.subject(clusters)?)?;
+    if args.json {
+        print_json("place", planned::to_json(&planned, explanation));
         return Ok(());
     }
-    let p = &lowered.placement;
-    let nodes = lowered.clusters.nodes().zip(&p.nodes).filter_map(|((_, node), placed)| {
-        let placed = placed.as_ref()?;
-        let device = p.devices[placed.device].to_string();
-        Some(json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": placed.start.0, "end_ns": placed.end.0, "reason": placed.reason.to_string() }))
-    });
-    let copies = p.copies.iter().map(|c| {
-        let node = lowered.clusters.node(c.node);
-        let device = p.devices[c.placed.device].to_string();
-        json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": c.placed.start.0, "end_ns": c.placed.end.0, "parked": c.parked.is_some(), "reason": c.placed.reason.to_string() })
-    });
-    let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
-    let mut answer = json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "copies": copies.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
-        "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() });
-    if let Some(s) = p.stream {
-        answer["stream"] = json!({ "samples": s.samples, "time_ns": s.time().0, "period_ns": s.period.0, "latency_ns": s.latency.0,
-            "in_flight": s.in_flight, "lower_bound_ns": s.lower_bound.0 });
-    }
-    if let Some(e) = explanation {
-        answer["explain"] = json!(e);
-    }
-    print_json("place", answer);
+    let text = match explanation {
+        None => placement.to_text(clusters),
+        Some(e) => placement.summary(clusters) + &e.to_string(),
+    };
+    outln!("{}", text.trim_end());
     Ok(())
 }
 
@@ -287,7 +259,7 @@ fn solve_for_latency(args: &PlaceArgs, asked: &Asked) -> Result<(Solution, portf
     };
     let solution = match args.compile.plan()? {
         Some(plan) => {
-            let planned = planned(&plan, asked.graph, topology, p)?;
+            let planned = resolved_plan(&plan, asked.graph, topology, p)?;
             plan::solve(p, &planned, &options, &name)
         }
         None => portfolio::solve(p, &options, &name),
@@ -306,7 +278,12 @@ fn solve_for_latency(args: &PlaceArgs, asked: &Asked) -> Result<(Solution, portf
 }
 
 /// The devices that a plan gives the nodes of a task graph.
-fn planned(plan: &Plan, graph: &TaskGraph, topology: &Topology, p: &Problem) -> Result<Planned> {
+fn resolved_plan(
+    plan: &Plan,
+    graph: &TaskGraph,
+    topology: &Topology,
+    p: &Problem,
+) -> Result<Planned> {
     let tasks: Vec<String> = graph.nodes.iter().map(|n| n.name.clone()).collect();
     let devices: Vec<String> = topology.devices.iter().map(|d| d.name.clone()).collect();
     let find = |text: &str| devices.iter().position(|d| d == text);
