@@ -1,4 +1,4 @@
-//! What this machine's CPU really does, and its GPUs ([`gpus`]): measured once in a few seconds with our own kernels, and kept in the cache folder.
+//! Measured rates of this machine's CPU and GPUs ([`gpus`]): taken once in a few seconds with our own kernels, and kept in the cache folder.
 //!
 //! The file is a profile as `--target` reads it (`place::Target`): one CPU with one thread, one with all, and the link between logical
 //! devices of this process. Its name says which machine and version it is of.
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Rates of this machine's CPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
-    /// Which machine, and which version of the kernels.
+    /// Name of the machine and version of the kernels.
     pub name: String,
     /// With one thread.
     pub one: DeviceProfile,
@@ -71,7 +71,7 @@ fn belongs(found: &str, expected: &str) -> Result<(), String> {
 }
 
 impl Calibration {
-    /// Reads what [`Calibration::to_text`] wrote.
+    /// Reads the text of [`Calibration::to_text`].
     pub fn parse(text: &str) -> Result<Calibration> {
         let Target { name, devices: set } = Target::parse(text)?;
         match (set.devices.as_slice(), set.links.get(&(0, 1))) {
@@ -108,7 +108,7 @@ impl Calibration {
         )
     }
 
-    /// What `n_threads` threads do: in proportion between one and all; more than all are no faster.
+    /// Rates of `n_threads` threads: in proportion between one and all; more than all are no faster.
     pub fn cpu(&self, n_threads: usize) -> DeviceProfile {
         let (one, all) = (&self.one, &self.all);
         let ends = if n_threads <= one.n_threads { one } else { all };
@@ -182,7 +182,7 @@ fn link_text(from: &str, to: &str, link: &LinkProfile) -> String {
     )
 }
 
-/// How long each measurement repeats its runs; the least time counts.
+/// Time and sizes of the measurements, which repeat their runs; the least time counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Time of each measurement, at least three runs.
@@ -191,7 +191,7 @@ pub struct Effort {
     pub memory_bytes: usize,
     /// The same of a GPU.
     pub gpu_memory_bytes: usize,
-    /// Rows, columns and depth of a GPU's product; what else it computes follows from that.
+    /// Rows, columns and depth of a GPU's product; the sizes of its other kernels follow from that.
     pub gpu_side: usize,
 }
 

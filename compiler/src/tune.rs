@@ -1,10 +1,10 @@
-//! Which form of a kernel is the fastest, by timing all of them on the GPU that they are for.
+//! Tuning: the fastest variant of each GPU kernel, found by timing all of them on the GPU.
 //!
-//! A kernel can have several forms ([`crate::codegen::forms`]); predicted times choose one. Here every form of a cluster, of those in the bodies of
-//! control flow too, runs by itself, on random operands; its result must be that of the interpreter (of the form that predicted times choose, where interpreting
-//! would take too long), and the one that takes the least time is kept on disk: for these very forms, by a hash of their sources, this GPU and this
-//! driver. What is kept is taken from then on, whoever compiles; what is not is only timed when that is asked for. Of a product, a library's time is
-//! kept beside those of our forms (the `library` module).
+//! A kernel can have several variants ([`crate::codegen::forms`]); predicted times choose one. Here every variant of a
+//! cluster, in bodies of control flow too, runs by itself on random operands. Its result must be that of the interpreter,
+//! or of the predicted variant where interpreting would take too long. The fastest one is kept on disk, for a hash of the
+//! sources of all variants, this GPU and this driver. Later compilations use it; others are only timed on request. The
+//! time of a library is kept beside those of our variants of a product (the `library` module).
 
 mod library;
 
@@ -41,9 +41,9 @@ use std::time::{Duration, Instant};
 
 /// The format of the file of winners.
 const FORMAT: &str = concat!("gristmill/tuned/2 of ", env!("CARGO_PKG_VERSION"));
-/// Time that each form is launched again and again.
+/// Time for which launches of a variant are repeated.
 const EACH: Duration = Duration::from_millis(20);
-/// Operations up to which the interpreter says what the result is.
+/// Operations up to which the interpreter computes the expected result.
 const INTERPRETED_FLOPS: f64 = 1e9;
 
 /// The file of winners in a cache folder.
@@ -67,9 +67,9 @@ struct Winner {
     /// Product name of the GPU, and the driver.
     gpu: String,
     form: u8,
-    /// Times of all forms; none of those that failed.
+    /// Times of all variants; none of those that failed.
     ns: Vec<Option<u64>>,
-    /// What a library took for the same, where one was timed.
+    /// Time of a library for the same product, where one was timed.
     library: Option<Timed>,
 }
 
@@ -77,12 +77,12 @@ struct Winner {
 struct Kept {
     path: Option<PathBuf>,
     winners: BTreeMap<(String, String), Winner>,
-    /// Those that the file does not have yet.
+    /// Winners that the file does not have yet.
     new: Vec<Winner>,
 }
 
 impl Kept {
-    /// Those of the folder. A file that cannot be read is named in a warning.
+    /// The winners of the cache folder. A file that cannot be read is named in a warning.
     fn load(folder: Option<&Path>, warnings: &mut Vec<String>) -> Kept {
         let path = folder.map(path);
         let read = match &path {
@@ -177,7 +177,7 @@ fn choose(
     Ok(chosen)
 }
 
-/// The clusters of a graph and of the regions of its nodes, each as a graph of its own, by what they compute.
+/// The clusters of a graph and of the regions of its nodes, each as a graph of its own, by its signature.
 fn collect(g: &Graph, settings: &Settings, singles: &mut BTreeMap<u64, Graph>) -> Result<()> {
     for (id, node) in g.nodes() {
         if matches!(node.op, Op::Cluster { .. }) {
@@ -322,7 +322,7 @@ impl<'a> Bench<'a> {
         Ok(words.join("; "))
     }
 
-    /// How many forms of ours a cluster can have, and a hash of all of them and of what a library is asked for; `None` where there is no choice.
+    /// Number of a cluster's variants, and a hash of all of them and of the library's product; `None` where there is no choice.
     fn forms(&self, g: &Graph, product: Option<&Product>) -> Result<Option<(u8, u64)>> {
         let first = self.generate(g, 0)?;
         let n = first.forms.values().map(|f| f.n).next().unwrap_or(1).max(1);
@@ -340,8 +340,8 @@ impl<'a> Bench<'a> {
         Ok(Some((n, hash.value())))
     }
 
-    /// Times all forms, and the library if there is one for the product. Errors when none of ours gives the right result; what went wrong with single
-    /// ones is in the error of all.
+    /// Times all variants, and the library if there is one for the product. Errors when none of ours gives the right result, with the
+    /// errors of all.
     fn winner(
         &mut self,
         g: &Graph,
@@ -394,7 +394,7 @@ impl<'a> Bench<'a> {
             let (timed, result) = self.time_library(g, (&name, n), product, (&inputs, expected));
             library = Some(timed);
             if let Err(e) = result {
-                // What a library lacks is no news, what it does wrongly is.
+                // A product that a library lacks is a note; a wrong one is a warning.
                 let said = if library::is_lack(&e) {
                     &mut report.notes
                 } else {

@@ -17,7 +17,7 @@ use gristmill_solver::{Problem, bounds, check};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// What a placement is chosen for.
+/// The objective of a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Objective {
     /// The time of one sample.
@@ -49,7 +49,7 @@ pub struct Asked<'a> {
     pub problem: &'a Problem,
     /// When planning began.
     pub started: Instant,
-    /// How long to search, in percent of the usual work.
+    /// Work of the search, in percent of the usual one.
     pub effort: u64,
     /// Print JSON.
     pub json: bool,

@@ -50,7 +50,7 @@ pub struct PlaceArgs {
         default_value_t = 100
     )]
     effort: u64,
-    /// Say why: alternatives of every node, loads, memory, the critical chain, and what would be on other machines.
+    /// Explain the placement: alternatives of every node, loads, memory, the critical path, and the effect of other machines.
     #[arg(long)]
     explain: bool,
     /// Write the predicted timeline as a Chrome trace, which Perfetto and chrome://tracing open.
@@ -59,7 +59,7 @@ pub struct PlaceArgs {
     /// Write the predicted timeline and the explanation as one page for a browser.
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
-    /// Write the devices of all nodes, and what runs again or is parked, to a file, to be changed by hand and given to --plan.
+    /// Write the devices of all nodes, with repeated and offloaded ones, to a file that can be changed by hand and given to --plan.
     #[arg(long, value_name = "FILE")]
     plan_out: Option<PathBuf>,
     /// Print JSON.
@@ -68,7 +68,7 @@ pub struct PlaceArgs {
 }
 
 impl PlaceArgs {
-    /// Whether a timeline is to be explained or written.
+    /// True if a timeline is to be explained or written.
     fn is_explained(&self) -> bool {
         self.explain || self.trace.is_some() || self.html.is_some() || self.plan_out.is_some()
     }
