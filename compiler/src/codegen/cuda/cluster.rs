@@ -4,7 +4,7 @@
 //! pulling their elements: a thread computes one result element, or one line, in strides of the
 //! whole grid.
 
-use super::candidates::{Candidates, Chooser, Resources};
+use super::candidates::{Candidate, Candidates, Chooser, Resources};
 use super::emit::{Emitter, Value};
 use super::lines::{self, Lines};
 use super::map::{self, Map};
@@ -23,6 +23,7 @@ use crate::ir::{Extremum, Graph, Node, NodeId, Op, ValueId, Window};
 use crate::target::Arch;
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::{Launch, TensorMap};
+use std::collections::BTreeMap;
 
 /// Threads of a block.
 const BLOCK: usize = 256;
@@ -38,7 +39,7 @@ pub(super) struct ClusterCompiler<'s> {
     id: NodeId,
     body: Body,
     placed: Placed,
-    forms: Chooser,
+    chooser: Chooser,
     why: Why,
 }
 
@@ -64,6 +65,13 @@ fn find(
         .or_else(|| contract::find(body, around, options, id, node))
 }
 
+/// A kernel's parameters and their values in its body: operands in memory, then buffers beside them.
+struct Declared {
+    parameters: Parameters,
+    stored: BTreeMap<ValueId, Value>,
+    outs: Vec<Value>,
+}
+
 /// Scratch memory that one kernel writes for a later one to read.
 #[derive(Clone, Copy)]
 struct Partial {
@@ -81,6 +89,61 @@ struct Buffers {
     maps: Vec<(ValueId, TensorMap)>,
 }
 
+impl Buffers {
+    fn new(reads: Vec<(ValueId, Arg)>, writes: Vec<(ValueId, Arg)>) -> Buffers {
+        Buffers {
+            reads,
+            writes,
+            ..Buffers::default()
+        }
+    }
+
+    /// Declares the parameters of a kernel.
+    fn declare(&self, body: &Body, e: &mut Emitter) -> Result<Declared> {
+        let mut parameters = Parameters::default();
+        let mut stored = BTreeMap::new();
+        for &(v, _) in &self.reads {
+            let name = parameters.read(body.dtype(v));
+            stored.insert(v, e.named(Kind::Index, name));
+        }
+        let mut names: Vec<String> = Vec::new();
+        names.extend(self.joins.map(|j| parameters.read(j.dtype)));
+        let written = self.writes.iter().map(|w| body.dtype(w.0));
+        let written = written.chain(self.splits.map(|s| s.dtype));
+        names.extend(written.map(|dtype| parameters.write(dtype)));
+        for (v, map) in &self.maps {
+            let buffer = self.reads.iter().position(|r| r.0 == *v);
+            let buffer = buffer
+                .ok_or_else(|| Error::internal("a tensor map of a value that is not read"))?;
+            parameters.map(TensorMap {
+                buffer: buffer as u32,
+                ..map.clone()
+            });
+        }
+        let outs = names.into_iter().map(|name| e.named(Kind::Index, name));
+        Ok(Declared {
+            parameters,
+            stored,
+            outs: outs.collect(),
+        })
+    }
+
+    /// The step that launches kernel number `kernel` once.
+    fn step(&self, kernel: usize) -> PlanStep {
+        let joins = self.joins.map(|j| j.arg);
+        let reads = self.reads.iter().map(|r| r.1).chain(joins);
+        let splits = self.splits.map(|s| s.arg);
+        let writes: Vec<Arg> = self.writes.iter().map(|w| w.1).chain(splits).collect();
+        PlanStep {
+            kernel,
+            n_outputs: writes.len() as u32,
+            args: reads.chain(writes).collect(),
+            items: 1,
+            grain: 0,
+        }
+    }
+}
+
 impl<'s> ClusterCompiler<'s> {
     /// The plan of cluster `node` of `outer`; its kernels go into the session.
     pub(super) fn compile(
@@ -92,14 +155,14 @@ impl<'s> ClusterCompiler<'s> {
         let options = session.options;
         let body = Body::new(node, &|graph, node| keeps(graph, node, options.arch))?;
         let placed = Placed::new(&body)?;
-        let forms = Chooser::new(form);
+        let chooser = Chooser::new(form);
         let mut compiler = ClusterCompiler {
             session,
             outer,
             id,
             body,
             placed,
-            forms,
+            chooser,
             why,
         };
         let body = &compiler.body;
@@ -109,7 +172,7 @@ impl<'s> ClusterCompiler<'s> {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
-        compiler.session.forms.entry(id).or_default().n = compiler.forms.n as u8;
+        compiler.session.forms.entry(id).or_default().n = compiler.chooser.n as u8;
         Ok(compiler.placed.plan)
     }
 
@@ -121,7 +184,7 @@ impl<'s> ClusterCompiler<'s> {
 
     fn phase(&mut self, phase: &Phase<Candidates>) -> Result<()> {
         match phase {
-            Phase::Task(candidates) => self.form(candidates),
+            Phase::Task(candidates) => self.task(candidates),
             Phase::Elements(roots) => self.elements(roots),
             Phase::Lines(node) => self.cum_sum(*node),
             Phase::TopK(node) => self.top_k(*node),
@@ -202,131 +265,71 @@ impl<'s> ClusterCompiler<'s> {
     ) -> Result<()> {
         let wide = items >= NARROW || needs_wide_indices(&self.body);
         let mut e = Emitter::new(wide);
-        let mut parameters = Parameters::default();
-        let body = &self.body;
-        let stored = (buffers.reads.iter())
-            .map(|&(v, _)| (v, e.named(Kind::Index, parameters.read(body.dtype(v)))))
-            .collect();
-        let mut outs: Vec<Value> = buffers
-            .joins
-            .iter()
-            .map(|j| e.named(Kind::Index, parameters.read(j.dtype)))
-            .collect();
-        let written = buffers
-            .writes
-            .iter()
-            .map(|&(v, _)| body.dtype(v))
-            .chain(buffers.splits.map(|s| s.dtype));
-        outs.extend(written.map(|dtype| e.named(Kind::Index, parameters.write(dtype))));
-        for (v, map) in buffers.maps {
-            let buffer = buffers.reads.iter().position(|r| r.0 == v);
-            let buffer = buffer
-                .ok_or_else(|| Error::internal("a tensor map of a value that is not read"))?
-                as u32;
-            parameters.map(TensorMap { buffer, ..map });
-        }
-        f(&mut Puller::new(body, stored), &mut e, &outs)?;
+        let declared = buffers.declare(&self.body, &mut e)?;
+        let mut p = Puller::new(&self.body, declared.stored);
+        f(&mut p, &mut e, &declared.outs)?;
         let entry = format!("gm_{what}");
-        let source = source(&entry, &resources, wide, &parameters, e.finish());
-        let Resources {
-            blocks,
-            threads,
-            shared_bytes,
-            ..
-        } = resources;
-        let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
+        let source = source(&entry, &resources, wide, &declared.parameters, e.finish());
         let launch = Launch {
-            grid,
-            block: [threads as u32, 1, 1],
-            shared_bytes,
+            grid: [resources.blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1],
+            block: [resources.threads as u32, 1, 1],
+            shared_bytes: resources.shared_bytes,
         };
         let name = self.name(what);
         let kernel = self.session.kernel(name, entry, source, launch);
-        let reads = buffers
-            .reads
-            .iter()
-            .map(|r| r.1)
-            .chain(buffers.joins.map(|j| j.arg));
-        let writes = buffers
-            .writes
-            .iter()
-            .map(|w| w.1)
-            .chain(buffers.splits.map(|s| s.arg));
-        let args = reads.chain(writes).collect();
-        let n_outputs = (buffers.writes.len() + usize::from(buffers.splits.is_some())) as u32;
-        self.placed.plan.steps.push(PlanStep {
-            kernel,
-            args,
-            n_outputs,
-            items: 1,
-            grain: 0,
-        });
-        self.placed.location.extend(buffers.writes.iter().copied());
+        self.placed.plan.steps.push(buffers.step(kernel));
+        self.placed.location.extend(buffers.writes);
         Ok(())
     }
 
     /// Appends one variant of a kernel. It writes a result or, where several blocks share one,
     /// partial results, which a second kernel joins with one thread per result.
-    fn form(&mut self, candidates: &Candidates) -> Result<()> {
-        let (form, number, n) = self.forms.next(candidates);
-        let name = self.name(form.name());
+    fn task(&mut self, candidates: &Candidates) -> Result<()> {
+        let (variant, number, n) = self.chooser.next(candidates);
         if n > 1 {
-            self.session.chosen(
-                self.id,
-                Choice {
-                    kernel: name,
-                    number,
-                    n,
-                    form: form.words(),
-                    why: self.why.clone(),
-                },
-            );
-        }
-        let Buffers { reads, writes, .. } = self.buffers(form.result());
-        let (what, resources, maps) = (form.name(), form.resources(), form.maps());
-        let Some((dtype, n)) = form.partial(&self.body) else {
-            let buffers = Buffers {
-                reads,
-                writes,
-                maps,
-                ..Buffers::default()
+            let choice = Choice {
+                kernel: self.name(variant.name()),
+                number,
+                n,
+                form: variant.words(),
+                why: self.why.clone(),
             };
-            return self.blocks(what, buffers, 0, resources, |p, e, outs| {
-                form.emit(p, e, outs[0])
-            });
+            self.session.chosen(self.id, choice);
+        }
+        let Buffers { reads, writes, .. } = self.buffers(variant.result());
+        let Some((dtype, n)) = variant.partial(&self.body) else {
+            return self.variant(variant, Buffers::new(reads, writes), 0);
         };
-        let partial = self.partial(dtype, n);
+        let partial = Some(self.partial(dtype, n));
         let splits = Buffers {
-            reads: reads.clone(),
-            splits: Some(partial),
-            maps,
-            ..Buffers::default()
+            splits: partial,
+            ..Buffers::new(reads.clone(), Vec::new())
         };
-        self.blocks(what, splits, n, resources, |p, e, outs| {
-            form.emit(p, e, outs[0])
-        })?;
+        self.variant(variant, splits, n)?;
         let joins = Buffers {
-            reads,
-            joins: Some(partial),
-            writes,
-            ..Buffers::default()
+            joins: partial,
+            ..Buffers::new(reads, writes)
         };
-        self.kernel(
-            &format!("{what}_join"),
-            joins,
-            form.n_results(),
-            |p, e, item, buffers| form.join(p, e, item, [buffers[0], buffers[1]]),
-        )
+        let name = format!("{}_join", variant.name());
+        self.kernel(&name, joins, variant.n_results(), |p, e, item, buffers| {
+            variant.join(p, e, item, [buffers[0], buffers[1]])
+        })
+    }
+
+    /// The first kernel of a variant.
+    fn variant(&mut self, variant: &dyn Candidate, buffers: Buffers, items: usize) -> Result<()> {
+        let maps = variant.maps();
+        let buffers = Buffers { maps, ..buffers };
+        let resources = variant.resources();
+        self.blocks(variant.name(), buffers, items, resources, |p, e, outs| {
+            variant.emit(p, e, outs[0])
+        })
     }
 
     /// The buffers of a kernel that computes `result` at once.
     fn buffers(&mut self, result: ValueId) -> Buffers {
         let reads = self.placed.leaves(&self.body, &[result]);
-        Buffers {
-            reads,
-            writes: self.destinations(&[result]),
-            ..Buffers::default()
-        }
+        Buffers::new(reads, self.destinations(&[result]))
     }
 
     /// Scratch memory for `n` elements.
@@ -340,70 +343,47 @@ impl<'s> ClusterCompiler<'s> {
 
     /// Stores the elements of `roots`, all of one shape.
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
-        let missing: Vec<ValueId> = roots
-            .iter()
-            .copied()
-            .filter(|v| !self.placed.location.contains_key(v))
-            .collect();
-        let (&first, roots) = match missing.first() {
-            Some(first) => (first, &missing[..]),
-            None => return Ok(()),
+        let mut roots = roots.to_vec();
+        roots.retain(|v| !self.placed.location.contains_key(v));
+        let Some(&first) = roots.first() else {
+            return Ok(());
         };
-        let writes = self.destinations(roots);
+        let writes = self.destinations(&roots);
         let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
-        if let Some(map) = map::plan(&self.body, roots, &in_memory) {
+        if let Some(map) = map::plan(&self.body, &roots, &in_memory) {
             return self.vectors(&map, writes);
         }
-        if let Some(turned) = turned::plan(&self.body, roots, &in_memory) {
+        if let Some(turned) = turned::plan(&self.body, &roots, &in_memory) {
             return self.turned(&turned, writes);
         }
-        let node = self.body.graph.def_node(first);
-        let what = node
-            .filter(|n| !matches!(n.op, Op::Map(_)))
-            .map_or("map", |n| n.op.name())
-            .to_owned();
+        let what = match self.body.graph.def_node(first).map(|n| &n.op) {
+            None | Some(Op::Map(_)) => "map",
+            Some(op) => op.name(),
+        };
+        let what = what.to_owned();
         let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
         self.store_elements(&what, &pairs, writes)
     }
 
     /// Stores results a vector at a time.
     fn vectors(&mut self, map: &Map, writes: Vec<(ValueId, Arg)>) -> Result<()> {
-        let reads = self.reads(&map.expression);
         let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
-        self.kernel(
-            "map",
-            Buffers {
-                reads,
-                writes,
-                ..Buffers::default()
-            },
-            map.n_items(),
-            |p, e, item, outs| {
-                let (leaves, outs) = buffers_of(p, &map.expression, &written, outs);
-                map.emit(e, item, &leaves, &outs)
-            },
-        )
+        let buffers = Buffers::new(self.reads(&map.expression), writes);
+        self.kernel("map", buffers, map.n_items(), |p, e, item, outs| {
+            let (leaves, outs) = buffers_of(p, &map.expression, &written, outs);
+            map.emit(e, item, &leaves, &outs)
+        })
     }
 
     /// Stores results a tile at a time.
     fn turned(&mut self, turned: &Turned, writes: Vec<(ValueId, Arg)>) -> Result<()> {
-        let reads = self.reads(&turned.expression);
         let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
+        let buffers = Buffers::new(self.reads(&turned.expression), writes);
         let resources = Resources::new(turned.n_blocks(), turned::BLOCK);
-        self.blocks(
-            "turned",
-            Buffers {
-                reads,
-                writes,
-                ..Buffers::default()
-            },
-            0,
-            resources,
-            |p, e, outs| {
-                let (leaves, outs) = buffers_of(p, &turned.expression, &written, outs);
-                turned.emit(e, &leaves, &outs)
-            },
-        )
+        self.blocks("turned", buffers, 0, resources, |p, e, outs| {
+            let (leaves, outs) = buffers_of(p, &turned.expression, &written, outs);
+            turned.emit(e, &leaves, &outs)
+        })
     }
 
     /// Distinct values that an expression loads.
@@ -430,37 +410,23 @@ impl<'s> ClusterCompiler<'s> {
         if items == 0 {
             return Ok(());
         }
-        let reads = self.placed.leaves(&self.body, &sources);
-        self.kernel(
-            what,
-            Buffers {
-                reads,
-                writes,
-                ..Buffers::default()
-            },
-            items,
-            |p, e, item, outs| {
-                let at = e.delinearise(Ix::V(item), &shape);
-                for (&v, &out) in sources.iter().zip(outs) {
-                    let value = p.value(e, v, &at)?;
-                    e.store(p.body.dtype(v), value, out, Ix::V(item));
-                }
-                Ok(())
-            },
-        )
+        let buffers = Buffers::new(self.placed.leaves(&self.body, &sources), writes);
+        self.kernel(what, buffers, items, |p, e, item, outs| {
+            let at = e.delinearise(Ix::V(item), &shape);
+            for (&v, &out) in sources.iter().zip(outs) {
+                let value = p.value(e, v, &at)?;
+                e.store(p.body.dtype(v), value, out, Ix::V(item));
+            }
+            Ok(())
+        })
     }
 
     /// A block per line, if lines suit it.
     fn lines(&mut self, node: &Node) -> Option<Result<()>> {
         let lines = Lines::find(&self.body, node)?;
         let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
-        let writes = self.destinations(&node.outputs);
+        let buffers = Buffers::new(reads, self.destinations(&node.outputs));
         let resources = Resources::new(lines.n_blocks(), lines::BLOCK);
-        let buffers = Buffers {
-            reads,
-            writes,
-            ..Buffers::default()
-        };
         Some(self.blocks("lines", buffers, 0, resources, |p, e, outs| {
             lines.emit(p, e, outs)
         }))
@@ -477,21 +443,13 @@ impl<'s> ClusterCompiler<'s> {
         };
         let mut lines = self.body.shape(node.outputs[0]).to_vec();
         lines[axis] = 1;
+        let n_lines = lines.iter().product();
         let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
-        let writes = self.destinations(&node.outputs);
-        self.kernel(
-            "cum_sum",
-            Buffers {
-                reads,
-                writes,
-                ..Buffers::default()
-            },
-            lines.iter().product(),
-            |p, e, item, outs| {
-                let at = e.delinearise(Ix::V(item), &lines);
-                p.cum_sum_line(e, &node, &at, outs[0])
-            },
-        )
+        let buffers = Buffers::new(reads, self.destinations(&node.outputs));
+        self.kernel("cum_sum", buffers, n_lines, |p, e, item, outs| {
+            let at = e.delinearise(Ix::V(item), &lines);
+            p.cum_sum_line(e, &node, &at, outs[0])
+        })
     }
 
     /// A thread per element: its rank is the number of elements that come before it.
@@ -500,117 +458,32 @@ impl<'s> ClusterCompiler<'s> {
         if let Some(done) = self.lines(&node) {
             return done;
         }
-        let Op::TopK { axis, largest, .. } = node.op else {
-            return Err(wrong_phase(&node));
-        };
-        let x = node.inputs[0];
-        let (from, to) = (
-            self.body.shape(x).to_vec(),
-            self.body.shape(node.outputs[0]).to_vec(),
-        );
-        let dtype = self.body.dtype(x);
-        let reads = self.placed.leaves(&self.body, &[x]);
-        let writes = self.destinations(&node.outputs);
-        self.kernel(
-            "top_k",
-            Buffers {
-                reads,
-                writes,
-                ..Buffers::default()
-            },
-            from.iter().product(),
-            |p, e, item, outs| {
-                let mut at = e.delinearise(Ix::V(item), &from);
-                let own = p.value(e, x, &at)?;
-                let position = e.val(at[axis]);
-                let zero = e.index(0);
-                let rank = e.for_loop(
-                    Ix::C(0),
-                    Ix::C(from[axis] as i64),
-                    1,
-                    &[zero],
-                    |e, j, carried| {
-                        p.scoped(|p| {
-                            let mut other_at = at.clone();
-                            other_at[axis] = Ix::V(j);
-                            let other = p.value(e, x, &other_at)?;
-                            let (first, second) = if largest { (other, own) } else { (own, other) };
-                            let before = beats(e, first, second, dtype, Extremum::Max)?;
-                            let after = beats(e, second, first, dtype, Extremum::Max)?;
-                            let (earlier, not_after) =
-                                (e.index_compare(Order::Less, j, position), e.negated(after)?);
-                            let tied = e.both(earlier, not_after)?;
-                            let counts = e.either(before, tied)?;
-                            let one = e.truth_to_index(counts);
-                            Ok(vec![e.index_add(carried[0], one)])
-                        })
-                    },
-                )?[0];
-                let k = e.index(to[axis] as i64);
-                let chosen = e.index_compare(Order::Less, rank, k);
-                at[axis] = Ix::V(rank);
-                let store = |_: &mut Puller<Value>, e: &mut Emitter| {
-                    let linear = e.linearise(&at, &to);
-                    e.store(dtype, own, outs[0], linear);
-                    let position = e.index_to_i64(position);
-                    e.store(DType::I64, position, outs[1], linear);
-                    Ok(vec![])
-                };
-                e.branch(chosen, &[], p, store, |_, _| Ok(vec![]))?;
-                Ok(())
-            },
-        )
+        let selection = Selection::new(&self.body, &node)?;
+        let n_items = selection.from.iter().product();
+        let reads = self.placed.leaves(&self.body, &[selection.x]);
+        let buffers = Buffers::new(reads, self.destinations(&node.outputs));
+        self.kernel("top_k", buffers, n_items, |p, e, item, outs| {
+            selection.emit(p, e, item, [outs[0], outs[1]])
+        })
     }
 
     /// A copy, then a thread for all updates that may hit the same element: updates that differ
     /// only in the axes that indices select.
     fn scatter(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
-        let (data, indices, updates) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let y = node.outputs[0];
         let writes = self.destinations(&[y]);
-        self.store_elements("copy", &[(data, y)], writes.clone())?;
-        let shape = self.body.shape(updates).to_vec();
-        let meets = |axis: usize| match node.op {
-            Op::ScatterElements { axis: along, .. } => axis == along,
-            _ => axis + 1 < self.body.shape(indices).len(),
-        };
-        let (mut apart, mut in_order) = (shape.clone(), shape.clone());
-        (0..shape.len()).for_each(|axis| {
-            *(if meets(axis) {
-                &mut apart[axis]
-            } else {
-                &mut in_order[axis]
-            }) = 1
-        });
-        if shape.contains(&0) {
+        self.store_elements("copy", &[(node.inputs[0], y)], writes.clone())?;
+        let updates = Updates::new(&self.body, &node);
+        let n_threads: usize = updates.disjoint.iter().product();
+        if n_threads * updates.n_ordered() == 0 {
             return Ok(());
         }
-        let reads = self.placed.leaves(&self.body, &[indices, updates]);
-        self.kernel(
-            "scatter",
-            Buffers {
-                reads,
-                writes,
-                ..Buffers::default()
-            },
-            apart.iter().product(),
-            |p, e, item, outs| {
-                let fixed = e.delinearise(Ix::V(item), &apart);
-                let n: usize = in_order.iter().product();
-                e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
-                    let moving = e.delinearise(Ix::V(i), &in_order);
-                    let at: Vec<Ix<Value>> = fixed
-                        .iter()
-                        .zip(&moving)
-                        .map(|(&a, &b)| e.add(a, b))
-                        .collect();
-                    p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
-                    Ok(vec![])
-                })?;
-                Ok(())
-            },
-        )
+        let reads = self.placed.leaves(&self.body, &node.inputs[1..3]);
+        let buffers = Buffers::new(reads, writes);
+        self.kernel("scatter", buffers, n_threads, |p, e, item, outs| {
+            updates.emit(p, e, item, outs[0])
+        })
     }
 
     /// Results that no phase wrote.
@@ -651,40 +524,183 @@ fn buffers_of(
     )
 }
 
+/// The updates of a scatter.
+struct Updates<'n> {
+    node: &'n Node,
+    /// Extents along the axes that tell disjoint updates apart; 1 along the others.
+    disjoint: Vec<usize>,
+    /// Extents along the axes whose updates may hit the same element; 1 along the others.
+    ordered: Vec<usize>,
+}
+
+impl<'n> Updates<'n> {
+    fn new(body: &Body, node: &'n Node) -> Updates<'n> {
+        let n_index_axes = body.shape(node.inputs[1]).len();
+        let may_hit = |axis: usize| match node.op {
+            Op::ScatterElements { axis: along, .. } => axis == along,
+            _ => axis + 1 < n_index_axes,
+        };
+        let shape = body.shape(node.inputs[2]);
+        let [disjoint, ordered] = [false, true].map(|hits| {
+            let extents = shape.iter().enumerate();
+            let own = extents.map(|(axis, &n)| if may_hit(axis) == hits { n } else { 1 });
+            own.collect()
+        });
+        Updates {
+            node,
+            disjoint,
+            ordered,
+        }
+    }
+
+    /// Updates of a thread.
+    fn n_ordered(&self) -> usize {
+        self.ordered.iter().product()
+    }
+
+    /// Writes the code of the updates of thread number `item`, in order.
+    fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, out: Value) -> Result<()> {
+        let fixed = e.delinearise(Ix::V(item), &self.disjoint);
+        let end = Ix::C(self.n_ordered() as i64);
+        e.for_loop(Ix::C(0), end, 1, &[], |e, i, _| {
+            let moving = e.delinearise(Ix::V(i), &self.ordered);
+            let both = fixed.iter().zip(&moving);
+            let at: Vec<Ix<Value>> = both.map(|(&a, &b)| e.add(a, b)).collect();
+            p.scoped(|p| p.scatter_update(e, self.node, &at, out))?;
+            Ok(vec![])
+        })?;
+        Ok(())
+    }
+}
+
+/// A top-k by ranks: each element counts the elements of its line that come before it.
+struct Selection {
+    x: ValueId,
+    dtype: DType,
+    axis: usize,
+    largest: bool,
+    /// Shapes of operand and result.
+    from: Vec<usize>,
+    to: Vec<usize>,
+}
+
+impl Selection {
+    fn new(body: &Body, node: &Node) -> Result<Selection> {
+        let Op::TopK { axis, largest, .. } = node.op else {
+            return Err(wrong_phase(node));
+        };
+        let x = node.inputs[0];
+        Ok(Selection {
+            x,
+            dtype: body.dtype(x),
+            axis,
+            largest,
+            from: body.shape(x).to_vec(),
+            to: body.shape(node.outputs[0]).to_vec(),
+        })
+    }
+
+    /// Writes the code of element number `item`.
+    fn emit(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        outs: [Value; 2],
+    ) -> Result<()> {
+        let mut at = e.delinearise(Ix::V(item), &self.from);
+        let own = p.value(e, self.x, &at)?;
+        let position = e.val(at[self.axis]);
+        let rank = self.rank(p, e, &at, [own, position])?;
+        let k = e.index(self.to[self.axis] as i64);
+        let is_chosen = e.index_compare(Order::Less, rank, k);
+        at[self.axis] = Ix::V(rank);
+        let store = |_: &mut Puller<Value>, e: &mut Emitter| {
+            let linear = e.linearise(&at, &self.to);
+            e.store(self.dtype, own, outs[0], linear);
+            let position = e.index_to_i64(position);
+            e.store(DType::I64, position, outs[1], linear);
+            Ok(vec![])
+        };
+        e.branch(is_chosen, &[], p, store, |_, _| Ok(vec![]))?;
+        Ok(())
+    }
+
+    /// Number of elements that come before the element `own` at `position` of its line.
+    fn rank(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        own: [Value; 2],
+    ) -> Result<Value> {
+        let zero = e.index(0);
+        let end = Ix::C(self.from[self.axis] as i64);
+        let rank = e.for_loop(Ix::C(0), end, 1, &[zero], |e, j, carried| {
+            let mut other_at = at.to_vec();
+            other_at[self.axis] = Ix::V(j);
+            let other = p.scoped(|p| p.value(e, self.x, &other_at))?;
+            let comes_before = self.comes_before(e, [other, j], own)?;
+            let one = e.truth_to_index(comes_before);
+            Ok(vec![e.index_add(carried[0], one)])
+        })?;
+        Ok(rank[0])
+    }
+
+    /// True if an element at a position comes before the `own`: of equal ones, the earlier.
+    fn comes_before(
+        &self,
+        e: &mut Emitter,
+        [other, j]: [Value; 2],
+        [own, position]: [Value; 2],
+    ) -> Result<Value> {
+        let (first, second) = match self.largest {
+            true => (other, own),
+            false => (own, other),
+        };
+        let before = beats(e, first, second, self.dtype, Extremum::Max)?;
+        let after = beats(e, second, first, self.dtype, Extremum::Max)?;
+        let earlier = e.index_compare(Order::Less, j, position);
+        let not_after = e.negated(after)?;
+        let tied = e.both(earlier, not_after)?;
+        e.either(before, tied)
+    }
+}
+
 fn wrong_phase(node: &Node) -> Error {
     Error::internal(format!("{} is in a phase of another kind", node.op.name()))
 }
 
 /// True if some position in a body may not fit 32 bits.
 fn needs_wide_indices(body: &Body) -> bool {
-    let large_value =
-        (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId::new(v)) >= NARROW);
-    let reach = |w: &Window, spatial: &[usize], taps: &[usize]| {
-        (0..w.strides.len()).any(|d| {
-            let extent = spatial
-                .iter()
-                .max()
-                .copied()
-                .unwrap_or(0)
-                .saturating_add(w.pads_low[d] + w.pads_high[d]);
-            extent
-                .saturating_mul(w.strides[d])
-                .saturating_add(taps.iter().max().map_or(0, |t| t * w.dilations[d]))
-                >= NARROW
-        })
-    };
-    let far_window = |n: &Node| {
-        let shapes = || (body.shape(n.inputs[0]), body.shape(n.outputs[0]));
-        match &n.op {
-            Op::Conv { window, .. } | Op::ConvTranspose { window, .. } => {
-                reach(window, shapes().0, body.shape(n.inputs[1]))
-                    || reach(window, shapes().1, body.shape(n.inputs[1]))
-            }
-            Op::Pool { window, size, .. } | Op::MaxPoolIndices { window, size, .. } => {
-                reach(window, shapes().0, size) || reach(window, shapes().1, size)
-            }
-            _ => false,
+    let mut values = (0..body.graph.n_values() as u32).map(ValueId::new);
+    values.any(|v| body.n_elements(v) >= NARROW)
+        || body.graph.nodes().any(|(_, n)| reaches_far(body, n))
+}
+
+/// True if the windows of a node may reach positions that do not fit 32 bits.
+fn reaches_far(body: &Body, node: &Node) -> bool {
+    let (window, taps) = match &node.op {
+        Op::Conv { window, .. } | Op::ConvTranspose { window, .. } => {
+            (window, body.shape(node.inputs[1]))
         }
+        Op::Pool { window, size, .. } | Op::MaxPoolIndices { window, size, .. } => {
+            (window, &size[..])
+        }
+        _ => return false,
     };
-    large_value || body.graph.nodes().any(|(_, n)| far_window(n))
+    let shapes = [body.shape(node.inputs[0]), body.shape(node.outputs[0])];
+    let reaches = |shape: &[usize]| reach(window, shape, taps) >= NARROW;
+    shapes.into_iter().any(reaches)
+}
+
+/// Upper bound of the positions that a window visits in values of such a shape.
+fn reach(w: &Window, shape: &[usize], taps: &[usize]) -> usize {
+    let largest = |extents: &[usize]| extents.iter().max().copied().unwrap_or(0);
+    let along = |d: usize| {
+        let padded = largest(shape).saturating_add(w.pads_low[d] + w.pads_high[d]);
+        let last = padded.saturating_mul(w.strides[d]);
+        last.saturating_add(largest(taps) * w.dilations[d])
+    };
+    (0..w.strides.len()).map(along).max().unwrap_or(0)
 }

@@ -100,32 +100,20 @@ impl<'n> Lines<'n> {
         reverse: bool,
         out: Value,
     ) -> Result<()> {
-        let n = self.shape[self.axis];
-        let acc = if self.dtype.is_float() {
-            DType::F64
-        } else {
-            exchanged(self.dtype)
+        let acc = match self.dtype.is_float() {
+            true => DType::F64,
+            false => exchanged(self.dtype),
         };
         let ty = element_type(acc);
         e.line(&format!("{ty} before = 0;"));
-        e.counted(["0", &n.to_string(), &BLOCK.to_string()], |e, first| {
-            let i = e.define(Kind::Index, &format!("{} + ix(threadIdx.x)", e.text(first)));
-            let inside = e.below(Ix::V(i), n, BLOCK);
-            let mut at = at.to_vec();
-            at[self.axis] = Ix::V(i);
-            if reverse {
-                let last = e.index(n as i64 - 1);
-                at[self.axis] = Ix::V(e.index_sub(last, i));
-            }
+        self.each(e, |e, i, inside| {
+            let at = self.element(e, at, i, reverse);
             e.line(&format!("{ty} own = 0, all;"));
             e.guarded(&[inside], |e| {
-                p.scoped(|p| {
-                    let v = p.value(e, self.node.inputs[0], &at)?;
-                    let v = e.convert(v, self.dtype, acc)?;
-                    let line = format!("own = {};", e.text(v));
-                    e.line(&line);
-                    Ok::<(), Error>(())
-                })
+                let v = p.scoped(|p| p.value(e, self.node.inputs[0], &at))?;
+                let v = e.convert(v, self.dtype, acc)?;
+                e.set("own", v);
+                Ok(())
             })?;
             e.line(&format!(
                 "const {ty} sum = gm_sum()(before, gm_running<{BLOCK}, {exclusive}>(own, all));"
@@ -142,6 +130,39 @@ impl<'n> Lines<'n> {
         })
     }
 
+    /// Goes through a line, [`BLOCK`] elements at a time: `f` gets the position of the thread's
+    /// element, and the condition that it exists.
+    fn each(
+        &self,
+        e: &mut Emitter,
+        f: impl FnOnce(&mut Emitter, Value, Option<Value>) -> Result<()>,
+    ) -> Result<()> {
+        let n = self.shape[self.axis];
+        e.counted(["0", &n.to_string(), &BLOCK.to_string()], |e, first| {
+            let i = format!("{} + ix(threadIdx.x)", e.text(first));
+            let i = e.define(Kind::Index, &i);
+            let inside = e.below(Ix::V(i), n, BLOCK);
+            f(e, i, inside)
+        })
+    }
+
+    /// Index of element `i` of the line at `at`, counted from its end if `reverse`.
+    fn element(
+        &self,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        i: Value,
+        reverse: bool,
+    ) -> Vec<Ix<Value>> {
+        let mut at = at.to_vec();
+        at[self.axis] = Ix::V(i);
+        if reverse {
+            let last = e.index(self.shape[self.axis] as i64 - 1);
+            at[self.axis] = Ix::V(e.index_sub(last, i));
+        }
+        at
+    }
+
     /// The best elements of a line, in order. Elements better than the worst of the best so far
     /// become candidates, which are sorted when there is no room for more. The order in which they
     /// come does not matter, since no two are equal: positions differ.
@@ -153,43 +174,22 @@ impl<'n> Lines<'n> {
         largest: bool,
         outs: [Value; 2],
     ) -> Result<()> {
-        let y = self.node.outputs[0];
-        let (n, to) = (self.shape[self.axis], p.body.shape(y).to_vec());
-        let k = to[self.axis];
-        let acc = exchanged(self.dtype);
-        let better = if largest {
-            "gm_better<true, false>()"
-        } else {
-            "gm_ascending()"
+        let k = p.body.shape(self.node.outputs[0])[self.axis];
+        let better = match largest {
+            true => "gm_better<true, false>()",
+            false => "gm_ascending()",
         };
-        let worst = e.constant(acc, worst_bits(acc, largest));
-        let worst = e.text(worst).to_owned();
-        let sort = format!(
-            "gm_sort<{BLOCK}, {CANDIDATES}>(values, positions, int(count), {worst}, ix({n}), {better});"
-        );
+        let sort = self.sort(e, largest, better);
         e.line("if (threadIdx.x == 0) count = 0;");
         e.line("bool full = false;");
         e.line("__syncthreads();");
-        e.counted(["0", &n.to_string(), &BLOCK.to_string()], |e, first| {
-            let i = e.define(Kind::Index, &format!("{} + ix(threadIdx.x)", e.text(first)));
-            let inside = e.below(Ix::V(i), n, BLOCK);
-            let mut at = at.to_vec();
-            at[self.axis] = Ix::V(i);
+        self.each(e, |e, i, inside| {
+            let at = self.element(e, at, i, false);
             e.guarded(&[inside], |e| {
-                p.scoped(|p| {
-                    let v = p.value(e, self.node.inputs[0], &at)?;
-                    let v = e.convert(v, self.dtype, acc)?;
-                    let (v, i) = (e.text(v).to_owned(), e.text(i).to_owned());
-                    e.open(&format!(
-                        "if (!full || {better}({v}, {i}, values[{0}], positions[{0}]))",
-                        k - 1
-                    ));
-                    e.line("const u32 place = atomicAdd(&count, 1u);");
-                    e.line(&format!("values[place] = {v};"));
-                    e.line(&format!("positions[place] = {i};"));
-                    e.close();
-                    Ok::<(), Error>(())
-                })
+                let v = p.scoped(|p| p.value(e, self.node.inputs[0], &at))?;
+                let v = e.convert(v, self.dtype, exchanged(self.dtype))?;
+                add_candidate(e, [v, i], k - 1, better);
+                Ok(())
             })?;
             e.line("__syncthreads();");
             e.open(&format!("if (count > {})", CANDIDATES - BLOCK));
@@ -201,24 +201,55 @@ impl<'n> Lines<'n> {
             Ok(())
         })?;
         e.line(&sort);
-        e.counted(
-            ["ix(threadIdx.x)", &k.to_string(), &BLOCK.to_string()],
-            |e, i| {
-                let mut at = at.to_vec();
-                at[self.axis] = Ix::V(i);
-                let linear = e.linearise(&at, &to);
-                let value = e.named(Kind::Element(acc), format!("values[{}]", e.text(i)));
-                let value = e.convert(value, acc, self.dtype)?;
-                e.store(self.dtype, value, outs[0], linear);
-                let position = e.named(Kind::Index, format!("positions[{}]", e.text(i)));
-                let position = e.index_to_i64(position);
-                e.store(DType::I64, position, outs[1], linear);
-                Ok(())
-            },
-        )?;
+        self.store_best(e, at, p.body.shape(self.node.outputs[0]), outs)?;
         e.line("__syncthreads();");
         Ok(())
     }
+
+    /// The call that sorts the candidates.
+    fn sort(&self, e: &mut Emitter, largest: bool, better: &str) -> String {
+        let (acc, n) = (exchanged(self.dtype), self.shape[self.axis]);
+        let worst = e.constant(acc, worst_bits(acc, largest));
+        let worst = e.text(worst);
+        format!(
+            "gm_sort<{BLOCK}, {CANDIDATES}>(values, positions, int(count), {worst}, ix({n}), {better});"
+        )
+    }
+
+    /// Stores the first candidates and their positions in results of shape `to`.
+    fn store_best(
+        &self,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        to: &[usize],
+        outs: [Value; 2],
+    ) -> Result<()> {
+        e.by_thread(to[self.axis], BLOCK, |e, i| {
+            let at = self.element(e, at, i, false);
+            let linear = e.linearise(&at, to);
+            let value = format!("values[{}]", e.text(i));
+            let value = e.named(Kind::Element(exchanged(self.dtype)), value);
+            let value = e.cast(value, self.dtype)?;
+            e.store(self.dtype, value, outs[0], linear);
+            let position = format!("positions[{}]", e.text(i));
+            let position = e.named(Kind::Index, position);
+            let position = e.index_to_i64(position);
+            e.store(DType::I64, position, outs[1], linear);
+            Ok(())
+        })
+    }
+}
+
+/// Adds a value and its position to the candidates, if it is better than the one at `last`.
+fn add_candidate(e: &mut Emitter, [v, i]: [Value; 2], last: usize, better: &str) {
+    let (v, i) = (e.text(v).to_owned(), e.text(i).to_owned());
+    e.open(&format!(
+        "if (!full || {better}({v}, {i}, values[{last}], positions[{last}]))"
+    ));
+    e.line("const u32 place = atomicAdd(&count, 1u);");
+    e.line(&format!("values[place] = {v};"));
+    e.line(&format!("positions[place] = {i};"));
+    e.close();
 }
 
 /// Bits of an element that no other comes after.

@@ -1,10 +1,10 @@
 //! Element-wise results in vectors of up to 16 bytes: each thread computes several neighbouring elements.
 
-use super::emit::{Emitter, Value};
+use super::emit::{Emitter, Operand, Value};
 use super::text::memory_type;
-use crate::codegen::access::{Expression, expression};
+use crate::codegen::access::{Expression, Leaf, expression};
 use crate::codegen::body::Body;
-use crate::codegen::pull::{Emit, Ix, Kind};
+use crate::codegen::pull::{Emit, Ix};
 use crate::codegen::strided::{Axis, collapse, row_major};
 use crate::error::Result;
 use crate::ir::ValueId;
@@ -30,48 +30,9 @@ pub(super) fn plan(
     let expression = expression(body, roots, in_memory, &|_, _| false)?;
     let shape = body.shape(roots[0]);
     let strides = expression.all_strides(&row_major(shape));
-    let mut axes = collapse(
-        shape,
-        &strides.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-    );
-    let inner = axes.last()?.clone();
-    let dtypes = expression
-        .leaves
-        .iter()
-        .map(|l| l.value)
-        .chain(roots.iter().copied())
-        .map(|v| body.dtype(v));
-    let moving: Vec<DType> = dtypes
-        .zip(&inner.strides)
-        .filter(|(_, s)| **s != 0)
-        .map(|(d, _)| d)
-        .collect();
-    let width = WIDEST / moving.iter().map(|d| d.size_bytes()).max()?;
-    // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
-    let whole = |v: ValueId| body.n_elements(v).is_multiple_of(width);
-    let offsets = expression
-        .leaves
-        .iter()
-        .map(|l| l.offset)
-        .chain(roots.iter().map(|_| 0));
-    let aligned = |n: i64| n % width as i64 == 0;
-    let fits = inner
-        .strides
-        .iter()
-        .zip(offsets)
-        .enumerate()
-        .all(|(t, (&stride, offset))| {
-            let outer = || axes[..axes.len() - 1].iter().all(|a| aligned(a.strides[t]));
-            stride == 0 || stride == 1 && aligned(offset) && outer()
-        });
-    let whole = expression
-        .leaves
-        .iter()
-        .zip(&inner.strides)
-        .all(|(l, &s)| s == 0 || whole(l.value));
-    if !whole || width < 2 || !inner.extent.is_multiple_of(width) || !fits {
-        return None;
-    }
+    let strides: Vec<&[i64]> = strides.iter().map(Vec::as_slice).collect();
+    let mut axes = collapse(shape, &strides);
+    let width = width(body, &expression, roots, &axes)?;
     let last = axes.last_mut()?;
     last.extent /= width;
     last.strides.iter_mut().for_each(|s| *s *= width as i64);
@@ -80,6 +41,29 @@ pub(super) fn plan(
         axes,
         width,
     })
+}
+
+/// Elements of a vector, if all tensors are constant along the last axis or have whole, aligned
+/// vectors there.
+fn width(body: &Body, expression: &Expression, roots: &[ValueId], axes: &[Axis]) -> Option<usize> {
+    let (inner, outer) = axes.split_last()?;
+    let leaves = expression.leaves.iter().map(|l| (l.value, l.offset));
+    let tensors: Vec<_> = leaves.chain(roots.iter().map(|&v| (v, 0))).collect();
+    let moving = tensors.iter().zip(&inner.strides).filter(|(_, s)| **s != 0);
+    let sizes = moving.map(|((v, _), _)| body.dtype(*v).size_bytes());
+    let width = WIDEST / sizes.max()?;
+    let is_whole = |n: i64| n % width as i64 == 0;
+    let fits = tensors.iter().enumerate().all(|(t, &(_, offset))| {
+        let stride = inner.strides[t];
+        let is_aligned = is_whole(offset) && outer.iter().all(|a| is_whole(a.strides[t]));
+        stride == 0 || stride == 1 && is_aligned
+    });
+    // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
+    let is_whole = |v: ValueId| body.n_elements(v).is_multiple_of(width);
+    let mut leaves = expression.leaves.iter().zip(&inner.strides);
+    let is_aligned = leaves.all(|(l, &stride)| stride == 0 || is_whole(l.value));
+    let suits = width > 1 && inner.extent.is_multiple_of(width);
+    (suits && fits && is_aligned).then_some(width)
 }
 
 impl Map {
@@ -98,57 +82,39 @@ impl Map {
     ) -> Result<()> {
         let extents: Vec<usize> = self.axes.iter().map(|a| a.extent).collect();
         let at = e.delinearise(Ix::V(item), &extents);
-        let mut names = Vec::new();
-        for (t, (leaf, &(buffer, dtype))) in self.expression.leaves.iter().zip(leaves).enumerate() {
-            let from = self.position(e, t, leaf.offset, &at);
-            names.push(if self.moves(t) {
-                let name = format!("x{t}");
-                let (from, buffer) = (e.val(from), e.text(buffer).to_owned());
-                let load = format!(
-                    "const auto {name} = gm_load<{}>({buffer} + {});",
-                    self.width,
-                    e.text(from)
-                );
-                e.line(&load);
-                Err(match dtype {
-                    DType::Bool => format!("{name}.v[k] != 0"),
-                    _ => format!("{name}.v[k]"),
-                })
-            } else {
-                Ok(e.load(dtype, buffer, from))
-            });
-        }
+        let operands = self.load(e, leaves, &at);
+        let width = self.width;
         for (t, (_, dtype)) in outs.iter().enumerate() {
-            e.line(&format!(
-                "gm_vector<{}, {}> y{t};",
-                memory_type(*dtype),
-                self.width
-            ));
+            let ty = memory_type(*dtype);
+            e.line(&format!("gm_vector<{ty}, {width}> y{t};"));
         }
         e.line("#pragma unroll");
-        e.open(&format!("for (int k = 0; k < {}; ++k)", self.width));
-        let mut inputs = Vec::new();
-        for (name, &(_, dtype)) in names.into_iter().zip(leaves) {
-            inputs.push(name.unwrap_or_else(|element| e.define(Kind::Element(dtype), &element)));
-        }
+        e.open(&format!("for (int k = 0; k < {width}; ++k)"));
+        let inputs: Vec<Value> = operands.into_iter().map(|o| o.value(e)).collect();
         let values = e.program(&self.expression.program, &inputs)?;
         for (t, v) in values.into_iter().enumerate() {
-            let line = format!("y{t}.v[k] = {};", e.text(v));
-            e.line(&line);
+            e.set(&format!("y{t}.v[k]"), v);
         }
         e.close();
         for (t, &(buffer, _)) in outs.iter().enumerate() {
             let to = self.position(e, leaves.len() + t, 0, &at);
-            let to = e.val(to);
-            let line = format!(
-                "gm_store<{}>({} + {}, y{t});",
-                self.width,
-                e.text(buffer),
-                e.text(to)
-            );
-            e.line(&line);
+            let to = format!("{} + {}", e.text(buffer), e.position(to));
+            e.line(&format!("gm_store<{width}>({to}, y{t});"));
         }
         Ok(())
+    }
+
+    /// Loads the operands of a vector.
+    fn load(&self, e: &mut Emitter, leaves: &[(Value, DType)], at: &[Ix<Value>]) -> Vec<Operand> {
+        let leaves = self.expression.leaves.iter().zip(leaves).enumerate();
+        let load = |(t, (leaf, &(buffer, dtype))): (usize, (&Leaf, &(Value, DType)))| {
+            let from = self.position(e, t, leaf.offset, at);
+            match self.moves(t) {
+                true => e.load_operand(t, (self.width, dtype), buffer, from),
+                false => Operand::Same(e.load(dtype, buffer, from)),
+            }
+        };
+        leaves.map(load).collect()
     }
 
     fn moves(&self, tensor: usize) -> bool {
@@ -156,12 +122,7 @@ impl Map {
     }
 
     fn position(&self, e: &mut Emitter, tensor: usize, offset: i64, at: &[Ix<Value>]) -> Ix<Value> {
-        self.axes
-            .iter()
-            .zip(at)
-            .fold(Ix::C(offset), |sum, (axis, &i)| {
-                let step = e.mul(i, axis.strides[tensor]);
-                e.add(sum, step)
-            })
+        let strides: Vec<i64> = self.axes.iter().map(|a| a.strides[tensor]).collect();
+        e.strided(offset, at, &strides)
     }
 }

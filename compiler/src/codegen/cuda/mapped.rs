@@ -5,6 +5,7 @@ use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix};
 use crate::codegen::strided::Strided;
 use crate::ir::ValueId;
+use gristmill_runtime::DType;
 use gristmill_runtime::gpu::{Swizzle, TensorMap};
 
 /// Columns of a tile: 128 bytes of half types, which is as wide as the widest permutation of chunks.
@@ -23,39 +24,40 @@ pub(super) struct Mapped {
     axes: Vec<usize>,
 }
 
+/// The map of a view in tiles of `rows` x [`COLUMNS`], with rows along axis `inner` and such leading axes.
+fn tensor_map(
+    view: &Strided,
+    dtype: DType,
+    (inner, lead): (usize, &[usize]),
+    rows: usize,
+) -> Option<TensorMap> {
+    // `inner` is one of the last two axes, and this the other.
+    let outer = 2 * view.shape.len() - 3 - inner;
+    let axes: Vec<usize> = [inner, outer].iter().chain(lead).copied().collect();
+    let mut tile = vec![1; axes.len()];
+    tile[..2].copy_from_slice(&[COLUMNS as u32, rows as u32]);
+    let bytes = |n: i64| Some(u64::try_from(n).ok()? * dtype.size_bytes() as u64);
+    let strides = axes[1..].iter().map(|&a| bytes(view.strides[a]));
+    Some(TensorMap {
+        buffer: 0,
+        dtype,
+        offset_bytes: bytes(view.offset)?,
+        sizes: axes.iter().map(|&a| view.shape[a] as u64).collect(),
+        strides_bytes: strides.collect::<Option<_>>()?,
+        tile,
+        swizzle: Swizzle::B128,
+    })
+}
+
 impl Mapped {
     /// In tiles of `rows` x [`COLUMNS`], rows along axis `inner` of the view; `None` if the engine does not take it.
     pub(super) fn new(body: &Body, view: &Strided, inner: usize, rows: usize) -> Option<Mapped> {
         let dtype = body.dtype(view.base);
-        let size_bytes = dtype.size_bytes();
-        let buffer_bytes = body.n_elements(view.base) * size_bytes;
+        let buffer_bytes = body.n_elements(view.base) * dtype.size_bytes();
         let rank = view.shape.len();
-        let outer = 2 * rank - 3 - inner;
-        let axes: Vec<usize> = (0..rank - 2)
-            .rev()
-            .filter(|&a| view.shape[a] != 1 && view.strides[a] != 0)
-            .collect();
-        let outer_axes = || std::iter::once(outer).chain(axes.iter().copied());
-        let stride_bytes = |a: usize| {
-            u64::try_from(view.strides[a])
-                .ok()
-                .map(|s| s * size_bytes as u64)
-        };
-        let map = TensorMap {
-            buffer: 0,
-            dtype,
-            offset_bytes: u64::try_from(view.offset).ok()? * size_bytes as u64,
-            sizes: std::iter::once(inner)
-                .chain(outer_axes())
-                .map(|a| view.shape[a] as u64)
-                .collect(),
-            strides_bytes: outer_axes().map(stride_bytes).collect::<Option<_>>()?,
-            tile: [COLUMNS as u32, rows as u32]
-                .into_iter()
-                .chain(axes.iter().map(|_| 1))
-                .collect(),
-            swizzle: Swizzle::B128,
-        };
+        let moves = |a: &usize| view.shape[*a] != 1 && view.strides[*a] != 0;
+        let axes: Vec<usize> = (0..rank - 2).rev().filter(moves).collect();
+        let map = tensor_map(view, dtype, (inner, &axes), rows)?;
         // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
         let lies = view.strides[inner] == 1 && buffer_bytes.is_multiple_of(CHUNK_BYTES);
         let fits = lies && map.problem(buffer_bytes as u64).is_none();

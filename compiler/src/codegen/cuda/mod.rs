@@ -119,31 +119,18 @@ pub fn generate_with(graph: &Graph, options: Options) -> Result<Generated> {
 
 /// [`generate_with`], with preferred variants of some clusters.
 pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<Generated> {
-    let mut session = Session {
-        options,
-        units: Vec::new(),
-        kernels: Vec::new(),
-        of_source: HashMap::new(),
-        forms: BTreeMap::new(),
-        listing: String::new(),
-    };
+    let mut session = Session::new(options);
     let (mut plans, mut of_libraries) = (BTreeMap::new(), Vec::new());
-    for (id, node) in graph
+    let clusters = graph
         .nodes()
-        .filter(|(_, n)| matches!(n.op, Op::Cluster { .. }))
-    {
-        let preferred = if forms.is_empty() {
-            None
-        } else {
-            forms.get(&signature(graph, node)).cloned()
+        .filter(|(_, n)| matches!(n.op, Op::Cluster { .. }));
+    for (id, node) in clusters {
+        let preferred = session.preferred(graph, node, forms);
+        let library = match preferred.library {
+            Some(_) => Library::find(node, options.tf32)?,
+            None => None,
         };
-        let preferred = preferred.unwrap_or(Preferred {
-            form: options.form,
-            ..Preferred::default()
-        });
-        if preferred.library.is_some()
-            && let Some(library) = Library::find(node, options.tf32)?
-        {
+        if let Some(library) = library {
             of_libraries.push((id, library, preferred));
             continue;
         }
@@ -157,20 +144,13 @@ pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<
         products.push(product);
         plans.insert(id, plan);
     }
-    let Session {
-        units,
-        kernels,
-        forms,
-        listing,
-        ..
-    } = session;
     Ok(Generated {
-        units,
-        kernels,
+        units: session.units,
+        kernels: session.kernels,
         products,
         plans,
-        forms,
-        listing,
+        forms: session.forms,
+        listing: session.listing,
     })
 }
 
@@ -181,6 +161,29 @@ pub fn library_product(cluster: &Node, options: Options) -> Result<Option<Produc
 }
 
 impl Session {
+    fn new(options: Options) -> Session {
+        Session {
+            options,
+            units: Vec::new(),
+            kernels: Vec::new(),
+            of_source: HashMap::new(),
+            forms: BTreeMap::new(),
+            listing: String::new(),
+        }
+    }
+
+    /// The preferred variant of a cluster, otherwise that of the options.
+    fn preferred(&self, graph: &Graph, node: &Node, forms: &Forms) -> Preferred {
+        let known = match forms.is_empty() {
+            true => None,
+            false => forms.get(&signature(graph, node)),
+        };
+        known.cloned().unwrap_or(Preferred {
+            form: self.options.form,
+            ..Preferred::default()
+        })
+    }
+
     /// Name of a kernel, from its position: the same in every run.
     fn name(&self, graph: &Graph, id: NodeId, step: usize, what: &str) -> String {
         let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };

@@ -1,6 +1,6 @@
 //! Values several neighbouring elements at a time: runs along an axis, whose operands are loaded in accesses of up to 16 bytes.
 
-use super::emit::{Emitter, Value};
+use super::emit::{Emitter, Value, truth_test};
 use crate::codegen::access::{Expression, Leaf, expression};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
@@ -125,15 +125,12 @@ impl Runs {
             });
         }
         let k = e.open_unrolled(*width);
-        let number = e.text(k).to_owned();
-        let element = |e: &mut Emitter, (name, dtype): (String, DType)| {
-            let test = if dtype == DType::Bool { " != 0" } else { "" };
-            e.define(Kind::Element(dtype), &format!("{name}.v[{number}]{test}"))
+        let mut element = |(name, dtype): (String, DType)| {
+            let element = format!("{name}.v[{}]{}", e.text(k), truth_test(dtype));
+            e.define(Kind::Element(dtype), &element)
         };
-        let inputs: Vec<Value> = loaded
-            .into_iter()
-            .map(|l| l.unwrap_or_else(|vector| element(e, vector)))
-            .collect();
+        let inputs = loaded.into_iter().map(|l| l.unwrap_or_else(&mut element));
+        let inputs: Vec<Value> = inputs.collect();
         let value = e.program(&expression.program, &inputs)?[0];
         f(e, Ix::V(k), value)?;
         e.close();

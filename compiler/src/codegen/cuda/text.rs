@@ -20,31 +20,27 @@ pub(super) fn memory_type(dtype: DType) -> &'static str {
 
 /// A constant given by the bits of its dtype, zero extended. Negative ones are in parentheses.
 pub(super) fn literal(dtype: DType, bits: u64) -> String {
-    let real = |v: f64, text: String, suffix: &str| match v.is_sign_negative() {
-        true => format!("({text}{suffix})"),
-        false => format!("{text}{suffix}"),
-    };
     match dtype {
-        DType::F32 => {
-            let v = f32::from_bits(bits as u32);
-            match v.is_finite() {
-                true => real(v.into(), format!("{v:?}"), "f"),
-                false => format!("__uint_as_float({bits:#x}u)"),
-            }
+        DType::F32 => match f32::from_bits(bits as u32) {
+            v if v.is_finite() => parenthesised(v.is_sign_negative(), format!("{v:?}f")),
+            _ => format!("__uint_as_float({bits:#x}u)"),
+        },
+        DType::F64 => match f64::from_bits(bits) {
+            v if v.is_finite() => parenthesised(v.is_sign_negative(), format!("{v:?}")),
+            _ => format!("__longlong_as_double({bits:#x}ll)"),
+        },
+        d if d.is_narrow_float() => {
+            let width = 2 + 2 * d.size_bytes();
+            format!("{}{{{bits:#0width$x}}}", d.name())
         }
-        DType::F64 => {
-            let v = f64::from_bits(bits);
-            match v.is_finite() {
-                true => real(v, format!("{v:?}"), ""),
-                false => format!("__longlong_as_double({bits:#x}ll)"),
-            }
-        }
-        d if d.is_narrow_float() => format!(
-            "{}{{{bits:#0width$x}}}",
-            dtype.name(),
-            width = 2 + 2 * dtype.size_bytes()
-        ),
         DType::Bool => (bits != 0).to_string(),
+        d => integer(d, bits),
+    }
+}
+
+/// An integer given by the bits of its dtype.
+fn integer(dtype: DType, bits: u64) -> String {
+    match dtype {
         DType::I8 => format!("i8({})", bits as i8),
         DType::I16 => format!("i16({})", bits as i16),
         DType::I32 if bits as i32 == i32::MIN => "(-2147483647 - 1)".to_owned(),
@@ -59,10 +55,14 @@ pub(super) fn literal(dtype: DType, bits: u64) -> String {
 }
 
 fn signed(v: i64, suffix: &str) -> String {
-    if v < 0 {
-        format!("({v}{suffix})")
+    parenthesised(v < 0, format!("{v}{suffix}"))
+}
+
+fn parenthesised(is_negative: bool, text: String) -> String {
+    if is_negative {
+        format!("({text})")
     } else {
-        format!("{v}{suffix}")
+        text
     }
 }
 

@@ -1,7 +1,7 @@
 //! Element-wise results of transposed operands: tiles go through shared memory, so that both sides
 //! are read and written along rows.
 
-use super::emit::{Emitter, Value};
+use super::emit::{Emitter, Value, truth_test};
 use super::text::memory_type;
 use crate::codegen::access::{Expression, expression};
 use crate::codegen::body::Body;
@@ -91,16 +91,11 @@ impl Turned {
         leaves: &[(Value, DType)],
         outs: &[(Value, DType)],
     ) -> Result<()> {
-        for (t, &(_, dtype)) in leaves
-            .iter()
-            .enumerate()
-            .filter(|(t, _)| self.is_turned(*t))
-        {
-            e.line(&format!(
-                "__shared__ {} tile{t}[{SIDE}][{}];",
-                memory_type(dtype),
-                SIDE + 1
-            ));
+        for (t, &(_, dtype)) in leaves.iter().enumerate() {
+            if self.is_turned(t) {
+                let (ty, pitch) = (memory_type(dtype), SIDE + 1);
+                e.line(&format!("__shared__ {ty} tile{t}[{SIDE}][{pitch}];"));
+            }
         }
         e.by_block(self.n_blocks(), |e, block| {
             let mut at = e.delinearise(Ix::V(block), &self.tiles());
@@ -108,48 +103,61 @@ impl Turned {
             for axis in [self.across, last] {
                 at[axis] = e.mul(at[axis], SIDE as i64);
             }
-            self.each(e, &at, [last, self.across], |e, [row, column], at| {
-                for (t, &(buffer, _)) in leaves
-                    .iter()
-                    .enumerate()
-                    .filter(|(t, _)| self.is_turned(*t))
-                {
-                    let from = self.position(e, t, self.expression.leaves[t].offset, at);
-                    let from = e.val(from);
-                    let line = format!(
-                        "tile{t}[{row}][{column}] = {}[{}];",
-                        e.text(buffer),
-                        e.text(from)
-                    );
-                    e.line(&line);
-                }
+            self.each(e, &at, [last, self.across], |e, place, at| {
+                self.load(e, leaves, place, at);
                 Ok(())
             })?;
             e.line("__syncthreads();");
-            self.each(e, &at, [self.across, last], |e, [row, column], at| {
-                let mut inputs = Vec::new();
-                for (t, &(buffer, dtype)) in leaves.iter().enumerate() {
-                    inputs.push(if self.is_turned(t) {
-                        let test = if dtype == DType::Bool { " != 0" } else { "" };
-                        e.define(
-                            Kind::Element(dtype),
-                            &format!("tile{t}[{column}][{row}]{test}"),
-                        )
-                    } else {
-                        let from = self.position(e, t, self.expression.leaves[t].offset, at);
-                        e.load(dtype, buffer, from)
-                    });
-                }
-                let values = e.program(&self.expression.program, &inputs)?;
-                for (t, (v, &(buffer, dtype))) in values.into_iter().zip(outs).enumerate() {
-                    let to = self.position(e, leaves.len() + t, 0, at);
-                    e.store(dtype, v, buffer, to);
-                }
-                Ok(())
+            self.each(e, &at, [self.across, last], |e, place, at| {
+                self.store(e, [leaves, outs], place, at)
             })?;
             e.line("__syncthreads();");
             Ok(())
         })
+    }
+
+    /// Loads elements of the transposed operands into their tiles.
+    fn load(
+        &self,
+        e: &mut Emitter,
+        leaves: &[(Value, DType)],
+        [row, column]: [&str; 2],
+        at: &[Ix<Value>],
+    ) {
+        for (t, &(buffer, _)) in leaves.iter().enumerate() {
+            if self.is_turned(t) {
+                let from = self.position(e, t, self.expression.leaves[t].offset, at);
+                let (buffer, from) = (e.text(buffer), e.position(from));
+                let line = format!("tile{t}[{row}][{column}] = {buffer}[{from}];");
+                e.line(&line);
+            }
+        }
+    }
+
+    /// Computes elements of the results and stores them.
+    fn store(
+        &self,
+        e: &mut Emitter,
+        [leaves, outs]: [&[(Value, DType)]; 2],
+        [row, column]: [&str; 2],
+        at: &[Ix<Value>],
+    ) -> Result<()> {
+        let mut inputs = Vec::new();
+        for (t, &(buffer, dtype)) in leaves.iter().enumerate() {
+            inputs.push(if self.is_turned(t) {
+                let element = format!("tile{t}[{column}][{row}]{}", truth_test(dtype));
+                e.define(Kind::Element(dtype), &element)
+            } else {
+                let from = self.position(e, t, self.expression.leaves[t].offset, at);
+                e.load(dtype, buffer, from)
+            });
+        }
+        let values = e.program(&self.expression.program, &inputs)?;
+        for (t, (v, &(buffer, dtype))) in values.into_iter().zip(outs).enumerate() {
+            let to = self.position(e, leaves.len() + t, 0, at);
+            e.store(dtype, v, buffer, to);
+        }
+        Ok(())
     }
 
     /// For each element of the tile at `at` that the thread has: `f` gets its row and column as text, of which these are the axes, and its index.

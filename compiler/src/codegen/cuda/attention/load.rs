@@ -148,12 +148,9 @@ impl Attention {
         if is_vector {
             e.line(&format!("gm_vector<{}, {width}> x;", element_type(dtype)));
         }
-        let to = |e: &mut Emitter, k: Ix<Value>| {
-            if is_vector {
-                return format!("x.v[{}]", e.position(k));
-            }
-            let column = e.add(run.column, k);
-            format!("*({})", self.address(e, tile, run.row, column))
+        let to = |e: &mut Emitter, k: Ix<Value>| match is_vector {
+            true => format!("x.v[{}]", e.position(k)),
+            false => self.element(e, tile, run, k),
         };
         e.guarded(&run.inside, |e| {
             runs.each(p, e, tile.operand, &run.index, |e, k, value| {
@@ -168,12 +165,19 @@ impl Attention {
             let k = e.open_unrolled(width);
             let (to, zero) = (to(e, Ix::V(k)), e.constant(dtype, 0));
             e.set(&to, zero);
-            (0..2).for_each(|_| e.close());
+            e.close();
+            e.close();
         }
         if is_vector {
             let to = self.address(e, tile, run.row, run.column);
             e.line(&format!("gm_store<{width}>({to}, x);"));
         }
         Ok(())
+    }
+
+    /// Element `k` of a run of the tile.
+    fn element(&self, e: &mut Emitter, tile: &Tile, run: &TileRun, k: Ix<Value>) -> String {
+        let column = e.add(run.column, k);
+        format!("*({})", self.address(e, tile, run.row, column))
     }
 }

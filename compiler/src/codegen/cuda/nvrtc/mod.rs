@@ -143,46 +143,44 @@ impl Nvrtc {
     /// Errors with `Unsupported` for an architecture that this version does not know, with `Internal` when the source does not compile:
     /// sources are ours. The message holds the compiler's, which quotes the line.
     pub fn compile(&self, unit: &Unit) -> Result<Compiled> {
-        if !self.archs.contains(&unit.arch.capability()) {
-            let known: Vec<String> = self.archs.iter().map(u32::to_string).collect();
-            let (major, minor) = self.version;
-            let message = format!(
-                "NVRTC {major}.{minor} does not compile for {}, only for {}",
-                unit.arch,
-                known.join(", ")
-            );
-            return Err(Error::unsupported(message)
-                .hint("another --gpu-arch, or another NVRTC through GRISTMILL_NVRTC"));
-        }
+        self.check_arch(unit.arch)?;
         let started = Instant::now();
         let text =
             |s: &str| CString::new(s).map_err(|_| Error::internal("a CUDA source holds a NUL"));
-        let options = options(unit.arch)
-            .iter()
-            .map(|o| text(o))
-            .collect::<Result<Vec<_>>>()?;
+        let options = options(unit.arch);
+        let options: Result<Vec<CString>> = options.iter().map(|o| text(o)).collect();
+        let (source, name) = (text(&unit.source)?, text(&unit.name)?);
         let fail =
             |f: Failure| Error::internal(format!("{}: {}: {}", unit.name, f.call, f.message));
-        let program =
-            Program::new(&self.api, &text(&unit.source)?, &text(&unit.name)?).map_err(fail)?;
-        let compiled = program.compile(&options);
+        let program = Program::new(&self.api, &source, &name).map_err(fail)?;
+        let compiled = program.compile(&options?);
         let log = program.log().map_err(fail)?;
         compiled.map_err(|f| {
-            let log = log.trim_end();
-            Error::internal(format!(
-                "{} does not compile for {}: {}\n{log}",
-                unit.name, unit.arch, f.message
-            ))
+            let (log, Unit { name, arch, .. }) = (log.trim_end(), unit);
+            let message = format!("{name} does not compile for {arch}: {}\n{log}", f.message);
+            Error::internal(message)
         })?;
         let (ptx, cubin) = (program.ptx().map_err(fail)?, program.cubin().map_err(fail)?);
-        let compile_ns = started.elapsed().as_nanos() as u64;
         Ok(Compiled {
             ptx,
             cubin,
             resources: resources::parse(&log),
             log,
-            compile_ns,
+            compile_ns: started.elapsed().as_nanos() as u64,
         })
+    }
+
+    /// Errors with `Unsupported` for an architecture that this version does not know.
+    fn check_arch(&self, arch: Arch) -> Result<()> {
+        if self.archs.contains(&arch.capability()) {
+            return Ok(());
+        }
+        let known: Vec<String> = self.archs.iter().map(u32::to_string).collect();
+        let ((major, minor), known) = (self.version, known.join(", "));
+        let message =
+            format!("NVRTC {major}.{minor} does not compile for {arch}, only for {known}");
+        Err(Error::unsupported(message)
+            .hint("another --gpu-arch, or another NVRTC through GRISTMILL_NVRTC"))
     }
 }
 

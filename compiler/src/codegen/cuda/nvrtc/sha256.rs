@@ -46,44 +46,38 @@ pub(super) fn digest(message: &[u8]) -> [u8; 32] {
 }
 
 fn compress(state: &mut [u32; 8], block: &[u8; 64]) {
+    let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
+    for (&k, w) in K.iter().zip(schedule(block)) {
+        let s1 = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
+        let choice = (e & f) ^ (!e & g);
+        let t1 = sum([h, s1, choice, k, w]);
+        let s0 = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
+        let majority = (a & b) ^ (a & c) ^ (b & c);
+        (h, g, f, e) = (g, f, e, d.wrapping_add(t1));
+        (d, c, b, a) = (c, b, a, sum([t1, s0, majority]));
+    }
+    for (s, v) in state.iter_mut().zip([a, b, c, d, e, f, g, h]) {
+        *s = s.wrapping_add(v);
+    }
+}
+
+/// The message schedule (6.2.2, step 1).
+fn schedule(block: &[u8; 64]) -> [u32; 64] {
     let mut w = [0u32; 64];
-    w.iter_mut()
-        .zip(block.as_chunks::<4>().0)
-        .for_each(|(w, b)| *w = u32::from_be_bytes(*b));
+    for (w, bytes) in w.iter_mut().zip(block.as_chunks::<4>().0) {
+        *w = u32::from_be_bytes(*bytes);
+    }
     for t in 16..64 {
         let s0 = w[t - 15].rotate_right(7) ^ w[t - 15].rotate_right(18) ^ (w[t - 15] >> 3);
         let s1 = w[t - 2].rotate_right(17) ^ w[t - 2].rotate_right(19) ^ (w[t - 2] >> 10);
-        w[t] = w[t - 16]
-            .wrapping_add(s0)
-            .wrapping_add(w[t - 7])
-            .wrapping_add(s1);
+        w[t] = sum([w[t - 16], s0, w[t - 7], s1]);
     }
-    let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
-    for (&k, &w) in K.iter().zip(&w) {
-        let s1 = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
-        let choice = (e & f) ^ (!e & g);
-        let t1 = h
-            .wrapping_add(s1)
-            .wrapping_add(choice)
-            .wrapping_add(k)
-            .wrapping_add(w);
-        let s0 = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
-        let majority = (a & b) ^ (a & c) ^ (b & c);
-        (h, g, f, e, d, c, b, a) = (
-            g,
-            f,
-            e,
-            d.wrapping_add(t1),
-            c,
-            b,
-            a,
-            t1.wrapping_add(s0.wrapping_add(majority)),
-        );
-    }
-    state
-        .iter_mut()
-        .zip([a, b, c, d, e, f, g, h])
-        .for_each(|(s, v)| *s = s.wrapping_add(v));
+    w
+}
+
+/// Sum modulo 2^32.
+fn sum<const N: usize>(terms: [u32; N]) -> u32 {
+    terms.into_iter().fold(0, u32::wrapping_add)
 }
 
 /// Bytes as hexadecimal digits.
