@@ -12,7 +12,7 @@ use crate::ir::vecprog::real_bits;
 use crate::ir::{Graph, ScalarOp};
 use crate::options::Options;
 use crate::place::gpus::{described, ordinal};
-use crate::place::{DeviceSet, Target};
+use crate::place::{Device, DeviceSet, Target};
 use crate::rng::Rng;
 use crate::{DType, Tensor};
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
@@ -125,43 +125,46 @@ impl GpuCalibration {
     /// Puts measured rates in the place of assumed ones. `gpus` are the driver's numbers of `/device:GPU:0` and so on, as in
     /// [`Options::gpus`].
     pub fn apply(&self, set: &mut DeviceSet, gpus: &[u32]) {
-        // By device of the set: which of the measured ones it is.
-        let measured = |d: &crate::place::Device| match d.name.kind {
-            DeviceKind::Cpu => Some(0),
-            DeviceKind::Gpu => ordinal(&d.name, gpus)
-                .ok()
-                .map(|o| o as usize + 1)
-                .filter(|&o| o <= self.n_gpus()),
-            DeviceKind::Emu => None,
-        };
-        let which: Vec<Option<usize>> = set.devices.iter().map(measured).collect();
-        for (d, own) in which.iter().enumerate() {
+        let own = |d: &Device| self.own_device(d, gpus);
+        let measured: Vec<Option<usize>> = set.devices.iter().map(own).collect();
+        for (device, own) in set.devices.iter_mut().zip(&measured) {
             if let Some(own @ 1..) = *own {
-                set.devices[d].profile = self.target.devices.devices[own].profile.clone();
+                device.profile = self.target.devices.devices[own].profile.clone();
             }
         }
-        for (i, from) in which.iter().enumerate() {
-            for (j, to) in which.iter().enumerate().filter(|(j, _)| *j != i) {
-                match (*from, *to) {
-                    // Logical devices of one GPU: bytes are read and written.
-                    (Some(a @ 1..), Some(b)) if a == b => {
-                        let p = &self.target.devices.devices[a].profile;
-                        let bytes_per_second = (p.memory_bandwidth / 2.0) as u64;
-                        set.links.insert(
-                            (i, j),
-                            LinkProfile {
-                                latency: p.launch,
-                                bytes_per_second,
-                            },
-                        );
-                    }
-                    (Some(a), Some(b)) if a != b => {
-                        set.links.insert((i, j), self.target.devices.links[&(a, b)]);
-                    }
-                    _ => {}
+        for (i, from) in measured.iter().enumerate() {
+            for (j, to) in measured.iter().enumerate().filter(|(j, _)| *j != i) {
+                if let Some(link) = from.zip(*to).and_then(|(from, to)| self.link(from, to)) {
+                    set.links.insert((i, j), link);
                 }
             }
         }
+    }
+
+    /// Index of the measured device that a logical device is on.
+    fn own_device(&self, device: &Device, gpus: &[u32]) -> Option<usize> {
+        match device.name.kind {
+            DeviceKind::Cpu => Some(0),
+            DeviceKind::Gpu => {
+                let own = ordinal(&device.name, gpus).ok()? as usize + 1;
+                (own <= self.n_gpus()).then_some(own)
+            }
+            DeviceKind::Emu => None,
+        }
+    }
+
+    /// Link between logical devices on measured ones; none between logical CPUs.
+    fn link(&self, from: usize, to: usize) -> Option<LinkProfile> {
+        let devices = &self.target.devices;
+        if from != to {
+            return Some(devices.links[&(from, to)]);
+        }
+        // Copies within a GPU read and write each byte.
+        let profile = &devices.devices[from].profile;
+        (from > 0).then_some(LinkProfile {
+            latency: profile.launch,
+            bytes_per_second: (profile.memory_bandwidth / 2.0) as u64,
+        })
     }
 }
 
@@ -203,16 +206,14 @@ fn links(n_gpus: usize, host: LinkProfile) -> Result<BTreeMap<(usize, usize), Li
     for (i, gpu) in gpus.iter().enumerate() {
         let [small, large] = LINK_BYTES.map(|n| gpu.time_link(n));
         let (small, large) = (small?, large?);
-        links.insert((0, i + 1), through_host(link([small[0], large[0]]), host));
-        links.insert((i + 1, 0), through_host(link([small[1], large[1]]), host));
+        let [to_gpu, to_host] =
+            [0, 1].map(|way| through_host(link([small[way], large[way]]), host));
+        links.insert((0, i + 1), to_gpu);
+        links.insert((i + 1, 0), to_host);
     }
     for (i, from) in gpus.iter().enumerate() {
         for (j, to) in gpus.iter().enumerate().filter(|(j, _)| *j != i) {
-            let [small, large] = LINK_BYTES.map(|n| from.time_push(to, n));
-            let straight = small?
-                .zip(large?)
-                .map(|(small, large)| link([small, large]));
-            let between = match straight {
+            let between = match straight(from, to)? {
                 // The receiving device's worker is woken up.
                 Some(l) => LinkProfile {
                     latency: l.latency + host.latency,
@@ -224,6 +225,13 @@ fn links(n_gpus: usize, host: LinkProfile) -> Result<BTreeMap<(usize, usize), Li
         }
     }
     Ok(links)
+}
+
+/// The link from one GPU to another without the host, if there is one.
+fn straight(from: &CudaGpu, to: &CudaGpu) -> Result<Option<LinkProfile>> {
+    let [small, large] = LINK_BYTES.map(|n| from.time_push(to, n));
+    let times = small?.zip(large?);
+    Ok(times.map(|(small, large)| link([small, large])))
 }
 
 /// The link whose copies of [`LINK_BYTES`] take so long.
@@ -276,52 +284,71 @@ fn time_copies(ordinal: u32, most_bytes: usize) -> Result<(usize, cuda::CopyTime
 /// Rates of a GPU.
 fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfile> {
     let assumed = described(gpu);
-    let mut devices = DeviceSet::parse("gpu:1", 1)?;
-    devices.look_at_gpus(&[ordinal])?;
-    let options = Options {
-        devices,
-        gpus: vec![ordinal],
-        check: false,
-        ..Options::default()
-    };
-    let rate = |g: Graph, amount: f64| -> Result<f64> {
-        Ok(amount / kernel_seconds(&g, &options, effort)?)
-    };
-    let flops_rate = |g: Graph| rate(g.clone(), flops(&g));
+    let bench = Bench::new(ordinal, effort)?;
     let side = effort.gpu_side;
     let (copied_bytes, copies) = time_copies(ordinal, effort.gpu_memory_bytes)?;
     let in_cache = (gpu.cache_bytes as usize / 8).max(64 << 10) / 4;
     let share = assumed.efficiency(WorkClass::MatMul, DType::F32);
-    let flops_f32 = flops_rate(product(DType::F32, side)?)? / share;
+    let flops_f32 = bench.flops_rate(product(DType::F32, side)?)? / share;
     let mut profile = DeviceProfile {
         flops_f32,
         memory_bandwidth: 2.0 * copied_bytes as f64 / copies.on_device.as_secs_f64().max(1e-9),
-        cache_bandwidth: rate(map(in_cache, ScalarOp::Neg)?, 8.0 * in_cache as f64)?,
+        cache_bandwidth: bench.rate(&map(in_cache, ScalarOp::Neg)?, 8.0 * in_cache as f64)?,
         cache_bytes: Bytes(u64::from(gpu.cache_bytes)),
-        launch: launch_on(options.clone(), effort)?,
+        launch: launch_on(bench.options.clone(), effort)?,
         ..assumed
     };
     for half in [DType::BF16, DType::F16] {
-        profile
-            .peaks
-            .insert(half, flops_rate(product(half, side)?)? / share);
+        let peak = bench.flops_rate(product(half, side)?)? / share;
+        profile.peaks.insert(half, peak);
     }
-    let (images, extent, channels) = (
-        (side / 512).max(1),
-        (side / 64).clamp(4, 56),
-        (side / 64).clamp(8, 64),
-    );
-    for (class, g) in [
+    for (class, g) in class_graphs(side)? {
+        let share = bench.flops_rate(g)? / flops_f32;
+        let key = (class, Some(DType::F32));
+        profile.efficiencies.insert(key, share.clamp(1e-4, 1.0));
+    }
+    Ok(profile)
+}
+
+/// A GPU whose rates are measured.
+struct Bench {
+    options: Options,
+    effort: Effort,
+}
+
+impl Bench {
+    fn new(ordinal: u32, effort: Effort) -> Result<Bench> {
+        let mut devices = DeviceSet::parse("gpu:1", 1)?;
+        devices.look_at_gpus(&[ordinal])?;
+        let options = Options {
+            devices,
+            gpus: vec![ordinal],
+            check: false,
+            ..Options::default()
+        };
+        Ok(Bench { options, effort })
+    }
+
+    /// Such an amount of work of a graph, per second.
+    fn rate(&self, g: &Graph, amount: f64) -> Result<f64> {
+        Ok(amount / kernel_seconds(g, &self.options, self.effort)?)
+    }
+
+    /// Operations of a graph per second.
+    fn flops_rate(&self, g: Graph) -> Result<f64> {
+        self.rate(&g, flops(&g))
+    }
+}
+
+/// Graphs for the efficiencies of classes other than products.
+fn class_graphs(side: usize) -> Result<[(WorkClass, Graph); 3]> {
+    let (images, extent) = ((side / 512).max(1), (side / 64).clamp(4, 56));
+    let channels = (side / 64).clamp(8, 64);
+    Ok([
         (WorkClass::Conv, conv(images, extent, channels)?),
         (WorkClass::Map, map(side * side / 16, ScalarOp::Exp)?),
         (WorkClass::Reduce, softmax(side / 8, side / 4)?),
-    ] {
-        let share = flops_rate(g)? / flops_f32;
-        profile
-            .efficiencies
-            .insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
-    }
-    Ok(profile)
+    ])
 }
 
 /// The product of two square matrices.

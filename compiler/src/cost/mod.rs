@@ -16,7 +16,7 @@ pub use measured::Measured;
 pub use profile::DeviceProfile;
 pub use work::{Extents, Work};
 
-use crate::ir::{Graph, Layout, Node, NodeId, Op, Type};
+use crate::ir::{Dim, Graph, Layout, Node, NodeId, Op, Type};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -53,50 +53,46 @@ impl CostModel {
     }
 
     fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
+        let body_ns = |n_runs: &Dim| {
+            let body = self.graph_ns(&node.regions[0], device);
+            body.times(self.extents.of(n_runs))
+        };
         match &node.op {
             Op::Constant { .. } => Nanos::ZERO,
+            Op::If => {
+                let branches = node.regions.iter().map(|r| self.graph_ns(r, device));
+                branches.max().unwrap_or(Nanos::ZERO)
+            }
+            Op::Loop { trip, .. } => body_ns(trip),
+            Op::Scan { length, .. } => body_ns(length),
             Op::Cluster { .. } => {
                 let body = &node.regions[0];
-                let arithmetic = body
-                    .nodes()
-                    .map(|(_, n)| self.arithmetic_seconds(body, n, device))
+                let ops = || body.nodes().map(|(_, n)| n);
+                let seconds = ops()
+                    .map(|n| self.arithmetic_seconds(body, n, device))
                     .sum();
-                let factor = body
-                    .nodes()
-                    .map(|(_, n)| layout_factor(&n.op))
-                    .max()
-                    .unwrap_or(1);
-                self.roofline(
-                    arithmetic,
-                    work::traffic(g, node, &self.extents),
-                    factor,
-                    device,
-                )
-                .nanos()
+                let factor = ops().map(|n| layout_factor(&n.op)).max().unwrap_or(1);
+                self.kernel_ns(g, node, seconds, factor, device)
             }
-            Op::If => node
-                .regions
-                .iter()
-                .map(|r| self.graph_ns(r, device))
-                .max()
-                .unwrap_or(Nanos::ZERO),
-            Op::Loop { trip, .. } => self
-                .graph_ns(&node.regions[0], device)
-                .times(self.extents.of(trip)),
-            Op::Scan { length, .. } => self
-                .graph_ns(&node.regions[0], device)
-                .times(self.extents.of(length)),
-            _ => {
-                let arithmetic = self.arithmetic_seconds(g, node, device);
-                self.roofline(
-                    arithmetic,
-                    work::traffic(g, node, &self.extents),
-                    layout_factor(&node.op),
-                    device,
-                )
-                .nanos()
+            op => {
+                let seconds = self.arithmetic_seconds(g, node, device);
+                self.kernel_ns(g, node, seconds, layout_factor(op), device)
             }
         }
+    }
+
+    /// Time of a node with so much arithmetic (seconds), multiplied by `factor`.
+    fn kernel_ns(
+        &self,
+        g: &Graph,
+        node: &Node,
+        arithmetic_seconds: f64,
+        factor: u64,
+        device: &DeviceProfile,
+    ) -> Nanos {
+        let traffic = work::traffic(g, node, &self.extents);
+        self.roofline(arithmetic_seconds, traffic, factor, device)
+            .nanos()
     }
 
     /// Time of all nodes of a graph one after another.

@@ -2,7 +2,7 @@
 
 use super::Bytes;
 use crate::ir::work::{Sizes, product};
-use crate::ir::{Bindings, Dim, Graph, Node, Op, Reads, Shape, Type, ValueId, WorkClass};
+use crate::ir::{Bindings, Dim, Graph, Node, NodeId, Op, Reads, Shape, Type, ValueId, WorkClass};
 use gristmill_runtime::DType;
 use std::borrow::Borrow;
 
@@ -89,29 +89,36 @@ pub fn of_op(
 /// Bytes that a node cannot avoid to read and write: its results, and the accessed parts of its
 /// operands. Of a table, only gathered rows or a slice count.
 pub fn traffic(g: &Graph, node: &Node, extents: &Extents) -> Bytes {
-    let body = match (&node.op, node.regions.first()) {
-        (Op::Cluster { .. }, Some(body)) => Some((body, body.users())),
-        _ => None,
-    };
-    let read = |(i, &v): (usize, &ValueId)| {
-        let whole = extents.bytes(g.ty(v));
-        match &body {
-            Some((body, users)) => {
-                let inner = body.inputs[i];
-                let uses = users[inner.0 as usize]
-                    .iter()
-                    .map(|&(n, operand)| bytes_read(body, body.node(n), operand, extents));
-                if body.outputs.iter().any(|o| o.value == inner) {
-                    whole
-                } else {
-                    uses.sum::<Bytes>().min(whole)
-                }
-            }
-            None => bytes_read(g, node, i, extents),
-        }
-    };
     let written: Bytes = node.outputs.iter().map(|&v| extents.bytes(g.ty(v))).sum();
-    node.inputs.iter().enumerate().map(read).sum::<Bytes>() + written
+    let read: Bytes = match (&node.op, node.regions.first()) {
+        (Op::Cluster { .. }, Some(body)) => {
+            let users = body.users();
+            let operands = node.inputs.iter().zip(&body.inputs);
+            let bytes = |(&v, &inner): (&ValueId, &ValueId)| {
+                let whole = extents.bytes(g.ty(v));
+                let accessed = bytes_read_in(body, &users[inner.0 as usize], inner, extents);
+                accessed.map_or(whole, |bytes| bytes.min(whole))
+            };
+            operands.map(bytes).sum()
+        }
+        _ => (0..node.inputs.len())
+            .map(|i| bytes_read(g, node, i, extents))
+            .sum(),
+    };
+    read + written
+}
+
+/// Bytes of an input of a cluster's body that its users, given by node and operand, read; `None` if
+/// the input is also a result.
+fn bytes_read_in(
+    body: &Graph,
+    users: &[(NodeId, usize)],
+    v: ValueId,
+    extents: &Extents,
+) -> Option<Bytes> {
+    let is_output = body.outputs.iter().any(|o| o.value == v);
+    let read = |&(n, operand): &(NodeId, usize)| bytes_read(body, body.node(n), operand, extents);
+    (!is_output).then(|| users.iter().map(read).sum())
 }
 
 /// Bytes that one op outside any cluster must read and write, from its operand and result types.

@@ -80,8 +80,8 @@ impl Library {
 }
 
 impl Bench<'_> {
-    /// Times the library `name`, as variant `form` of the cluster that `g` is. The error says why
-    /// it cannot be used.
+    /// Times the library `name`, as variant `form` of the cluster that `g` is. The error says why it
+    /// cannot be used.
     pub(super) fn time_library(
         &mut self,
         g: &Graph,
@@ -89,36 +89,44 @@ impl Bench<'_> {
         product: &Product,
         (inputs, expected): (&[Tensor], &[Tensor]),
     ) -> (Timed, Result<()>) {
-        let mut timed = Timed {
+        let mut library = LibraryForm {
             name: name.to_owned(),
-            ns: None,
             workspace_bytes: 0,
+            ns: 0,
         };
+        let result = self.library_ns(g, (&mut library, form), product, (inputs, expected));
+        let timed = Timed {
+            name: library.name,
+            ns: result.as_ref().ok().copied(),
+            workspace_bytes: library.workspace_bytes,
+        };
+        (timed, result.map(drop).map_err(|e| e.context(name)))
+    }
+
+    /// Time of a library, whose workspace it notes. Errors when its results are wrong.
+    fn library_ns(
+        &mut self,
+        g: &Graph,
+        (library, form): (&mut LibraryForm, u8),
+        product: &Product,
+        (inputs, expected): (&[Tensor], &[Tensor]),
+    ) -> Result<u64> {
         let asked = Product {
             workspace_bytes: MOST_WORKSPACE_BYTES,
             ..product.clone()
         };
-        let result = self.driver().and_then(|driver| {
-            timed.workspace_bytes = driver.product(&asked)?.workspace_bytes();
-            let library = LibraryForm {
-                name: name.to_owned(),
-                workspace_bytes: timed.workspace_bytes,
-                ns: 0,
-            };
-            let preferred = Preferred {
-                form,
-                why: Why::Predicted,
-                library: Some(library),
-            };
-            let (results, ns) = self.run(g, preferred.clone(), inputs)?;
-            agree(expected, &results, self.settings.gpu.tf32)?;
-            if product.relu {
-                self.check_nan(g, preferred, inputs)?;
-            }
-            timed.ns = Some(ns);
-            Ok(())
-        });
-        (timed, result.map_err(|e| e.context(name)))
+        library.workspace_bytes = self.driver()?.product(&asked)?.workspace_bytes();
+        let preferred = Preferred {
+            form,
+            why: Why::Predicted,
+            library: Some(library.clone()),
+        };
+        let (results, ns) = self.run(g, preferred.clone(), inputs)?;
+        agree(expected, &results, self.settings.gpu.tf32)?;
+        if product.relu {
+            self.check_nan(g, preferred, inputs)?;
+        }
+        Ok(ns)
     }
 
     /// Checks that a library's relu propagates NaN, as ours does: its documentation does not say.
