@@ -9,7 +9,7 @@ use super::constant::ConstData;
 use super::dim::{Bindings, Dim};
 use super::eval::Evaluator::{self, Tensors};
 use super::graph::Graph;
-use super::scalar::{Real, ScalarOp};
+use super::scalar::{CONVERSIONS, Real, ScalarOp};
 use super::types::Type;
 use super::work::{Count, Sizes};
 use super::{axes, eval, infer, work};
@@ -252,7 +252,7 @@ macro_rules! ops {
             /// Attributes in table order, as text.
             pub fn attrs(&self) -> Vec<(&'static str, String)> {
                 match self {
-                    Op::Map(ScalarOp::Cast(to)) => vec![("to", to.print())],
+                    Op::Map(ScalarOp::Cast(to) | ScalarOp::BitCast(to)) => vec![("to", to.print())],
                     Op::Map(s) => s.attrs().into_iter().map(|(n, v)| (n, v.print())).collect(),
                     $( Op::$variant $({ $($attr),* })? => vec![$($((stringify!($attr), Attr::print($attr))),*)?], )*
                 }
@@ -268,8 +268,8 @@ macro_rules! ops {
 
             /// The op of a text name; `attr` gives the text of an attribute.
             pub fn from_text(name: &str, attr: &mut dyn FnMut(&'static str) -> Result<String, String>) -> Result<Op, String> {
-                if name == "cast" {
-                    return Ok(Op::Map(ScalarOp::Cast(read(attr, "to")?)));
+                if let Some(conversion) = CONVERSIONS.iter().find(|c| c(DType::F32).spec().name == name) {
+                    return Ok(Op::Map(conversion(read(attr, "to")?)));
                 }
                 let mut real = |n: &'static str| Ok(read::<Real>(attr, n)?.0);
                 if let Some(s) = ScalarOp::from_name(name, &mut real) {
@@ -284,8 +284,9 @@ macro_rules! ops {
             /// Every op name with class and doc, element-wise ones last.
             pub fn catalogue() -> Vec<(&'static str, OpClass, &'static str)> {
                 let mut all = vec![$( ($name, OpClass::$class, concat!($($doc),*)) ),*];
-                all.push(("cast", OpClass::Map, ScalarOp::Cast(DType::F32).spec().doc));
-                all.extend(ScalarOp::samples().iter().map(|s| (s.spec().name, OpClass::Map, s.spec().doc)));
+                let conversions = CONVERSIONS.map(|c| c(DType::F32));
+                let scalar_ops = conversions.into_iter().chain(ScalarOp::samples());
+                all.extend(scalar_ops.map(|s| (s.spec().name, OpClass::Map, s.spec().doc)));
                 all
             }
         }

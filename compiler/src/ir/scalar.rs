@@ -99,6 +99,8 @@ macro_rules! scalar_ops {
             $( $(#[doc = $doc])* $variant $({ $(#[allow(missing_docs)] $attr: Real),* })?, )*
             /// Conversion. Float to int truncates and saturates (NaN gives 0), int to int wraps, anything to `bool` is `!= 0`.
             Cast(DType),
+            /// The bits of an element as those of a dtype of the same width. To `bool`, bits other than 0 are true.
+            BitCast(DType),
         }
 
         impl ScalarOp {
@@ -113,18 +115,22 @@ macro_rules! scalar_ops {
                         name: "cast", arity: 1, domain: Domain::Any, primitive: true, flops: 1, tolerance_ulps: 0,
                         doc: "Conversion between dtypes.",
                     },
+                    ScalarOp::BitCast(_) => &ScalarSpec {
+                        name: "bit_cast", arity: 1, domain: Domain::Any, primitive: true, flops: 1, tolerance_ulps: 0,
+                        doc: "The bits of an element as another dtype of the same width.",
+                    },
                 }
             }
 
-            /// Attributes in table order. A cast's target dtype is not among them.
+            /// Attributes in table order. The target dtype of [`CONVERSIONS`] is not among them.
             pub fn attrs(&self) -> Vec<(&'static str, Real)> {
                 match *self {
                     $( ScalarOp::$variant $({ $($attr),* })? => vec![$($((stringify!($attr), $attr)),*)?], )*
-                    ScalarOp::Cast(_) => vec![],
+                    ScalarOp::Cast(_) | ScalarOp::BitCast(_) => vec![],
                 }
             }
 
-            /// The op of a name, its attributes taken from `attr`. Casts are not made here.
+            /// The op of a name, its attributes taken from `attr`. [`CONVERSIONS`] are not made here.
             pub fn from_name(name: &str, attr: &mut dyn FnMut(&'static str) -> Result<f64, String>) -> Option<Result<ScalarOp, String>> {
                 match name {
                     $( $name => { scalar_ops!(@attrs attr $variant $({ $($attr),* })?) } )*
@@ -132,7 +138,7 @@ macro_rules! scalar_ops {
                 }
             }
 
-            /// One of each, attributes at representative values; for tests and tables. Casts excluded.
+            /// One of each, attributes at representative values; for tests and tables, without [`CONVERSIONS`].
             pub fn samples() -> Vec<ScalarOp> {
                 vec![$( ScalarOp::$variant $({ $($attr: Real(scalar_ops!(@sample $attr))),* })? ),*]
             }
@@ -310,6 +316,9 @@ scalar_ops! {
     Clamp "clamp" 3 Number composite 2 ulps 0;
 }
 
+/// Ops whose attribute is the dtype of the result.
+pub const CONVERSIONS: [fn(DType) -> ScalarOp; 2] = [ScalarOp::Cast, ScalarOp::BitCast];
+
 impl fmt::Display for ScalarOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.spec().name)
@@ -343,6 +352,10 @@ impl ScalarOp {
         use ScalarOp::*;
         Ok(match self {
             Cast(to) => *to,
+            BitCast(to) if to.size_bytes() != checked[0].size_bytes() => {
+                return Err(format!("{} and {to} differ in width", checked[0]));
+            }
+            BitCast(to) => *to,
             Eq | Ne | Lt | Le | Gt | Ge | IsNan | IsPosInf | IsNegInf => DType::Bool,
             _ => checked[0],
         })
@@ -361,7 +374,11 @@ impl ScalarOp {
     /// [`ScalarOp::result_dtype`].
     pub fn expand(self, p: &mut VecProg, args: &[Reg]) -> Reg {
         let d = p.dtype(*args.last().expect("every op has an operand"));
-        let widen = d.is_narrow_float() && !matches!(self, ScalarOp::Cast(_) | ScalarOp::Select);
+        let takes_narrow = matches!(
+            self,
+            ScalarOp::Cast(_) | ScalarOp::BitCast(_) | ScalarOp::Select
+        );
+        let widen = d.is_narrow_float() && !takes_narrow;
         if widen {
             let wide: Vec<Reg> = args
                 .iter()
@@ -376,6 +393,9 @@ impl ScalarOp {
         }
         if let ScalarOp::Cast(to) = self {
             return expand_cast(p, args[0], to);
+        }
+        if let ScalarOp::BitCast(to) = self {
+            return expand_bit_cast(p, args[0], to);
         }
         if self.spec().primitive {
             p.op(self, args)
@@ -508,6 +528,27 @@ fn expand_cast(p: &mut VecProg, x: Reg, to: DType) -> Reg {
         return p.op(ScalarOp::Cast(to), &[wide]);
     }
     p.op(ScalarOp::Cast(to), &[x])
+}
+
+/// Between integers a cast wraps, which keeps the bits; `bool` is cast as `u8`.
+fn expand_bit_cast(p: &mut VecProg, x: Reg, to: DType) -> Reg {
+    let from = p.dtype(x);
+    let is_integer = |d: DType| d.is_int() || d == DType::Bool;
+    if is_integer(from) && is_integer(to) {
+        return expand_cast(p, x, to);
+    }
+    match (from, to) {
+        _ if from == to => x,
+        (DType::Bool, _) => {
+            let bits = p.op(ScalarOp::Cast(DType::U8), &[x]);
+            p.op(ScalarOp::BitCast(to), &[bits])
+        }
+        (_, DType::Bool) => {
+            let bits = p.op(ScalarOp::BitCast(DType::U8), &[x]);
+            p.op(ScalarOp::Cast(to), &[bits])
+        }
+        _ => p.op(ScalarOp::BitCast(to), &[x]),
+    }
 }
 
 fn times(p: &mut VecProg, x: Reg, k: f64) -> Reg {

@@ -152,6 +152,16 @@ fn errors_name_node_op_and_version() {
     relu.attribute.push(int("leak", 1));
     insta::assert_snapshot!(error_of(unary(vec![relu])),
         @r#"in node "Relu_0:y": Relu (opset 18): attribute "leak" is not supported"#);
+    for (to, message) in [
+        (10, "bit_cast: f32 and f16 differ in width"),
+        (22, "element type int4 is not supported"),
+    ] {
+        let mut bit_cast = node("BitCast", &["x"], &["y"]);
+        bit_cast.attribute.push(int("to", to));
+        let error = error_of(unary(vec![bit_cast]));
+        let place = r#"in node "BitCast_0:y": BitCast (opset 18): "#;
+        assert_eq!(error, format!("{place}{message}"));
+    }
     let mut concat = node("Concat", &["x", "x"], &["y"]);
     concat.attribute.push(AttributeProto {
         f: 1.0,

@@ -38,7 +38,7 @@ pub(super) fn has_lanes(inst: &Inst, operand: DType) -> bool {
         return false;
     }
     match op {
-        Cast(_) | Select => true,
+        Cast(_) | BitCast(_) | Select => true,
         And | Or | Xor | Not => operand == DType::Bool,
         Add | Sub | Mul | Neg | Abs | Min | Max => operand != DType::Bool,
         Eq | Ne | Lt | Le | Gt | Ge => operand != DType::Bool,
@@ -399,6 +399,7 @@ impl LaneOp {
     fn emit(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
         match op {
             ScalarOp::Cast(_) => self.cast(e, args[0]),
+            ScalarOp::BitCast(_) => Ok(self.bit_cast(e, args[0])),
             ScalarOp::Select => Ok(choose(e, args[0], args[1], args[2], self.vector)),
             _ if self.from == DType::Bool => self.truth(e, op, args),
             _ if self.from == DType::F32 => self.float(e, op, args),
@@ -490,6 +491,12 @@ impl LaneOp {
             (DType::F32, to) => saturated(e, x, to, vector),
             _ => self.wrapped(e, x),
         })
+    }
+
+    /// Programs have bits of `f32` as `i32` and back: bytes are cast.
+    fn bit_cast(&self, e: &mut Emitter, x: Value) -> Value {
+        let ty = lane_type(self.to, self.vector);
+        e.ins().bitcast(ty, little_endian(), x)
     }
 
     /// A truth value as the integer 0 or 1.

@@ -31,6 +31,9 @@ impl Emitter<'_> {
         if let ScalarOp::Cast(_) = op {
             return self.cast(args[0], from, to);
         }
+        if let ScalarOp::BitCast(_) = op {
+            return Ok(self.bit_cast(args[0], to));
+        }
         if op == ScalarOp::Select {
             return Ok(self.ins().select(args[0], args[1], args[2]));
         }
@@ -202,6 +205,14 @@ impl Emitter<'_> {
                 return Err(Error::internal(message));
             }
         })
+    }
+
+    /// Floats of 8 and 16 bits are in registers of integers already.
+    fn bit_cast(&mut self, x: Value, to: DType) -> Value {
+        if self.b.func.dfg.value_type(x) == clif_type(to) {
+            return x;
+        }
+        self.ins().bitcast(clif_type(to), MemFlagsData::new(), x)
     }
 
     fn is_nonzero(&mut self, x: Value, dtype: DType) -> Value {

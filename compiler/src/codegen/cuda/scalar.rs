@@ -23,6 +23,9 @@ impl Emitter {
         if let ScalarOp::Cast(_) = op {
             return cast(x, from, to);
         }
+        if let ScalarOp::BitCast(_) = op {
+            return Ok(bit_cast(x, from, to));
+        }
         if let (ScalarOp::Select, [c, yes, no]) = (op, &text[..]) {
             return Ok(format!("{c} ? {yes} : {no}"));
         }
@@ -116,4 +119,22 @@ fn cast(x: &str, from: DType, to: DType) -> Result<String> {
         _ if from.is_float() && !to.is_float() => format!("gm_from_float<{ty}>::of({x})"),
         _ => format!("{ty}({x})"),
     })
+}
+
+/// Floats of 8 and 16 bits are structures of their bits.
+fn bit_cast(x: &str, from: DType, to: DType) -> String {
+    let bits = match from {
+        DType::F32 => format!("__float_as_uint({x})"),
+        DType::F64 => format!("__double_as_longlong({x})"),
+        d if d.is_narrow_float() => format!("{x}.bits"),
+        _ => x.to_owned(),
+    };
+    let ty = element_type(to);
+    match to {
+        DType::F32 => format!("__uint_as_float({bits})"),
+        DType::F64 => format!("__longlong_as_double({bits})"),
+        d if d.is_float8() => format!("{ty}{{u8({bits})}}"),
+        d if d.is_narrow_float() => format!("{ty}{{u16({bits})}}"),
+        _ => format!("{ty}({bits})"),
+    }
 }

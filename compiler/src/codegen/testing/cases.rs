@@ -56,7 +56,7 @@ pub fn scalar_ops(rng: &mut Rng) -> Vec<Case> {
     all
 }
 
-/// Every cast, of special values and of integers with their upper bits set.
+/// Every cast and bit cast, of special values and of integers with their upper bits set.
 pub fn casts(rng: &mut Rng) -> Vec<Case> {
     let mut all = Vec::new();
     for &from in DType::ALL {
@@ -67,6 +67,10 @@ pub fn casts(rng: &mut Rng) -> Vec<Case> {
             } else if from != DType::Bool {
                 x.as_bytes_mut()[..32].fill(0xff);
                 x.as_bytes_mut()[32..40].fill(0x80);
+            }
+            if from.size_bytes() == to.size_bytes() {
+                let op = Op::Map(ScalarOp::BitCast(to));
+                all.push(Case::of_op(&op, vec![x.clone()], 0.0));
             }
             all.push(Case::of_op(&Op::Map(ScalarOp::Cast(to)), vec![x], 0.0));
         }

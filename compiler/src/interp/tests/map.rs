@@ -272,6 +272,33 @@ fn every_cast_pair_evaluates() {
 }
 
 #[test]
+fn bit_casts_keep_bits() {
+    let bits = |x: &Tensor, to| map(ScalarOp::BitCast(to), &[x]);
+    let numbers = [
+        1.5f32,
+        -0.0,
+        f32::from_bits(0x7fc0_1234),
+        f32::MIN_POSITIVE / 2.0,
+    ];
+    let codes = t(&numbers.map(f32::to_bits), &[2, 2]);
+    assert_eq!(bits(&t(&numbers, &[2, 2]), DType::U32), codes);
+    let back = bits(&codes, DType::F32);
+    assert_eq!(back.as_bytes(), codes.as_bytes());
+    assert_eq!(bits(&t(&[-2i64], &[]), DType::U64), t(&[u64::MAX - 1], &[]));
+    let one = f16::ONE.to_bits();
+    assert_eq!(bits(&t(&[one], &[1]), DType::F16), t(&[f16::ONE], &[1]));
+    assert_eq!(
+        bits(&t(&[f16::ONE], &[1]), DType::BF16),
+        t(&[bf16::from_bits(one)], &[1])
+    );
+    assert_eq!(bits(&t(&[true], &[1]), DType::U8), t(&[1u8], &[1]));
+    assert_eq!(
+        bits(&t(&[0i8, 1, -128], &[3]), DType::Bool),
+        t(&[false, true, true], &[3])
+    );
+}
+
+#[test]
 fn every_op_evaluates_in_its_whole_domain() {
     for op in ScalarOp::samples() {
         for &d in DType::ALL {

@@ -73,6 +73,7 @@ pub fn primitive(op: ScalarOp, args: &[&Tensor]) -> Result<Tensor> {
         (ScalarOp::Cast(to), [x]) => {
             with_dtype!(dtype, T => with_dtype!(to, U => map1::<T, U>(x, &shape, |v| U::from_wide(v.to_wide()))))
         }
+        (ScalarOp::BitCast(to), [x]) => Ok(Tensor::from_bytes(to, &shape, x.as_bytes())?),
         (ScalarOp::Select, [c, a, b]) => with_dtype!(dtype, T => select::<T>([c, a, b], &shape)),
         (_, [x]) => {
             with_dtype!(dtype, T => map1::<T, T>(x, &shape, T::unary(op).ok_or_else(|| no_op(op, dtype))?))

@@ -79,6 +79,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("IsInf", (1, 1), is_inf),
     OpDef::new("Cast", (1, 1), cast),
     OpDef::new("CastLike", (2, 2), cast_like),
+    OpDef::new("BitCast", (1, 1), bit_cast),
     OpDef::new("Clip", (1, 3), clip),
     OpDef::new("PRelu", (2, 2), prelu),
     OpDef::new("LeakyRelu", (1, 1), leaky_relu),
@@ -275,6 +276,15 @@ fn cast(cx: &mut Ctx) -> Result<Outs> {
 fn cast_like(cx: &mut Ctx) -> Result<Outs> {
     let to = cx.ty(1)?.dtype;
     convert(cx, to)
+}
+
+fn bit_cast(cx: &mut Ctx) -> Result<Outs> {
+    let to = dtype_of(cx.i("to", 0)? as i32)?;
+    if cx.ty(0)?.dtype == to {
+        return Ok(vec![Out::Same(cx.v(0)?)]);
+    }
+    let x = cx.val(0)?;
+    one(cx.map(ScalarOp::BitCast(to), &[x])?)
 }
 
 /// Limits are attributes before version 11, operands since.

@@ -1,7 +1,6 @@
-//! Determinants, distinct elements, and casts of bits.
+//! Determinants and distinct elements.
 
 use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one, product};
-use super::super::tensor::dtype_of;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Extremum, Op, Shape, ValueId};
 use gristmill_runtime::{DType, Tensor};
@@ -10,7 +9,6 @@ use std::cmp::Ordering;
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Det", (1, 1), determinant),
     OpDef::new("Unique", (1, 1), unique),
-    OpDef::new("BitCast", (1, 1), bit_cast),
 ];
 
 /// Extent of matrices up to which elimination is unrolled.
@@ -221,27 +219,4 @@ impl Slices {
         }
         groups
     }
-}
-
-/// Between integers of one width a conversion wraps, which keeps the bits; others only as
-/// constants.
-fn bit_cast(cx: &mut Ctx) -> Result<Outs> {
-    let to = dtype_of(cx.i("to", 0)? as i32)?;
-    let from = cx.ty(0)?.dtype;
-    if from == to {
-        return Ok(vec![Out::Same(cx.v(0)?)]);
-    }
-    if from.size_bytes() != to.size_bytes() {
-        return Err(Error::invalid(format!("{from} and {to} differ in width")));
-    }
-    if let Some(t) = cx.constant(0)?.filter(|_| to != DType::Bool) {
-        let bits = Tensor::from_bytes(to, t.shape(), t.as_bytes())?;
-        return Ok(vec![Out::tensor(bits)]);
-    }
-    let is_whole = from.is_int() || from == DType::Bool;
-    if !is_whole || !to.is_int() {
-        return Err(Error::unsupported(format!("the bits of {from} as {to}")));
-    }
-    let x = cx.val(0)?;
-    one(cx.cast(x, to)?)
 }

@@ -64,6 +64,10 @@ rules! {
     "cast-same" Bits at Op::Map(S::Cast(_)) => cast_same;
     /// Two casts, the first of which loses nothing.
     "cast-cast" Bits at Op::Map(S::Cast(_)) => cast_cast;
+    /// The bits of a dtype as the dtype that is there.
+    "bit-cast-same" Bits at Op::Map(S::BitCast(_)) => cast_same;
+    /// Two bit casts; `bool` between them would lose bits.
+    "bit-cast-bit-cast" Bits at Op::Map(S::BitCast(_)) => bit_cast_bit_cast;
     /// `sum(x) * (1 / n) -> mean(x)` where `n` elements are summed; so for `sum(x) / n`.
     "mean" Rounding at Op::Map(S::Mul | S::Div) => mean;
     /// A reduction of no axis, or of axes of extent 1, is a reshape. A sum's zero keeps its sign.
@@ -432,6 +436,20 @@ fn cast_cast(t: &mut Terms, r: &Root) -> RuleResult {
         Ok(x)
     } else {
         t.map(S::Cast(to), &[x])
+    }
+}
+
+fn bit_cast_bit_cast(t: &mut Terms, r: &Root) -> RuleResult {
+    let is_bit_cast = |op: &Op| matches!(op, Op::Map(S::BitCast(_)));
+    let x = t.operand_of(r.args[0], is_bit_cast).ok_or(NoMatch)?;
+    let (from, to) = (t.ty(x).dtype, t.ty(r.class).dtype);
+    if t.ty(r.args[0]).dtype == DType::Bool && from != DType::Bool {
+        return Err(rejected("the inner bit cast loses something"));
+    }
+    if to == from {
+        Ok(x)
+    } else {
+        t.map(S::BitCast(to), &[x])
     }
 }
 
