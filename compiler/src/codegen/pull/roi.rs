@@ -61,13 +61,13 @@ impl<E: Emit> Positions<'_, E> {
         self.e.primitive(op, self.dtype, DType::Bool, &[x, v])
     }
 
-    fn of_index(&mut self, i: E::Value) -> Result<E::Value> {
+    fn position_of_index(&mut self, i: E::Value) -> Result<E::Value> {
         let i = self.e.index_to_i64(i);
         self.e.convert(i, DType::I64, self.dtype)
     }
 
-    /// A whole number as an index.
-    fn index_of(&mut self, x: E::Value) -> Result<E::Value> {
+    /// A position that is a whole number, as an index.
+    fn index_of_position(&mut self, x: E::Value) -> Result<E::Value> {
         let i = self.e.convert(x, self.dtype, DType::I64)?;
         Ok(self.e.i64_to_index(i))
     }
@@ -92,7 +92,7 @@ impl<E: Emit> Positions<'_, E> {
         let rest = self.op(ScalarOp::Sub, &[at, floor])?;
         let one = self.constant(1.0);
         let first = self.op(ScalarOp::Sub, &[one, rest])?;
-        let low = self.index_of(floor)?;
+        let low = self.index_of_position(floor)?;
         let high = self.e.index_add_const(low, 1);
         let last = self.e.index(extent as i64 - 1);
         let high = self.e.index_min(high, last);
@@ -104,10 +104,10 @@ impl<E: Emit> Positions<'_, E> {
 
     /// Position of sample `i`.
     fn sample(&mut self, samples: &Samples<E::Value>, i: E::Value) -> Result<E::Value> {
-        let i = self.of_index(i)?;
+        let i = self.position_of_index(i)?;
         let middle = self.op_real(ScalarOp::Add, i, 0.5)?;
         let reach = self.op(ScalarOp::Mul, &[middle, samples.bin])?;
-        let n = self.of_index(samples.n)?;
+        let n = self.position_of_index(samples.n)?;
         let within = self.op(ScalarOp::Div, &[reach, n])?;
         self.op(ScalarOp::Add, &[samples.start, within])
     }
@@ -120,7 +120,7 @@ impl<E: Emit> Positions<'_, E> {
         let least = self.compare(ScalarOp::Ge, n, 0.0)?;
         let zero = self.constant(0.0);
         let n = self.e.choose(least, n, zero);
-        self.index_of(n)
+        self.index_of_position(n)
     }
 
     /// Samples of bin `number` of a region between two coordinates.
@@ -140,7 +140,7 @@ impl<E: Emit> Positions<'_, E> {
             extent = self.op_real(ScalarOp::Max, extent, 1.0)?;
         }
         let bin = self.op_real(ScalarOp::Div, extent, n_bins as f64)?;
-        let number = self.of_index(number)?;
+        let number = self.position_of_index(number)?;
         let before = self.op(ScalarOp::Mul, &[number, bin])?;
         let start = self.op(ScalarOp::Add, &[start, before])?;
         let n = match regions.sampling {
