@@ -432,10 +432,14 @@ fn cast_cast(t: &mut Terms, r: &Root) -> RuleResult {
     if !holds(between, from) {
         return Err(rejected("the inner cast loses something"));
     }
-    if to == from {
-        Ok(x)
-    } else {
-        t.map(S::Cast(to), &[x])
+    converted(t, x, S::Cast(to))
+}
+
+/// `x` by a conversion; `x` itself when that is to its own dtype.
+fn converted(t: &mut Terms, x: Id, conversion: S) -> RuleResult {
+    match conversion.result_dtype(&[t.ty(x).dtype]) {
+        Ok(to) if to == t.ty(x).dtype => Ok(x),
+        _ => t.map(conversion, &[x]),
     }
 }
 
@@ -446,11 +450,7 @@ fn bit_cast_bit_cast(t: &mut Terms, r: &Root) -> RuleResult {
     if t.ty(r.args[0]).dtype == DType::Bool && from != DType::Bool {
         return Err(rejected("the inner bit cast loses something"));
     }
-    if to == from {
-        Ok(x)
-    } else {
-        t.map(S::BitCast(to), &[x])
-    }
+    converted(t, x, S::BitCast(to))
 }
 
 /// True when every value of `small` is a value of `large`, so that `small -> large -> c` is `small -> c` for every `c`.
