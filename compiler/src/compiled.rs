@@ -13,7 +13,7 @@ use crate::specialisations::{Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::driver::Driver;
-use gristmill_runtime::exec::{ExecOptions, Lanes};
+use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources};
 use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,6 +64,10 @@ pub struct Compiled {
     specialisations: Specialisations<Executable>,
     /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
+    /// Threads and arenas of all specialisations.
+    pool: Arc<Pool>,
+    /// Variables of all specialisations.
+    resources: Arc<Resources>,
 }
 
 /// One specialisation: every stage's result, and the executors that run it.
@@ -122,6 +126,8 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         value_inputs,
         specialisations: Specialisations::new(options.specialisation_bytes),
         drivers: Mutex::default(),
+        pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
+        resources: options.resources.clone().unwrap_or_default(),
     })
 }
 
@@ -234,6 +240,16 @@ impl Compiled {
     /// Number of specialisations that are held: those made so far without those evicted.
     pub fn specialisations(&self) -> usize {
         self.specialisations.len()
+    }
+
+    /// The variables of the model: those that every shape reads and assigns.
+    pub fn resources(&self) -> &Arc<Resources> {
+        &self.resources
+    }
+
+    /// Number of threads that run the model, those of callers not included, whatever the number of its shapes.
+    pub fn n_threads(&self) -> usize {
+        self.pool.n_started()
     }
 
     /// Number of specialisations that were evicted to keep [`Options::specialisation_bytes`].
@@ -404,15 +420,21 @@ impl Compiled {
     /// Compiles a graph of static shapes.
     fn compile(&self, graph: Graph) -> Result<Executable> {
         let lowered = self.lower(graph)?;
-        let n_threads = self.options.threads;
         let exec_options = ExecOptions {
-            threads: n_threads.unwrap_or_else(gristmill_runtime::cpu::n_cores),
+            pool: self.pool.clone(),
+            resources: self.resources.clone(),
             drivers: self.drivers(&lowered.program)?,
             ..Default::default()
         };
-        let stream = lowered.placement.stream;
-        let n_lanes = stream.map_or(1, |stream| stream.in_flight as usize);
-        let lanes = Lanes::new(lowered.program.clone(), &exec_options, n_lanes)?;
+        let program = lowered.program.clone();
+        let lanes = match lowered.placement.stream {
+            Some(stream) => Lanes::new(program, &exec_options, stream.in_flight as usize),
+            None => {
+                let limit = self.options.max_in_flight;
+                let limit = limit.unwrap_or_else(gristmill_runtime::cpu::n_cores);
+                Lanes::concurrent(program, &exec_options, limit)
+            }
+        }?;
         Ok(Executable { lowered, lanes })
     }
 
@@ -487,11 +509,12 @@ impl Compiled {
 }
 
 impl Executable {
-    /// Bytes of constants, packed weights included, and of the arenas of all runs in flight.
+    /// Bytes of constants, packed weights included, and of the arenas that are not leased from the pool.
     fn held_bytes(&self) -> u64 {
-        let partitions = &self.lowered.program.partitions;
-        let arenas: usize = partitions.iter().map(|p| p.arena_bytes).sum();
-        (self.lowered.report.constant_bytes + arenas * self.lanes.n_lanes()) as u64
+        let partitions = self.lowered.program.partitions.iter();
+        let own = partitions.filter(|p| p.device.kind.has_own_memory());
+        let arenas: usize = own.map(|p| p.arena_bytes).sum();
+        (self.lowered.report.constant_bytes + arenas * self.n_in_flight()) as u64
     }
 
     /// Runs with inputs in the model's order.
@@ -506,8 +529,14 @@ impl Executable {
         Ok(self.lanes.run_into(inputs, outputs)?)
     }
 
-    /// Number of runs that can be in flight, each started by a thread of its own: more than one only for a placement for throughput.
+    /// Number of runs that a placement for throughput keeps in flight, each started by a thread of its own; 1 for other placements.
     pub fn n_in_flight(&self) -> usize {
+        let stream = self.lowered.placement.stream;
+        stream.map_or(1, |stream| stream.in_flight as usize)
+    }
+
+    /// Number of runs that can be in flight. Further callers wait.
+    pub fn max_in_flight(&self) -> usize {
         self.lanes.n_lanes()
     }
 }

@@ -20,6 +20,7 @@
 //! | build a graph | [`ir::GraphBuilder`] |
 //! | compile | [`compile`] with [`Options`]: devices, dims, limits, precision |
 //! | run | [`Compiled::run`] by name, [`Executable::run_into`] without allocation of outputs |
+//! | keep state between runs | [`Compiled::resources`], or [`Options::resources`] to share it |
 //! | read results | [`Outputs`], [`Tensor`] |
 //! | ask for devices | [`place::DeviceSet`], [`place::Pin`], [`ir::DeviceScope`] |
 //! | read a stage, or pin it in a snapshot test | [`dump`] |
@@ -37,6 +38,7 @@ pub mod place;
 pub use compiled::{Compiled, Executable, Outputs, Source, compile, prepare};
 pub use cost::{Bytes, Measured, Nanos};
 pub use error::{Error, ErrorKind, Result};
+pub use gristmill_runtime::exec::Resources;
 #[cfg(feature = "ndarray")]
 pub use gristmill_runtime::ndarray;
 pub use gristmill_runtime::npy::{read_npz, write_npz};

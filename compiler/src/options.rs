@@ -6,6 +6,7 @@ use crate::place::{DeviceSet, Fallback, Objective, Pin, Plan};
 use crate::target::Arch;
 use crate::target::TargetCpu;
 use gristmill_runtime::DType;
+use gristmill_runtime::exec::Resources;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -43,8 +44,14 @@ pub struct Options {
     /// Bytes of weights and memory plans that the code for all shapes of one model may hold together; beyond them, that of the shapes
     /// used longest ago is dropped, and compiled again when it is needed. Code for one shape is held whatever its size.
     pub specialisation_bytes: u64,
-    /// CPU threads over all logical CPU devices; `None`: one per available core.
+    /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per available core.
     pub threads: Option<usize>,
+    /// Most runs of one set of shapes that are in flight at a time; further callers wait. `None`: one per available core. Each has an arena of
+    /// its own. Models with variables, and placements on several devices or on one with memory of its own, have one, unless they
+    /// are placed for throughput.
+    pub max_in_flight: Option<usize>,
+    /// Values of the model's variables, shared with other models that are given the same; `None`: the compiled model's own.
+    pub resources: Option<Arc<Resources>>,
     /// The CPU that code is made for.
     pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
@@ -82,6 +89,8 @@ impl Default for Options {
             precision: Precision::F32,
             specialisation_bytes: 2 << 30,
             threads: None,
+            max_in_flight: None,
+            resources: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
             kept: None,

@@ -27,7 +27,7 @@ use crate::rng::Rng;
 use crate::{DType, DeviceName, Tensor};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Driver;
-use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::files::MAX_TEXT_BYTES;
 use gristmill_runtime::product::Product;
 use library::{Library, Timed};
@@ -450,7 +450,7 @@ impl<'a> Bench<'a> {
             &settings,
         )?;
         let options = ExecOptions {
-            threads: 1,
+            pool: Arc::new(Pool::new(1)),
             drivers: [(self.device.clone(), driver)].into(),
             ..ExecOptions::default()
         };

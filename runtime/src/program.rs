@@ -388,6 +388,15 @@ pub struct Loop {
     pub args: Vec<BufferId>,
 }
 
+impl Program {
+    /// True when it, or a sub-program, uses variables.
+    pub fn has_state(&self) -> bool {
+        let steps = self.partitions.iter().flat_map(|p| &p.steps);
+        let mut sub_programs = steps.flat_map(|step| Partition::sub_programs(&step.kind));
+        !self.variables.is_empty() || sub_programs.any(Program::has_state)
+    }
+}
+
 impl IoSpec {
     /// An input or output description.
     pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> IoSpec {

@@ -72,6 +72,12 @@ impl AlignedBytes {
         Layout::from_size_align(padded, ALIGN_BYTES).map_err(|_| too_large(len))
     }
 
+    /// Number of bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a size, not a collection")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `ptr` is valid for `len` initialised bytes, owned by self.

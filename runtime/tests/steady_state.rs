@@ -3,7 +3,7 @@
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 use gristmill_runtime::driver::{Driver, Reduction};
-use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
 use gristmill_runtime::product::{Compute, Matrix, Order, Product};
 use gristmill_runtime::program::*;
@@ -243,7 +243,7 @@ fn runs_after_the_first_allocate_nothing() {
     }
     for threads in [1, 2, 4] {
         let options = ExecOptions {
-            threads,
+            pool: Arc::new(Pool::new(threads)),
             ..ExecOptions::default()
         };
         let executor = Executor::new(Arc::new(everything()), &options).unwrap();
@@ -594,7 +594,7 @@ fn across_gpus_without_allocations() {
             .map(|i| (gpu(i), open(i)))
             .collect::<BTreeMap<_, _>>();
         let options = ExecOptions {
-            threads: 3,
+            pool: Arc::new(Pool::new(3)),
             drivers,
             ..ExecOptions::default()
         };

@@ -22,3 +22,4 @@ mod placement_objectives;
 mod placement_page;
 mod placement_scale;
 mod process;
+mod serving;

@@ -16,7 +16,7 @@ use gristmill::testing::{Rng, nvrtc_or_left_out, random_tensor};
 use gristmill::{Compiled, DType, Options, Tensor, Tuning, compile, onnx, tune};
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::{Arrival, Driver, HostMemory, Queue};
-use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::gpu::{GpuArg, GpuCode, Launch};
 use gristmill_runtime::program::Kernel;
 use gristmill_runtime::{DeviceName, ErrorKind};
@@ -902,7 +902,7 @@ fn a_limit_of_what_is_needed_is_enough() {
             let gpu = Arc::new(gpu(0, Some(need))) as Arc<dyn Driver>;
             let drivers = [(DeviceName::parse("gpu:0").unwrap(), gpu)].into();
             let options = ExecOptions {
-                threads: 1,
+                pool: Arc::new(Pool::new(1)),
                 drivers,
                 ..ExecOptions::default()
             };

@@ -35,6 +35,9 @@ pub struct BenchArgs {
     /// Seconds to measure, after the warm-up.
     #[arg(long, default_value = "2", value_name = "S", value_parser = parse::seconds)]
     duration: Duration,
+    /// Callers that run the model at the same time, each on a thread of its own.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    streams: Option<u16>,
     /// Measure exactly this number of runs instead.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
@@ -52,6 +55,8 @@ struct Prepared {
     compiled: Compiled,
     executable: Arc<Executable>,
     inputs: Inputs,
+    /// Number of callers that the user asked for.
+    streams: Option<usize>,
     load_ns: u64,
     compile_ns: u64,
 }
@@ -77,7 +82,10 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 fn prepare(args: &BenchArgs) -> Result<Prepared> {
-    let options = args.compile.options()?;
+    let options = Options {
+        max_in_flight: args.streams.map(usize::from),
+        ..args.compile.options()?
+    };
     let started = Instant::now();
     let source = load::model(&args.model)?;
     let load_ns = started.elapsed().as_nanos() as u64;
@@ -90,9 +98,17 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
         compiled,
         executable,
         inputs,
+        streams: args.streams.map(usize::from),
         load_ns,
         compile_ns: started.elapsed().as_nanos() as u64,
     })
+}
+
+impl Prepared {
+    /// Threads that run the model at the same time.
+    fn n_callers(&self) -> usize {
+        self.streams.unwrap_or(self.executable.n_in_flight())
+    }
 }
 
 /// Ops that run in generated loops although they have a kernel.
@@ -122,6 +138,11 @@ impl Times {
         self.sorted[((self.sorted.len() - 1) as f64 * q).round() as usize]
     }
 
+    /// Inferences per second.
+    fn per_second(&self) -> f64 {
+        self.sorted.len() as f64 * 1e9 / self.total.max(1) as f64
+    }
+
     /// Time between the ends of two runs.
     fn period(&self) -> u64 {
         self.total / self.sorted.len() as u64
@@ -133,6 +154,10 @@ impl Times {
         let [p50, p90, p99, min] = [0.5, 0.9, 0.99, 0.0].map(|q| time_ns(self.quantile(q)));
         let n_runs = plural(self.sorted.len(), "run");
         outln!("p50 {p50}  p90 {p90}  p99 {p99}  min {min}  ({n_runs})");
+        if let Some(n) = p.streams {
+            let (rate, callers) = (self.per_second(), plural(n, "caller"));
+            outln!("{rate:.1} inferences/s with {callers}");
+        }
         if let Some(stream) = p.executable.lowered.placement.stream {
             let (period, n) = (time_ns(self.period()), p.executable.n_in_flight());
             let predicted = stream.period;
@@ -149,7 +174,8 @@ impl Times {
             "p99_ns": self.quantile(0.99),
             "min_ns": self.sorted[0],
             "iters": self.sorted.len(),
-            "in_flight": p.executable.n_in_flight(),
+            "in_flight": p.n_callers(),
+            "inferences_per_s": self.per_second(),
             "period_ns": self.period(),
             "load_ns": p.load_ns,
             "compile_ns": p.compile_ns,
@@ -258,7 +284,7 @@ fn warmed_up(args: &BenchArgs, p: &Prepared) -> Result<Vec<Vec<Tensor>>> {
         executable.start_profile()?;
     }
     let mut lanes = Vec::new();
-    for _ in 0..executable.n_in_flight() {
+    for _ in 0..p.n_callers() {
         lanes.push(executable.run(inputs)?.into_tensors());
     }
     if args.iters.is_none() {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::{DType, DeviceName};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::exec::emulate::{LinkRate, Transport, wait_kernel};
-use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::program::{
     Buffer, BufferId, KernelId, Key, Loc, Partition, Program, Step, StepId, StepKind,
 };
@@ -54,7 +54,7 @@ impl Emulator {
         } = builder;
         let partitions: Vec<Partition> = parts.into_values().map(|part| part.partition).collect();
         let options = ExecOptions {
-            threads: partitions.len(),
+            pool: Arc::new(Pool::new(partitions.len())),
             transport: Transport::Emulated(links),
             ..ExecOptions::default()
         };

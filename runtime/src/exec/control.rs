@@ -1,6 +1,6 @@
 //! Control flow: sub-programs that read their arguments and write their results in place.
 
-use super::frame::{Addresses, Frame, Links, Span};
+use super::frame::{Addresses, Arena, Frame, Links, Span};
 use super::memory::{Block, Memory};
 use super::step::{Context, Stop};
 use crate::error::{Error, ErrorKind};
@@ -19,7 +19,7 @@ pub(crate) struct PreparedIf {
 
 impl PreparedIf {
     pub(crate) fn new(s: &If, links: &Links<'_>) -> Result<PreparedIf, Error> {
-        let branch = |p: &Arc<Program>| Frame::new(p, 0, links);
+        let branch = |p: &Arc<Program>| Frame::new(p, 0, links, Arena::Own);
         let branches = [branch(&s.else_branch)?, branch(&s.then_branch)?];
         Ok(PreparedIf {
             cond: s.cond,
@@ -128,7 +128,7 @@ impl PreparedLoop {
         };
         Ok(PreparedLoop {
             trips: s.trips,
-            body: Frame::new(&s.body, 0, links)?,
+            body: Frame::new(&s.body, 0, links, Arena::Own)?,
             carried: s.carried.iter().map(carry).collect::<Result<_, Error>>()?,
             scan_inputs: s
                 .scan_inputs

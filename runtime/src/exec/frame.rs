@@ -66,6 +66,11 @@ pub(crate) struct Frame {
     pub(crate) collectives: Vec<usize>,
     /// True for a step with other dependencies: those of a step that receives use the bytes that it writes.
     computes_before: Vec<bool>,
+    /// Buffers in an arena that is leased for a run, with their offsets, and the kernel arguments that follow them.
+    leased_buffers: Vec<(usize, usize)>,
+    leased_args: Vec<(usize, usize)>,
+    /// Where the arena of the last run was.
+    arena: *mut u8,
     /// Owners of the memory that addresses of the arena and of constants on the device point to.
     _blocks: Vec<Block>,
 }
@@ -85,12 +90,20 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Allocates the arena and places the constants. The second value owns the memory of both.
-    fn allocate(partition: &Partition, memory: &Memory) -> Result<(Addresses, Vec<Block>), Error> {
-        let arena = memory.allocate(partition.arena_bytes)?;
+    /// Allocates the arena, unless it is leased for each run, and places the constants. The second value owns the memory of both.
+    fn allocate(
+        partition: &Partition,
+        memory: &Memory,
+        arena: Arena,
+    ) -> Result<(Addresses, Vec<Block>), Error> {
         let (constants, mut blocks) = place_constants(partition, memory)?;
+        let own = match arena {
+            Arena::Own => Some(memory.allocate(partition.arena_bytes)?),
+            Arena::Leased => None,
+        };
+        let base = own.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
         let address = |b: &Buffer| match b.loc {
-            Loc::Arena { offset_bytes } => arena.as_ptr().wrapping_add(offset_bytes),
+            Loc::Arena { offset_bytes } => base.wrapping_add(offset_bytes),
             Loc::Constant(c) => constants[c as usize],
             Loc::Input(_) | Loc::Output(_) => std::ptr::null_mut(),
         };
@@ -99,9 +112,18 @@ impl Addresses {
             args: Vec::new(),
             memory: memory.clone(),
         };
-        blocks.push(arena);
+        blocks.extend(own);
         Ok((addresses, blocks))
     }
+}
+
+/// Owner of a frame's arena.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arena {
+    /// The frame.
+    Own,
+    /// The pool: [`Frame::use_arena`] tells where it is for a run.
+    Leased,
 }
 
 /// A step with its operands resolved.
@@ -171,9 +193,14 @@ impl Frame {
         program: &Arc<Program>,
         partition_idx: usize,
         links: &Links<'_>,
+        arena: Arena,
     ) -> Result<Frame, Error> {
         let partition = &program.partitions[partition_idx];
-        let (addresses, blocks) = Addresses::allocate(partition, links.memory)?;
+        let (addresses, blocks) = Addresses::allocate(partition, links.memory, arena)?;
+        let leased_buffers = match arena {
+            Arena::Own => Vec::new(),
+            Arena::Leased => arena_buffers(&partition.buffers),
+        };
         let n_steps = partition.steps.len();
         let mut frame = Frame {
             program: program.clone(),
@@ -190,11 +217,17 @@ impl Frame {
             copies_before: Vec::with_capacity(n_steps),
             collectives: Vec::new(),
             computes_before: Vec::with_capacity(n_steps),
+            leased_buffers,
+            leased_args: Vec::new(),
+            arena: std::ptr::null_mut(),
             _blocks: blocks,
         };
         let source = StepSource::new(program, partition, links)?;
         for step in &partition.steps {
             frame.add_step(&source, step)?;
+        }
+        if arena == Arena::Own {
+            frame.leased_args.clear();
         }
         frame.statuses.allocate(links.memory)?;
         Ok(frame)
@@ -293,8 +326,12 @@ impl Frame {
         let first = self.addresses.args.len();
         for id in args {
             let buffer = id.0 as usize;
-            if matches!(buffers[buffer].loc, Loc::Input(_) | Loc::Output(_)) {
-                self.bound_args.push((self.addresses.args.len(), buffer));
+            match buffers[buffer].loc {
+                Loc::Input(_) | Loc::Output(_) => {
+                    self.bound_args.push((self.addresses.args.len(), buffer));
+                }
+                Loc::Arena { .. } => self.leased_args.push((self.addresses.args.len(), buffer)),
+                Loc::Constant(_) => {}
             }
             self.addresses.args.push(self.addresses.buffers[buffer]);
         }
@@ -313,6 +350,25 @@ impl Frame {
             };
         }
         for &(arg, buffer) in &self.bound_args {
+            self.addresses.args[arg] = self.addresses.buffers[buffer];
+        }
+    }
+
+    /// True when a buffer, of size zero perhaps, is in an arena that is leased.
+    pub(crate) fn leases_arena(&self) -> bool {
+        !self.leased_buffers.is_empty()
+    }
+
+    /// Takes the arena of a run.
+    pub(crate) fn use_arena(&mut self, arena: *mut u8) {
+        if arena == self.arena {
+            return;
+        }
+        self.arena = arena;
+        for &(buffer, offset_bytes) in &self.leased_buffers {
+            self.addresses.buffers[buffer] = arena.wrapping_add(offset_bytes);
+        }
+        for &(arg, buffer) in &self.leased_args {
             self.addresses.args[arg] = self.addresses.buffers[buffer];
         }
     }
@@ -381,6 +437,16 @@ impl Frame {
     /// Node path of a step, for errors.
     pub(crate) fn origin(&self, step: usize) -> &str {
         &self.program.partitions[self.partition_idx].steps[step].origin
+    }
+
+    /// True when a kernel, here or in a sub-program, may be split over threads.
+    pub(crate) fn is_parallel(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            PreparedStep::Kernel(k) => k.grain > 0 && k.items > k.grain,
+            PreparedStep::If(s) => s.branches.iter().any(Frame::is_parallel),
+            PreparedStep::Loop(s) => s.body.is_parallel(),
+            _ => false,
+        })
     }
 
     /// The most arguments of any kernel, here and in sub-programs.
@@ -487,6 +553,15 @@ fn bound_buffers(buffers: &[Buffer]) -> Vec<(usize, Loc)> {
         matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc))
     };
     buffers.iter().enumerate().filter_map(bound).collect()
+}
+
+/// Buffers in the arena, with their offsets.
+fn arena_buffers(buffers: &[Buffer]) -> Vec<(usize, usize)> {
+    let in_arena = |(i, b): (usize, &Buffer)| match b.loc {
+        Loc::Arena { offset_bytes } => Some((i, offset_bytes)),
+        _ => None,
+    };
+    buffers.iter().enumerate().filter_map(in_arena).collect()
 }
 
 /// Addresses of the constants: on the host where they are, on a device those of copies, which the blocks own.

@@ -1,8 +1,8 @@
 //! Several runs of one program in flight.
 //!
-//! Each lane is an executor of its own, with arenas, staging and threads. On every device the lanes take turns in the order in which their runs
-//! began: a device computes for one run at a time, while another device may be at the run after it or before it. So a program whose devices
-//! are stages of a pipeline is run as one, and variables, whose users are all on one device, see the runs one after the other.
+//! Each lane is an executor of its own. Where devices are stages of a pipeline, the lanes take turns on every device in the order in which
+//! their runs began: a device computes for one run at a time, while another device may be at the run after it or before it. So variables,
+//! whose users are all on one device, see the runs one after the other. Callers of a program for one CPU run side by side, without turns.
 
 use super::wait::{Event, Patience};
 use super::{ExecOptions, Executor};
@@ -17,13 +17,34 @@ use std::sync::{Arc, Condvar, Mutex};
 ///
 /// Any number of threads may call [`Lanes::run_into`]; a call that finds no free lane waits for one, without order among those that wait.
 pub struct Lanes {
-    lanes: Vec<Executor>,
-    free: Mutex<Vec<usize>>,
+    first: Arc<Executor>,
+    free: Mutex<Free>,
     freed: Condvar,
+    program: Arc<Program>,
+    options: ExecOptions,
+    limit: usize,
+}
+
+struct Free {
+    /// With their numbers, in the order in which they were made.
+    lanes: Vec<Lane>,
+    /// Number of lanes, those in use included.
+    n: usize,
+}
+
+type Lane = (usize, Arc<Executor>);
+
+impl Free {
+    /// The free lane that was made first.
+    fn pop(&mut self) -> Option<Lane> {
+        let numbers = self.lanes.iter().map(|&(number, _)| number).enumerate();
+        let (at, _) = numbers.min_by_key(|&(_, number)| number)?;
+        Some(self.lanes.swap_remove(at))
+    }
 }
 
 impl Lanes {
-    /// Makes `program` ready for `n` runs in flight, one at least.
+    /// Makes `program` ready for `n` runs in flight, one at least, whose devices are stages: each computes for one run at a time.
     ///
     /// Errors: as those of [`Executor::new`]; the limit of a device is for all lanes together.
     pub fn new(program: Arc<Program>, options: &ExecOptions, n: usize) -> Result<Lanes, Error> {
@@ -31,21 +52,60 @@ impl Lanes {
         let turns = (n > 1).then(|| Arc::new(Turns::new(program.partitions.len())));
         let lane = |_| Executor::with_turns(program.clone(), options, n, turns.clone());
         let lanes = (0..n).map(lane).collect::<Result<Vec<_>, Error>>()?;
-        Ok(Lanes {
-            lanes,
-            free: Mutex::new((0..n).rev().collect()),
+        let lanes = lanes.into_iter().map(Arc::new).collect();
+        Ok(Lanes::of(program, options, lanes, n))
+    }
+
+    /// Makes `program` ready for as many runs in flight as there are callers, up to `limit`, which share the threads of the pool. Lanes
+    /// after the first are made when they are needed.
+    ///
+    /// There is one lane only where runs could disturb each other, or have memory of their own on a device: with variables, with more
+    /// devices than one, and on a device with memory of its own. Errors: as those of [`Executor::new`].
+    pub fn concurrent(
+        program: Arc<Program>,
+        options: &ExecOptions,
+        limit: usize,
+    ) -> Result<Lanes, Error> {
+        let first = Arc::new(Executor::new(program.clone(), options)?);
+        let n_threads = options.pool.n_threads();
+        let is_alone = program.has_state()
+            || program.partitions.len() != 1
+            || program.partitions[0].device.kind.has_own_memory();
+        let limit = if is_alone { 1 } else { limit.max(1) };
+        // A declared limit of the device's memory is for all runs in flight.
+        let has_room = |n: &usize| super::check_devices(&program, n_threads, *n, options).is_ok();
+        let limit = (1..=limit).rev().find(has_room).unwrap_or(1);
+        Ok(Lanes::of(program, options, vec![first], limit))
+    }
+
+    fn of(
+        program: Arc<Program>,
+        options: &ExecOptions,
+        lanes: Vec<Arc<Executor>>,
+        limit: usize,
+    ) -> Lanes {
+        let n = lanes.len();
+        Lanes {
+            first: lanes[0].clone(),
+            free: Mutex::new(Free {
+                lanes: lanes.into_iter().enumerate().collect(),
+                n,
+            }),
             freed: Condvar::new(),
-        })
+            program,
+            options: options.clone(),
+            limit,
+        }
     }
 
     /// Number of runs that can be in flight.
     pub fn n_lanes(&self) -> usize {
-        self.lanes.len()
+        self.limit
     }
 
-    /// The first lane, for profiles and lists of steps, of which one is enough. Its runs take their turns among the others.
+    /// The first lane, for profiles and lists of steps, of which one is enough. A caller that is alone runs on it.
     pub fn first(&self) -> &Executor {
-        &self.lanes[0]
+        &self.first
     }
 
     /// Runs once on a free lane and returns the outputs in program order.
@@ -59,28 +119,53 @@ impl Lanes {
     }
 
     fn on_free<T>(&self, run: impl FnOnce(&Executor) -> T) -> T {
-        let mut free = lock(&self.free);
-        let lane = loop {
-            match free.pop() {
-                Some(lane) => break lane,
-                None => free = wait_on(&self.freed, free),
-            }
+        let taken = LaneGuard {
+            lanes: self,
+            lane: Some(self.take()),
         };
-        drop(free);
-        let taken = LaneGuard { lanes: self, lane };
-        run(&self.lanes[taken.lane])
+        let Some((_, executor)) = &taken.lane else {
+            unreachable!("it is there until the drop")
+        };
+        run(executor)
+    }
+
+    /// A free lane, a new one, or the one that is free next.
+    fn take(&self) -> Lane {
+        let mut free = lock(&self.free);
+        loop {
+            if let Some(lane) = free.pop() {
+                return lane;
+            }
+            if free.n < self.limit {
+                let number = free.n;
+                free.n += 1;
+                drop(free);
+                let made = Executor::new(self.program.clone(), &self.options);
+                if let Ok(lane) = made {
+                    return (number, Arc::new(lane));
+                }
+                // There is no room for another one, but those that are there will be free again.
+                free = lock(&self.free);
+                free.n -= 1;
+                if let Some(lane) = free.pop() {
+                    return lane;
+                }
+            }
+            free = wait_on(&self.freed, free);
+        }
     }
 }
 
 /// A lane in use; it is free again when this is dropped.
 struct LaneGuard<'a> {
     lanes: &'a Lanes,
-    lane: usize,
+    /// Always there until the drop.
+    lane: Option<Lane>,
 }
 
 impl Drop for LaneGuard<'_> {
     fn drop(&mut self) {
-        lock(&self.lanes.free).push(self.lane);
+        lock(&self.lanes.free).lanes.extend(self.lane.take());
         self.lanes.freed.notify_one();
     }
 }

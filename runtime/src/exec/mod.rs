@@ -1,14 +1,14 @@
 //! Runs programs.
 //!
-//! An [`Executor`] is made once per program and run many times. Making it allocates everything: arenas, staging of transfers, workspaces,
-//! threads; [`Executor::run_into`] then allocates nothing.
+//! An [`Executor`] is made once per program and run many times. Making it allocates everything: staging of transfers, and in its pool
+//! arenas, workspaces and threads; [`Executor::run_into`] then allocates nothing, unless another run has what it needs.
 //!
 //! # Threads
 //!
-//! Each partition has a worker with a team of `max(1, threads / devices)` threads; the thread that calls `run` leads the first one. All
-//! other threads are those of one rayon pool, entered once, when the executor is made. Between runs and between parallel kernels they spin
-//! for about 50 us, then yield, then sleep, so an idle executor costs nothing, and a team larger than the machine does not starve it.
-//! With one thread and one device there is no pool.
+//! Each partition has a worker with a team; the thread that calls `run` leads the first one, helpers of the [`Pool`] the others, and its
+//! followers help them: `threads / devices - 1` each, less where several runs are in flight. Between runs and between parallel kernels
+//! they spin for about 50 us, then yield, then sleep, so an idle executor costs nothing, and a team larger than the machine does not
+//! starve it. Executors that share a pool share threads, arenas and workspaces.
 //!
 //! # Order and failure
 //!
@@ -41,6 +41,7 @@ mod frame;
 mod lanes;
 mod launch;
 mod memory;
+mod pool;
 mod profile;
 mod rendezvous;
 mod resources;
@@ -57,32 +58,35 @@ use crate::driver::{Driver, Group};
 use crate::error::{Error, ErrorKind};
 use crate::program::{IoSpec, Key, Program, StepKind};
 use crate::sync::lock;
-use crate::tensor::Tensor;
+use crate::tensor::{ALIGN_BYTES, Tensor};
 use caller::CallerTensors;
 use emulate::{Courier, Crossing, Transport};
-use frame::{Frame, Groups, Links};
+use frame::{Arena, Frame, Groups, Links};
 use lanes::Turns;
 use memory::Memory;
+use pool::{Core, Errand, Helper, Hired};
 use profile::Profile;
 use rendezvous::{Rendezvous, SlotSpec};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use step::Scratch;
-use team::{Leader, Team};
+use team::Leader;
 use transfer::Staging;
 use wait::{Event, Patience};
 use worker::{ReplayMode, Schedule, Worker};
 
 pub use lanes::Lanes;
+pub use pool::Pool;
 pub use resources::Resources;
 
 /// Options of an executor.
 #[derive(Clone, Default)]
 pub struct ExecOptions {
-    /// Threads for kernels, over all devices; 0 = one per core that this process may use.
-    pub threads: usize,
+    /// Threads for kernels, over all devices, and memory of the host. The default is a pool of the executor's own, with one thread per core
+    /// that this process may use.
+    pub pool: Arc<Pool>,
     /// Where variables live. The default is a fresh set of containers.
     pub resources: Arc<Resources>,
     /// Transport of tensors between devices.
@@ -96,11 +100,16 @@ pub struct ExecOptions {
 /// A program ready to run.
 pub struct Executor {
     shared: Arc<Shared>,
-    /// Held during a run.
-    turn: Mutex<()>,
-    threads_per_device: usize,
-    /// Keeps its threads until the executor is dropped.
-    _pool: Option<rayon::ThreadPool>,
+    /// Held during a run: room for the helpers that lead the devices after the first.
+    turn: Mutex<Vec<Helper>>,
+    /// What these do in a run.
+    leads: Vec<Arc<dyn Errand>>,
+    /// Delivers tensors that cross emulated links, until the executor is dropped.
+    courier: Option<Helper>,
+    pool: Arc<Pool>,
+    resources: Arc<Resources>,
+    /// True when the program, or a sub-program, uses variables.
+    has_state: bool,
 }
 
 /// Time of one launch.
@@ -117,19 +126,19 @@ pub struct LaunchTime {
 /// State that the threads of an executor share.
 struct Shared {
     program: Arc<Program>,
+    pool: Arc<Core>,
+    threads_per_device: usize,
+    /// The same in the current run, which may share threads with others.
+    team_size: AtomicUsize,
     rendezvous: Arc<Rendezvous>,
     /// Locked by its leader during a run, by the caller between runs.
     workers: Vec<Mutex<Worker>>,
     patience: Patience,
-    /// Number of the current run; leaders of the other devices wait for it to change.
+    /// Number of the current run.
     epoch: AtomicU64,
-    start: Event,
     /// Workers beside the caller's that have not ended the current run.
     running: AtomicUsize,
     finished: Event,
-    /// Pool threads that have taken up their role.
-    started: AtomicUsize,
-    closed: AtomicBool,
     /// Of the devices, which other executors of the program use, too; and the number of the current run.
     turns: Option<Arc<Turns>>,
     number: AtomicU64,
@@ -156,14 +165,10 @@ impl Executor {
         n_lanes: usize,
         turns: Option<Arc<Turns>>,
     ) -> Result<Executor, Error> {
-        let threads = if options.threads == 0 {
-            crate::cpu::n_cores()
-        } else {
-            options.threads
-        };
         let n_devices = program.partitions.len().max(1);
-        let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
-        check_devices(&program, threads_per_device, n_lanes, options)?;
+        let n_threads = options.pool.n_threads();
+        let threads_per_device = (n_threads / n_devices).max(1);
+        check_devices(&program, n_threads, n_lanes, options)?;
         let violations = program.validate();
         if !violations.is_empty() {
             let message = format!(
@@ -178,12 +183,17 @@ impl Executor {
             turns,
             ..Shared::new(program, options, threads_per_device, patience)?
         });
-        let pool = start_threads(&shared, threads_per_device)?;
+        shared.try_memory()?;
+        let leads = Lead::all(&shared);
+        options.pool.start(leads.len())?;
         Ok(Executor {
+            courier: start_courier(&shared, &options.pool)?,
+            turn: Mutex::new(Vec::with_capacity(leads.len())),
+            leads,
+            pool: options.pool.clone(),
+            resources: options.resources.clone(),
+            has_state: shared.program.has_state(),
             shared,
-            turn: Mutex::new(()),
-            threads_per_device,
-            _pool: pool,
         })
     }
 
@@ -194,7 +204,7 @@ impl Executor {
 
     /// Threads that each device's kernels run on.
     pub fn threads_per_device(&self) -> usize {
-        self.threads_per_device
+        self.shared.threads_per_device
     }
 
     /// Bytes that the executor holds, constants included, over all devices.
@@ -203,7 +213,7 @@ impl Executor {
             .program
             .memory_use()
             .iter()
-            .map(|(_, m)| m.total_bytes(self.threads_per_device))
+            .map(|(_, m)| m.total_bytes(self.pool.n_threads()))
             .sum()
     }
 
@@ -292,12 +302,14 @@ impl Executor {
 
     /// Runs once and writes the outputs into `outputs`, whose contents are undefined after an error.
     ///
-    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; otherwise the error of the failing step. Allocates nothing
-    /// unless an output shares its bytes with another tensor.
+    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; `OutOfMemory` when other runs have what there is;
+    /// otherwise the error of the failing step. Allocates nothing unless an output shares its bytes with another tensor, or another run
+    /// has threads or memory of the pool that this one needs.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         check_tensors("input", &self.program().inputs, inputs)?;
         check_tensors("output", &self.program().outputs, outputs)?;
-        let _turn = lock(&self.turn);
+        let mut helpers = lock(&self.turn);
+        let _state = self.locks_state().then(|| lock(&self.resources.run));
         let devices = &self.shared.devices;
         let program = self
             .shared
@@ -310,27 +322,50 @@ impl Executor {
             .groups
             .iter()
             .try_for_each(|group| group.renew())?;
-        for worker in &self.shared.workers {
-            lock(worker).bind(inputs, outputs);
+        let bound = self.shared.bind(inputs, outputs);
+        let ran = bound.and_then(|()| self.run_bound(&mut helpers));
+        if ran.is_err() {
+            self.shared.return_memory();
         }
-        self.shared.run();
-        self.shared.rendezvous.take_failure().map_or(Ok(()), Err)
+        helpers.drain(..).for_each(|h| self.pool.give_back(h));
+        ran
+    }
+
+    /// True when runs of other programs on the same variables must wait for this one's. Lanes order theirs by their turns.
+    fn locks_state(&self) -> bool {
+        self.has_state && self.shared.turns.is_none()
+    }
+
+    /// Runs on tensors that the workers have, and leaves the helpers that it took.
+    fn run_bound(&self, helpers: &mut Vec<Helper>) -> Result<(), Error> {
+        let shared = &self.shared;
+        for _ in &self.leads {
+            helpers.push(self.pool.helper()?);
+        }
+        // Lanes compute in turns, each with all threads of a device.
+        let shares_threads = shared.threads_per_device > 1 && shared.turns.is_none();
+        let in_flight = shares_threads.then(|| shared.pool.begin());
+        let n_sharing = in_flight.as_ref().map_or(1, |in_flight| in_flight.n);
+        shared
+            .team_size
+            .store(shared.threads_per_device / n_sharing, Ordering::Relaxed);
+        shared.begin_epoch();
+        for (helper, lead) in helpers.iter().zip(&self.leads) {
+            helper.start(lead);
+        }
+        shared.finish_epoch();
+        drop(in_flight);
+        shared.rendezvous.take_failure().map_or(Ok(()), Err)
     }
 }
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        self.shared.closed.store(true, Ordering::Release);
-        self.shared.start.notify();
-        self.shared
-            .workers
-            .iter()
-            .for_each(|w| lock(w).leader.team().close());
-        self.shared
-            .rendezvous
-            .courier()
-            .iter()
-            .for_each(|c| c.close());
+        let courier = self.shared.rendezvous.courier();
+        courier.iter().for_each(|c| c.close());
+        if let Some(helper) = self.courier.take() {
+            self.pool.give_back(helper);
+        }
     }
 }
 
@@ -341,7 +376,7 @@ impl Shared {
         threads: usize,
         patience: Patience,
     ) -> Result<Shared, Error> {
-        let setup = Setup::new(&program, options, threads, patience)?;
+        let setup = Setup::new(&program, options, patience)?;
         let workers = (0..program.partitions.len())
             .map(|index| Ok(Mutex::new(setup.worker(index)?)))
             .collect::<Result<Vec<_>, Error>>()?;
@@ -356,12 +391,12 @@ impl Shared {
             rendezvous: setup.rendezvous,
             workers,
             patience,
+            pool: options.pool.core().clone(),
+            threads_per_device: threads,
+            team_size: AtomicUsize::new(threads),
             epoch: AtomicU64::new(0),
-            start: Event::default(),
             running: AtomicUsize::new(0),
             finished: Event::default(),
-            started: AtomicUsize::new(0),
-            closed: AtomicBool::new(false),
             turns: None,
             number: AtomicU64::new(0),
             devices: Arc::new(devices),
@@ -370,8 +405,34 @@ impl Shared {
         })
     }
 
-    /// Runs all workers once, the first one on this thread; returns when all have ended.
-    fn run(&self) {
+    /// Gives the workers the tensors of a run, and leases its memory, which they return when they end.
+    fn bind(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
+        for (index, worker) in self.workers.iter().enumerate() {
+            let mut worker = lock(worker);
+            worker.bind(inputs, outputs);
+            let taken = worker.take_memory(&self.pool);
+            taken.map_err(|e| shortage::explain(e, &self.program, index))?;
+        }
+        Ok(())
+    }
+
+    /// Leases the memory of a run and gives it back: errors belong to the constructor.
+    fn try_memory(&self) -> Result<(), Error> {
+        for (index, worker) in self.workers.iter().enumerate() {
+            let taken = lock(worker).take_memory(&self.pool);
+            taken.map_err(|e| shortage::explain(e, &self.program, index))?;
+        }
+        self.return_memory();
+        Ok(())
+    }
+
+    fn return_memory(&self) {
+        for worker in &self.workers {
+            lock(worker).return_memory(&self.pool);
+        }
+    }
+
+    fn begin_epoch(&self) {
         let epoch = self.epoch.load(Ordering::Relaxed) + 1;
         self.rendezvous.begin_epoch(epoch);
         self.running
@@ -381,9 +442,12 @@ impl Shared {
             Ordering::Relaxed,
         );
         self.epoch.store(epoch, Ordering::Release);
-        self.start.notify();
+    }
+
+    /// Runs the first worker on this thread, and waits for those that helpers run.
+    fn finish_epoch(&self) {
         if !self.workers.is_empty() {
-            self.run_worker(0, epoch);
+            self.run_worker(0);
         }
         // Tensors of the caller's are in use until every worker has ended, failed or not.
         self.finished
@@ -391,33 +455,77 @@ impl Shared {
     }
 
     /// Runs a worker once, in its turn on its device.
-    fn run_worker(&self, index: usize, epoch: u64) {
+    fn run_worker(&self, index: usize) {
+        let epoch = self.epoch.load(Ordering::Acquire);
         let number = self.number.load(Ordering::Relaxed);
         let _turn = self
             .turns
             .as_ref()
             .map(|t| t.wait(index, number, self.patience));
-        lock(&self.workers[index]).run(&self.rendezvous, epoch);
+        let mut worker = lock(&self.workers[index]);
+        let followers = self.hire(&worker);
+        worker.leader.set_size(1 + followers.n);
+        worker.run(&self.rendezvous, epoch);
+        worker.return_memory(&self.pool);
     }
 
-    /// The life of the leader of worker `index > 0`.
-    fn lead(&self, index: usize) {
-        let mut seen = 0;
-        loop {
-            let changed = || {
-                self.epoch.load(Ordering::Acquire) != seen || self.closed.load(Ordering::Acquire)
-            };
-            self.start.wait_until(self.patience, changed);
-            if self.closed.load(Ordering::Acquire) {
-                return;
-            }
-            seen = self.epoch.load(Ordering::Acquire);
-            self.run_worker(index, seen);
-            if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.finished.notify();
-            }
+    /// Followers for a worker's run, if it has use for them.
+    fn hire(&self, worker: &Worker) -> Hired<'_> {
+        let team_size = self.team_size.load(Ordering::Relaxed);
+        let n = if worker.is_parallel {
+            team_size.saturating_sub(1)
+        } else {
+            0
+        };
+        self.pool.hire(worker.leader.team(), n)
+    }
+}
+
+/// The run of a worker after the first.
+struct Lead {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+impl Lead {
+    fn all(shared: &Arc<Shared>) -> Vec<Arc<dyn Errand>> {
+        let lead = |index| {
+            let shared = shared.clone();
+            Arc::new(Lead { shared, index }) as Arc<dyn Errand>
+        };
+        (1..shared.workers.len()).map(lead).collect()
+    }
+}
+
+impl Errand for Lead {
+    fn run(&self) {
+        self.shared.run_worker(self.index);
+        if self.shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.finished.notify();
         }
     }
+}
+
+/// The delivery of tensors that cross emulated links; it ends when the courier is closed.
+struct Delivery(Arc<Shared>);
+
+impl Errand for Delivery {
+    fn run(&self) {
+        let rendezvous = &self.0.rendezvous;
+        if let Some(courier) = rendezvous.courier() {
+            courier.run(|slot, epoch| rendezvous.deliver(slot, epoch));
+        }
+    }
+}
+
+fn start_courier(shared: &Arc<Shared>, pool: &Pool) -> Result<Option<Helper>, Error> {
+    if shared.rendezvous.courier().is_none() {
+        return Ok(None);
+    }
+    let helper = pool.helper()?;
+    let delivery: Arc<dyn Errand> = Arc::new(Delivery(shared.clone()));
+    helper.start(&delivery);
+    Ok(Some(helper))
 }
 
 /// Gives every key a rendezvous slot; second, per slot, the receiving worker and the size in bytes.
@@ -438,7 +546,6 @@ fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>)
 struct Setup<'a> {
     program: &'a Arc<Program>,
     options: &'a ExecOptions,
-    threads: usize,
     patience: Patience,
     /// Memory of each partition.
     memories: Vec<Memory>,
@@ -455,7 +562,6 @@ impl<'a> Setup<'a> {
     fn new(
         program: &'a Arc<Program>,
         options: &'a ExecOptions,
-        threads: usize,
         patience: Patience,
     ) -> Result<Setup<'a>, Error> {
         let (slots, ends) = number_keys(program);
@@ -467,7 +573,6 @@ impl<'a> Setup<'a> {
         Ok(Setup {
             program,
             options,
-            threads,
             patience,
             memories,
             slots,
@@ -482,6 +587,10 @@ impl<'a> Setup<'a> {
     fn worker(&self, index: usize) -> Result<Worker, Error> {
         let explain = |e: Error| shortage::explain(e, self.program, index);
         let memory = &self.memories[index];
+        let arena = match memory {
+            Memory::Host => Arena::Leased,
+            Memory::Device(_) => Arena::Own,
+        };
         let links = Links {
             resources: &self.options.resources,
             slots: &self.slots,
@@ -490,7 +599,7 @@ impl<'a> Setup<'a> {
             targets: &self.targets,
             groups: &self.groups,
         };
-        let mut frame = Frame::new(self.program, index, &links).map_err(explain)?;
+        let mut frame = Frame::new(self.program, index, &links, arena).map_err(explain)?;
         let caller = memory
             .driver()
             .map(|driver| CallerTensors::new(self.program, index, driver))
@@ -504,8 +613,18 @@ impl<'a> Setup<'a> {
         Ok(Worker {
             device: partition.device.clone(),
             index,
-            leader: Leader::new(self.threads, self.patience),
-            scratch: Scratch::new(self.threads, workspace_bytes, frame.max_args())?,
+            leader: Leader::new(self.patience),
+            scratch: Scratch::new(
+                self.options.pool.n_threads(),
+                workspace_bytes,
+                frame.max_args(),
+            ),
+            arena_bytes: match arena {
+                Arena::Leased => partition.arena_bytes.next_multiple_of(ALIGN_BYTES),
+                Arena::Own => 0,
+            },
+            block: None,
+            is_parallel: frame.is_parallel(),
             caller,
             schedule: Schedule::new(partition),
             replay: if self.options.step_by_step {
@@ -603,76 +722,6 @@ fn check_devices(
         }
     }
     Ok(())
-}
-
-/// Starts leaders of the devices after the first, followers of all and the emulation of links, one pool thread each.
-fn start_threads(
-    shared: &Arc<Shared>,
-    threads_per_device: usize,
-) -> Result<Option<rayon::ThreadPool>, Error> {
-    let roles = roles(shared, threads_per_device);
-    let n_roles = roles.len();
-    if n_roles == 0 {
-        return Ok(None);
-    }
-    let builder = rayon::ThreadPoolBuilder::new()
-        .num_threads(n_roles)
-        .thread_name(|i| format!("gristmill-{i}"));
-    let pool = builder.build().map_err(|e| {
-        Error::new(
-            ErrorKind::OutOfMemory,
-            format!("cannot start {n_roles} threads: {e}; ask for fewer"),
-        )
-    })?;
-    let own = shared.clone();
-    pool.spawn_broadcast(move |context| {
-        if own.started.fetch_add(1, Ordering::Release) + 1 == n_roles {
-            own.finished.notify();
-        }
-        roles[context.index()].play(&own);
-    });
-    // A run must not find threads that are still setting themselves up (and allocate while they do).
-    shared.finished.wait_until(shared.patience, || {
-        shared.started.load(Ordering::Acquire) == n_roles
-    });
-    Ok(Some(pool))
-}
-
-/// Task of a pool thread until the executor is dropped.
-enum Role {
-    /// Leads the worker of this index.
-    Leader(usize),
-    /// Helps a team, as the thread of this number.
-    Follower(Arc<Team>, usize),
-    /// Delivers tensors that cross emulated links.
-    Courier,
-}
-
-impl Role {
-    fn play(&self, shared: &Shared) {
-        match self {
-            Role::Leader(index) => shared.lead(*index),
-            Role::Follower(team, thread) => team.follow(*thread),
-            Role::Courier => {
-                let rendezvous = &shared.rendezvous;
-                let courier = rendezvous.courier();
-                courier
-                    .iter()
-                    .for_each(|c| c.run(|slot, epoch| rendezvous.deliver(slot, epoch)));
-            }
-        }
-    }
-}
-
-fn roles(shared: &Shared, threads_per_device: usize) -> Vec<Role> {
-    let courier = shared.rendezvous.courier();
-    let mut roles: Vec<Role> = courier.map(|_| Role::Courier).into_iter().collect();
-    for (index, worker) in shared.workers.iter().enumerate() {
-        roles.extend((index > 0).then_some(Role::Leader(index)));
-        let team = lock(worker).leader.team().clone();
-        roles.extend((1..threads_per_device).map(|thread| Role::Follower(team.clone(), thread)));
-    }
-    roles
 }
 
 fn check_tensors(what: &str, specs: &[IoSpec], tensors: &[Tensor]) -> Result<(), Error> {

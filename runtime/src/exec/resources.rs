@@ -6,13 +6,16 @@ use crate::program::VariableSpec;
 use crate::sync::lock;
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors; each read and each assignment is
-/// indivisible, sequences of them are not.
+/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. Runs of programs that use variables come
+/// one after the other, so that what one reads and then assigns no other has assigned meanwhile.
 #[derive(Default)]
 pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,
+    /// Held by a run that uses variables.
+    pub(crate) run: Mutex<()>,
 }
 
 /// One variable. Memory is allocated when it is declared.
@@ -27,6 +30,12 @@ pub(crate) struct Variable {
 struct State {
     assigned: bool,
     value: Tensor,
+}
+
+impl fmt::Debug for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
 }
 
 impl Resources {

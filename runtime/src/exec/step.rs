@@ -11,7 +11,7 @@ use super::transfer::Staging;
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
 use crate::status;
-use crate::tensor::AlignedBytes;
+use crate::tensor::ALIGN_BYTES;
 use std::cell::UnsafeCell;
 
 /// Why a worker stops early.
@@ -51,10 +51,13 @@ pub(crate) struct Context<'a> {
 /// Per-thread memory of a team: kernel workspace, and room for an argument list that ends with it.
 pub(crate) struct Scratch {
     threads: Vec<ThreadScratch>,
+    /// Of one thread, a multiple of the alignment.
+    workspace_bytes: usize,
 }
 
 struct ThreadScratch {
-    workspace: AlignedBytes,
+    /// In the block that is leased for a run.
+    workspace: *mut u8,
     args: UnsafeCell<Box<[*mut u8]>>,
 }
 
@@ -64,23 +67,29 @@ unsafe impl Sync for Scratch {}
 unsafe impl Send for Scratch {}
 
 impl Scratch {
-    /// For a team of `threads` and kernels with at most `max_args` arguments; no memory when no kernel wants a workspace.
-    pub(crate) fn new(
-        threads: usize,
-        workspace_bytes: usize,
-        max_args: usize,
-    ) -> Result<Scratch, Error> {
+    /// For `threads` threads and kernels with at most `max_args` arguments; empty when no kernel wants a workspace.
+    pub(crate) fn new(threads: usize, workspace_bytes: usize, max_args: usize) -> Scratch {
         let n = if workspace_bytes == 0 { 0 } else { threads };
-        let one = |_| {
-            let args = UnsafeCell::new(vec![std::ptr::null_mut(); max_args + 1].into_boxed_slice());
-            Ok(ThreadScratch {
-                workspace: AlignedBytes::zeroed(workspace_bytes)?,
-                args,
-            })
+        let one = |_| ThreadScratch {
+            workspace: std::ptr::null_mut(),
+            args: UnsafeCell::new(vec![std::ptr::null_mut(); max_args + 1].into_boxed_slice()),
         };
-        Ok(Scratch {
-            threads: (0..n).map(one).collect::<Result<_, Error>>()?,
-        })
+        Scratch {
+            threads: (0..n).map(one).collect(),
+            workspace_bytes: workspace_bytes.next_multiple_of(ALIGN_BYTES),
+        }
+    }
+
+    /// Bytes of the workspaces of all threads.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.threads.len().saturating_mul(self.workspace_bytes)
+    }
+
+    /// Takes the memory of a run: [`Scratch::size_bytes`] from `first`.
+    pub(crate) fn use_memory(&mut self, first: *mut u8) {
+        for (thread, own) in self.threads.iter_mut().enumerate() {
+            own.workspace = first.wrapping_add(thread * self.workspace_bytes);
+        }
     }
 }
 
@@ -316,7 +325,7 @@ impl Scratch {
         unsafe {
             let list = &mut *own.args.get();
             list[..n_args].copy_from_slice(std::slice::from_raw_parts(args.0, n_args));
-            list[n_args] = own.workspace.as_ptr();
+            list[n_args] = own.workspace;
             list.as_ptr()
         }
     }

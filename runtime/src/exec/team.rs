@@ -42,7 +42,6 @@ struct Job {
 
 /// State shared by a leader and its followers.
 pub(crate) struct Team {
-    size: usize,
     patience: Patience,
     /// `epoch << 24 | front << 12 | back`.
     state: AtomicU64,
@@ -158,18 +157,25 @@ impl Team {
         }
     }
 
-    /// The life of follower `thread` (1 up to size - 1): returns when the team is closed.
-    pub(crate) fn follow(&self, thread: usize) {
+    /// Helps as follower `thread` (from 1, of no other follower at the same time) until the team is closed or `is_called_off`, after
+    /// which [`Team::wake`] is called.
+    pub(crate) fn follow(&self, thread: usize, is_called_off: impl Fn() -> bool) {
+        let is_over = || self.closed.load(Ordering::Acquire) || is_called_off();
         let mut roll_calls = self.roll_calls.load(Ordering::Relaxed);
-        while !self.closed.load(Ordering::Acquire) {
+        while !is_over() {
             self.work.wait_until(self.patience, || {
                 self.has_work()
-                    || self.closed.load(Ordering::Acquire)
+                    || is_over()
                     || self.roll_calls.load(Ordering::Relaxed) != roll_calls
             });
             roll_calls = self.roll_calls.load(Ordering::Relaxed);
             self.work(thread, false);
         }
+    }
+
+    /// Wakes followers to look whether they are called off.
+    pub(crate) fn wake(&self) {
+        self.work.notify();
     }
 
     /// Makes followers return.
@@ -182,11 +188,13 @@ impl Team {
 /// The one handle that gives a team work.
 pub(crate) struct Leader {
     team: Arc<Team>,
+    /// Threads that jobs are cut for, the leader included.
+    size: usize,
 }
 
 impl Leader {
-    /// A team of `size` threads, the leader included; the caller has `size - 1` threads call [`Team::follow`].
-    pub(crate) fn new(size: usize, patience: Patience) -> Leader {
+    /// A team without followers.
+    pub(crate) fn new(patience: Patience) -> Leader {
         let nothing = Job {
             run: |_, _, _, _| 0,
             data: std::ptr::null(),
@@ -194,7 +202,6 @@ impl Leader {
             chunk: 1,
         };
         let team = Team {
-            size: size.clamp(1, MAX_THREADS),
             patience,
             state: AtomicU64::new(0),
             job: UnsafeCell::new(nothing),
@@ -208,7 +215,13 @@ impl Leader {
         };
         Leader {
             team: Arc::new(team),
+            size: 1,
         }
+    }
+
+    /// Sets the number of threads, the leader included, of which the others call [`Team::follow`].
+    pub(crate) fn set_size(&mut self, size: usize) {
+        self.size = size.clamp(1, MAX_THREADS);
     }
 
     /// The shared part, for followers.
@@ -218,7 +231,7 @@ impl Leader {
 
     /// Wakes followers ahead of the work, so that the first parallel kernel of a run finds them spinning.
     pub(crate) fn call_roll(&self) {
-        if self.team.size > 1 {
+        if self.size > 1 {
             self.team.roll_calls.fetch_add(1, Ordering::Relaxed);
             self.team.work.notify();
         }
@@ -235,10 +248,10 @@ impl Leader {
             return Ok(());
         }
         let chunk = items
-            .div_ceil(CHUNKS_PER_THREAD * self.team.size as u64)
+            .div_ceil(CHUNKS_PER_THREAD * self.size as u64)
             .max(grain);
         let n_chunks = items.div_ceil(chunk);
-        if grain == 0 || self.team.size == 1 || n_chunks == 1 {
+        if grain == 0 || self.size == 1 || n_chunks == 1 {
             return match f(0, items, 0) {
                 0 => Ok(()),
                 status => Err(JobFailure::Status(status)),
@@ -300,11 +313,12 @@ mod tests {
 
     /// Calls `body` with the leader of a team of `size` real threads.
     fn with_team(size: usize, body: impl FnOnce(&mut Leader)) {
-        let mut leader = Leader::new(size, Patience::for_threads(size));
+        let mut leader = Leader::new(Patience::for_threads(size));
+        leader.set_size(size);
         std::thread::scope(|scope| {
             for thread in 1..size {
                 let team = leader.team().clone();
-                scope.spawn(move || team.follow(thread));
+                scope.spawn(move || team.follow(thread, || false));
             }
             body(&mut leader);
             drop(leader);

@@ -1,7 +1,7 @@
-//! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri runs them too, those with a pool only
-//! with `-Zmiri-tree-borrows -Zmiri-ignore-leaks` (rayon's deque is not sound under stacked borrows); `team` and `rendezvous` need no flag.
+//! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri can run them, too.
 
 mod device;
+mod pool;
 
 use super::emulate::{LinkRate, wait_kernel};
 use super::*;
@@ -9,6 +9,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::dtype::DType;
 use crate::program::*;
 use crate::status;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -164,7 +165,7 @@ fn executor(program: Program, threads: usize) -> Executor {
     Executor::new(
         Arc::new(program),
         &ExecOptions {
-            threads,
+            pool: Arc::new(Pool::new(threads)),
             ..ExecOptions::default()
         },
     )
@@ -336,7 +337,7 @@ unsafe extern "C" fn second_stage(args: *const *mut u8, begin: u64, end: u64) ->
 fn several_runs_are_in_flight() {
     watched(|| {
         let options = ExecOptions {
-            threads: 2,
+            pool: Arc::new(Pool::new(2)),
             ..ExecOptions::default()
         };
         let lanes = Lanes::new(
@@ -366,7 +367,7 @@ fn several_runs_are_in_flight() {
 fn a_run_that_fails_leaves_those_behind_it_alone() {
     watched(|| {
         let options = ExecOptions {
-            threads: 2,
+            pool: Arc::new(Pool::new(2)),
             ..ExecOptions::default()
         };
         for (first, second) in [(add as KernelFn, add_finite as KernelFn), (add_finite, add)] {
@@ -399,7 +400,7 @@ fn a_limit_is_for_all_runs_in_flight() {
     let (_, memory) = limited(0).memory_use()[0].clone();
     let (own, shared) = (memory.arena_bytes, memory.constant_bytes);
     let options = ExecOptions {
-        threads: 1,
+        pool: Arc::new(Pool::new(1)),
         ..ExecOptions::default()
     };
     let new = |limit, n| Lanes::new(Arc::new(limited(limit)), &options, n).map(|l| l.n_lanes());
@@ -858,9 +859,8 @@ fn loops_end_by_count_or_condition() {
     );
 }
 
-#[test]
-fn variables_outlive_runs_and_executors() {
-    // v = v + x; y = v.
+/// v = v + x; y = v, which begins with 1 and 2.
+fn counter() -> Program {
     let f32s = |name: &str, loc| buffer(name, DType::F32, &[2], loc);
     let buffers = vec![
         f32s("x", Loc::Input(0)),
@@ -882,18 +882,22 @@ fn variables_outlive_runs_and_executors() {
     ];
     let p = partition(0, 64, buffers, vec![kernel("add", add, 0)], steps);
     let mut p = program(vec![f32_io("x", &[2])], vec![f32_io("y", &[2])], vec![p]);
-    let initial = Some(Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap());
-    let variable = |initial| VariableSpec {
+    p.variables = vec![VariableSpec {
         container: "c".into(),
         name: "v".into(),
         dtype: DType::F32,
         shape: vec![2],
-        initial,
-    };
-    p.variables = vec![variable(initial)];
+        initial: Some(Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap()),
+    }];
+    p
+}
+
+#[test]
+fn variables_outlive_runs_and_executors() {
+    let mut p = counter();
     let resources = Arc::new(Resources::default());
     let options = ExecOptions {
-        threads: 1,
+        pool: Arc::new(Pool::new(1)),
         resources: resources.clone(),
         ..ExecOptions::default()
     };
@@ -923,7 +927,7 @@ fn variables_outlive_runs_and_executors() {
         [11.0, 22.0]
     );
 
-    p.variables = vec![variable(None)];
+    p.variables[0].initial = None;
     let error = executor(p.clone(), 1)
         .run(std::slice::from_ref(&x))
         .unwrap_err()
@@ -949,7 +953,7 @@ fn slow_links(latency_ns: u64) -> ExecOptions {
     let transport =
         Transport::Emulated([((cpu(0), cpu(1)), rate), ((cpu(1), cpu(0)), rate)].into());
     ExecOptions {
-        threads: 2,
+        pool: Arc::new(Pool::new(2)),
         transport,
         ..ExecOptions::default()
     }
@@ -1034,7 +1038,7 @@ fn a_missing_emulated_link_is_refused() {
             )
         }));
         let options = ExecOptions {
-            threads: 2,
+            pool: Arc::new(Pool::new(2)),
             transport: Transport::Emulated(links),
             ..ExecOptions::default()
         };

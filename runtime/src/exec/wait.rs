@@ -13,9 +13,13 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// For `threads` threads that wait for each other: spinning pays only while each can have a core of its own.
+    /// For `threads` threads that wait for each other on this machine.
     pub(crate) fn for_threads(threads: usize) -> Patience {
-        let cores = crate::cpu::n_cores();
+        Patience::on_cores(threads, crate::cpu::n_cores())
+    }
+
+    /// For `threads` threads that wait for each other: spinning pays only while each can have a core of its own.
+    pub(crate) fn on_cores(threads: usize, cores: usize) -> Patience {
         if cfg!(miri) || threads > cores {
             return Patience {
                 spin: Duration::ZERO,

@@ -3,6 +3,7 @@
 use super::caller::CallerTensors;
 use super::frame::{Frame, PreparedStep};
 use super::memory::Memory;
+use super::pool::Core;
 use super::rendezvous::Rendezvous;
 use super::segments::Segments;
 use super::step::{Context, Scratch, Stop};
@@ -11,9 +12,12 @@ use crate::device::DeviceName;
 use crate::driver::{Driver, Replay};
 use crate::error::{Error, ErrorKind};
 use crate::program::Partition;
-use crate::tensor::Tensor;
+use crate::tensor::{AlignedBytes, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+/// Arenas and workspaces up to this size stay with their worker: leasing them would take longer than a small program runs.
+const KEPT_BYTES: usize = 64 << 10;
 
 /// Everything that one device's leader uses during a run.
 pub(crate) struct Worker {
@@ -21,6 +25,8 @@ pub(crate) struct Worker {
     pub(crate) index: usize,
     pub(crate) frame: Frame,
     pub(crate) leader: Leader,
+    /// True when the leader has use for followers.
+    pub(crate) is_parallel: bool,
     pub(crate) scratch: Scratch,
     /// Copies of the caller's tensors, for a device with memory of its own.
     pub(crate) caller: Option<CallerTensors>,
@@ -28,9 +34,41 @@ pub(crate) struct Worker {
     pub(crate) schedule: Option<Schedule>,
     /// State of captures and replays of the device's requests.
     pub(crate) replay: ReplayMode,
+    /// Bytes of the arena, where it is leased for a run.
+    pub(crate) arena_bytes: usize,
+    /// Arena and workspaces of the run.
+    pub(crate) block: Option<AlignedBytes>,
 }
 
 impl Worker {
+    /// Leases arena and workspaces for a run, unless it has kept them. Errors when there is no memory for them.
+    pub(crate) fn take_memory(&mut self, pool: &Core) -> Result<(), Error> {
+        let size_bytes = self.leased_bytes();
+        if self.block.is_some() || size_bytes == 0 && !self.frame.leases_arena() {
+            return Ok(());
+        }
+        let block = pool.lease(size_bytes)?;
+        self.frame.use_arena(block.as_ptr());
+        let workspaces = block.as_ptr().wrapping_add(self.arena_bytes);
+        self.scratch.use_memory(workspaces);
+        self.block = Some(block);
+        Ok(())
+    }
+
+    fn leased_bytes(&self) -> usize {
+        self.arena_bytes.saturating_add(self.scratch.size_bytes())
+    }
+
+    /// Gives back what [`Worker::take_memory`] leased, unless it is small.
+    pub(crate) fn return_memory(&mut self, pool: &Core) {
+        if self.leased_bytes() <= KEPT_BYTES {
+            return;
+        }
+        if let Some(block) = self.block.take() {
+            pool.return_block(block);
+        }
+    }
+
     /// Takes the caller's tensors, which are the program's by count, dtype and shape, for the next run.
     pub(crate) fn bind(&mut self, inputs: &[Tensor], outputs: &mut [Tensor]) {
         if let Some(caller) = &mut self.caller {

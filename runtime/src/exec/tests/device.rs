@@ -4,7 +4,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::driver::{DeviceCode, Driver};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::exec::{ExecOptions, Executor};
+use crate::exec::{ExecOptions, Executor, Pool};
 use crate::gpu::{
     EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, Swizzle, TensorMap,
 };
@@ -229,7 +229,7 @@ fn executor(program: Arc<Program>) -> (Executor, Fake) {
         Executor::new(
             program,
             &ExecOptions {
-                threads: 2,
+                pool: Arc::new(Pool::new(2)),
                 drivers,
                 ..Default::default()
             },
