@@ -1,5 +1,6 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
+use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Type};
@@ -9,7 +10,7 @@ use crate::options::{MAX_DIM_SIZE, Options};
 use crate::pipeline::{self, Lowered, Planned, Stage, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
-use crate::specialisations::{Key, Specialisations};
+use crate::specialisations::{Held, Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::driver::Driver;
@@ -53,7 +54,9 @@ pub(crate) struct InputShapes {
 ///
 /// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled at once; one with
 /// symbolic dims when a run first shows their values. [`Compiled::specialisations`] reports how many there are, and
-/// [`Options::specialisation_bytes`] bounds the memory that they hold.
+/// [`Options::specialisation_bytes`] bounds the memory that they hold. All share weights, threads, arenas and variables.
+///
+/// Any number of threads may run it at once: see [`Options::max_in_flight`].
 pub struct Compiled {
     source: Source,
     pub(crate) options: Options,
@@ -64,11 +67,17 @@ pub struct Compiled {
     specialisations: Specialisations<Executable>,
     /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
+    /// Weights of all specialisations.
+    constants: Arc<ConstantStore>,
     /// Threads and arenas of all specialisations.
     pool: Arc<Pool>,
     /// Variables of all specialisations.
     resources: Arc<Resources>,
 }
+
+/// Bytes of what describes a step: nodes, buffers, operands, names and the code generator's tables. Measured: 1.0 to 1.6 MiB of resident
+/// memory for each further set of shapes of BERT-base, which has 102 steps.
+const STEP_BYTES: usize = 12 << 10;
 
 /// One specialisation: every stage's result, and the executors that run it.
 pub struct Executable {
@@ -126,6 +135,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         value_inputs,
         specialisations: Specialisations::new(options.specialisation_bytes),
         drivers: Mutex::default(),
+        constants: Arc::default(),
         pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
         resources: options.resources.clone().unwrap_or_default(),
     })
@@ -250,6 +260,11 @@ impl Compiled {
     /// Number of threads that run the model, those of callers not included, whatever the number of its shapes.
     pub fn n_threads(&self) -> usize {
         self.pool.n_started()
+    }
+
+    /// Bytes of weights, code and device memory that the specialisations hold; weights that several have count once.
+    pub fn held_bytes(&self) -> u64 {
+        self.specialisations.bytes()
     }
 
     /// Number of specialisations that were evicted to keep [`Options::specialisation_bytes`].
@@ -385,19 +400,17 @@ impl Compiled {
     }
 
     fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
-        let key = self.key(&inputs);
-        if let Some(found) = self.specialisations.get(&key) {
-            return Ok(found);
-        }
-        let mut made = self.compile(self.graph(&inputs)?)?;
-        let bytes = made.held_bytes();
-        if self.specialisations.must_evict(bytes) {
+        let make = || {
+            let made = self.compile(self.graph(&inputs)?)?;
+            let held = made.held();
+            Ok((made, held))
+        };
+        let warn = |made: &mut Executable, bytes| {
             let warning = self.eviction_warning(bytes);
             made.lowered.report.warnings.push(warning);
-        }
-        let made = Arc::new(made);
-        self.specialisations.insert(key, made.clone(), bytes);
-        Ok(made)
+        };
+        self.specialisations
+            .get_or_make(self.key(&inputs), make, warn)
     }
 
     fn key(&self, inputs: &InputShapes) -> Key {
@@ -410,8 +423,8 @@ impl Compiled {
     fn eviction_warning(&self, bytes: u64) -> String {
         let limit = self.options.specialisation_bytes;
         format!(
-            "code and weights for these shapes take {}, and all that are held may take {}: those of the shapes that were used longest \
-             ago are dropped, and compiled again when they come back (Options::specialisation_bytes)",
+            "code and weights for all shapes take {}, and may take {}: code for the shapes that were used longest ago is dropped, and \
+             compiled again when they come back (Options::specialisation_bytes)",
             size(bytes),
             size(limit)
         )
@@ -471,6 +484,7 @@ impl Compiled {
 
     fn lower(&self, graph: Graph) -> Result<Lowered> {
         let mut parts = partitioned(graph, &self.options)?;
+        parts.settings.codegen.constants = self.constants.clone();
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
     }
@@ -509,12 +523,21 @@ impl Compiled {
 }
 
 impl Executable {
-    /// Bytes of constants, packed weights included, and of the arenas that are not leased from the pool.
-    fn held_bytes(&self) -> u64 {
-        let partitions = self.lowered.program.partitions.iter();
-        let own = partitions.filter(|p| p.device.kind.has_own_memory());
+    /// Memory that is held as long as this is: constants, packed weights included, which other shapes may have as well; code; and arenas
+    /// that are not leased from the pool.
+    fn held(&self) -> Held {
+        let partitions = &self.lowered.program.partitions;
+        let own = partitions.iter().filter(|p| p.device.kind.has_own_memory());
         let arenas: usize = own.map(|p| p.arena_bytes).sum();
-        (self.lowered.report.constant_bytes + arenas * self.n_in_flight()) as u64
+        let constants = partitions.iter().flat_map(|p| &p.constants);
+        let n_steps: usize = partitions.iter().map(|p| p.steps.len()).sum();
+        let code = self.lowered.report.code_bytes + n_steps * STEP_BYTES;
+        Held {
+            own_bytes: (code + arenas * self.n_in_flight()) as u64,
+            shared: constants
+                .map(|t| (t.as_ptr() as usize, t.size_bytes() as u64))
+                .collect(),
+        }
     }
 
     /// Runs with inputs in the model's order.

@@ -41,8 +41,9 @@ pub struct Options {
     pub budget: Option<Duration>,
     /// Precision that products on GPUs may round their operands to.
     pub precision: Precision,
-    /// Bytes of weights and memory plans that the code for all shapes of one model may hold together; beyond them, that of the shapes
-    /// used longest ago is dropped, and compiled again when it is needed. Code for one shape is held whatever its size.
+    /// Bytes that the code for all shapes of one model may hold together, with weights and memory of devices; beyond them, that of the
+    /// shapes used longest ago is dropped, and compiled again when it is needed. Weights, which all shapes share, count once; code for one
+    /// shape is held whatever its size.
     pub specialisation_bytes: u64,
     /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per available core.
     pub threads: Option<usize>,

@@ -69,6 +69,8 @@ pub struct Report {
     pub tuned: Vec<Tuned>,
     /// Bytes of constants, packed weights included.
     pub constant_bytes: usize,
+    /// Bytes of machine code for CPUs that was generated.
+    pub code_bytes: usize,
 }
 
 /// An op that runs in generated loops although it has a kernel.
@@ -205,6 +207,7 @@ impl Report {
             let _ = writeln!(out, "{device}  arena {arena}  (least possible {least})");
         }
         row(out, "constants", size(self.constant_bytes as u64));
+        row(out, "code", size(self.code_bytes as u64));
     }
 
     fn write_remarks(&self, out: &mut String) {

@@ -1,7 +1,7 @@
 //! The executables of a compiled model, one per set of input shapes, bounded by the bytes that they hold.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Shapes, and contents of shape-determining inputs by position, that one executable was made for.
 pub(crate) type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
@@ -10,10 +10,14 @@ pub(crate) type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
 pub(crate) struct Specialisations<T> {
     limit_bytes: u64,
     entries: Mutex<Entries<T>>,
+    /// Told when an executable was made, or could not be.
+    made: Condvar,
 }
 
 struct Entries<T> {
     by_key: BTreeMap<Key, Entry<T>>,
+    /// Executables that some caller makes now.
+    in_making: BTreeSet<Key>,
     /// Number of lookups so far: the time of an entry's last use.
     clock: u64,
     n_evicted: usize,
@@ -21,20 +25,31 @@ struct Entries<T> {
 
 struct Entry<T> {
     value: Arc<T>,
-    bytes: u64,
+    held: Held,
     last_use: u64,
+}
+
+/// Memory that an executable holds.
+#[derive(Clone, Default)]
+pub(crate) struct Held {
+    /// Bytes of its own.
+    pub(crate) own_bytes: u64,
+    /// Bytes of what it may share with others, by address.
+    pub(crate) shared: BTreeMap<usize, u64>,
 }
 
 impl<T> Specialisations<T> {
     pub(crate) fn new(limit_bytes: u64) -> Specialisations<T> {
         let entries = Entries {
             by_key: BTreeMap::new(),
+            in_making: BTreeSet::new(),
             clock: 0,
             n_evicted: 0,
         };
         Specialisations {
             limit_bytes,
             entries: Mutex::new(entries),
+            made: Condvar::new(),
         }
     }
 
@@ -47,47 +62,106 @@ impl<T> Specialisations<T> {
         self.lock().by_key.len()
     }
 
+    /// Bytes that they hold; what several share counts once.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lock().bytes_with(&Held::default())
+    }
+
     /// Number of executables that have been evicted so far.
     pub(crate) fn n_evicted(&self) -> usize {
         self.lock().n_evicted
     }
 
-    pub(crate) fn get(&self, key: &Key) -> Option<Arc<T>> {
+    /// The executable of a key; `make` makes it, unless it is there or another caller makes it now, who is waited for. `warn` is
+    /// called on one for which others must go, with the bytes that all take together.
+    ///
+    /// Errors with that of `make`; every caller that waited then tries for itself.
+    pub(crate) fn get_or_make<E>(
+        &self,
+        key: Key,
+        make: impl FnOnce() -> Result<(T, Held), E>,
+        warn: impl FnOnce(&mut T, u64),
+    ) -> Result<Arc<T>, E> {
         let mut entries = self.lock();
-        entries.clock += 1;
-        let now = entries.clock;
-        let entry = entries.by_key.get_mut(key)?;
-        entry.last_use = now;
-        Some(entry.value.clone())
+        loop {
+            if let Some(found) = entries.get(&key) {
+                return Ok(found);
+            }
+            if entries.in_making.insert(key.clone()) {
+                break;
+            }
+            entries = self
+                .made
+                .wait(entries)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(entries);
+        let in_making = InMaking {
+            all: self,
+            key: &key,
+        };
+        let (mut value, held) = make()?;
+        if let Some(bytes) = self.bytes_beyond_limit(&held) {
+            warn(&mut value, bytes);
+        }
+        let value = Arc::new(value);
+        self.insert(key.clone(), value.clone(), held);
+        drop(in_making);
+        Ok(value)
     }
 
-    /// True when `bytes` more are beyond the limit while something can be evicted.
-    pub(crate) fn must_evict(&self, bytes: u64) -> bool {
+    /// The bytes of all with one more, where they are beyond the limit and something can be evicted.
+    fn bytes_beyond_limit(&self, held: &Held) -> Option<u64> {
         let entries = self.lock();
-        !entries.by_key.is_empty() && entries.bytes() + bytes > self.limit_bytes
+        let bytes = entries.bytes_with(held);
+        (!entries.by_key.is_empty() && bytes > self.limit_bytes).then_some(bytes)
     }
 
     /// Holds an executable, after evicting others until it fits. One that is alone is held whatever its size; runs that are in flight
     /// keep theirs until they end.
-    pub(crate) fn insert(&self, key: Key, value: Arc<T>, bytes: u64) {
+    fn insert(&self, key: Key, value: Arc<T>, held: Held) {
         let mut entries = self.lock();
-        while !entries.by_key.is_empty() && entries.bytes() + bytes > self.limit_bytes {
+        while !entries.by_key.is_empty() && entries.bytes_with(&held) > self.limit_bytes {
             entries.evict_oldest();
         }
         entries.clock += 1;
         let last_use = entries.clock;
         let entry = Entry {
             value,
-            bytes,
+            held,
             last_use,
         };
         entries.by_key.insert(key, entry);
     }
 }
 
+/// Marks a key as in making until it is dropped, be it by a panic.
+struct InMaking<'a, T> {
+    all: &'a Specialisations<T>,
+    key: &'a Key,
+}
+
+impl<T> Drop for InMaking<'_, T> {
+    fn drop(&mut self) {
+        self.all.lock().in_making.remove(self.key);
+        self.all.made.notify_all();
+    }
+}
+
 impl<T> Entries<T> {
-    fn bytes(&self) -> u64 {
-        self.by_key.values().map(|e| e.bytes).sum()
+    fn get(&mut self, key: &Key) -> Option<Arc<T>> {
+        self.clock += 1;
+        let entry = self.by_key.get_mut(key)?;
+        entry.last_use = self.clock;
+        Some(entry.value.clone())
+    }
+
+    /// Bytes of all that are held, and of one more; what several share counts once.
+    fn bytes_with(&self, more: &Held) -> u64 {
+        let all = || self.by_key.values().map(|e| &e.held).chain([more]);
+        let shared: BTreeMap<usize, u64> = all().flat_map(|h| h.shared.clone()).collect();
+        let own: u64 = all().map(|h| h.own_bytes).sum();
+        own + shared.values().sum::<u64>()
     }
 
     fn evict_oldest(&mut self) {
@@ -102,31 +176,97 @@ impl<T> Entries<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn key(n: usize) -> Key {
         (vec![vec![n]], Vec::new())
     }
 
+    /// An executable with `own_bytes`, and the bytes at some addresses.
+    fn held(own_bytes: u64, shared: &[(usize, u64)]) -> Held {
+        Held {
+            own_bytes,
+            shared: shared.iter().copied().collect(),
+        }
+    }
+
+    /// Adds the executable `n`; gives the bytes that a warning names.
+    fn add(all: &Specialisations<usize>, n: usize, held: Held) -> Option<u64> {
+        let mut warned = None;
+        let made = all.get_or_make(
+            key(n),
+            || Ok::<_, ()>((n, held)),
+            |_, bytes| warned = Some(bytes),
+        );
+        assert_eq!(made.as_deref(), Ok(&n));
+        warned
+    }
+
+    fn is_there(all: &Specialisations<usize>, n: usize) -> bool {
+        all.get_or_make(key(n), || Err(()), |_, _| ()).is_ok()
+    }
+
     #[test]
     fn the_least_recently_used_is_evicted() {
-        let held: Specialisations<usize> = Specialisations::new(100);
-        held.insert(key(1), Arc::new(1), 40);
-        held.insert(key(2), Arc::new(2), 40);
-        assert!(held.get(&key(1)).is_some());
-        assert!(held.must_evict(40) && !held.must_evict(20));
-        held.insert(key(3), Arc::new(3), 40);
-        let left = [1, 2, 3].map(|n| held.get(&key(n)).is_some());
-        assert_eq!(left, [true, false, true]);
-        assert_eq!((held.len(), held.n_evicted()), (2, 1));
+        let all = Specialisations::new(100);
+        assert_eq!(add(&all, 1, held(40, &[])), None);
+        assert_eq!(add(&all, 2, held(40, &[])), None);
+        assert!(is_there(&all, 1));
+        assert_eq!(add(&all, 3, held(40, &[])), Some(120));
+        assert_eq!([1, 2, 3].map(|n| is_there(&all, n)), [true, false, true]);
+        assert_eq!((all.len(), all.n_evicted()), (2, 1));
     }
 
     #[test]
     fn one_beyond_the_limit_is_held_alone() {
-        let held: Specialisations<usize> = Specialisations::new(100);
-        assert!(!held.must_evict(1000));
-        held.insert(key(1), Arc::new(1), 1000);
-        assert_eq!(held.len(), 1);
-        held.insert(key(2), Arc::new(2), 10);
-        assert!(held.get(&key(1)).is_none() && held.get(&key(2)).is_some());
+        let all = Specialisations::new(100);
+        assert_eq!(add(&all, 1, held(1000, &[])), None);
+        assert_eq!(all.len(), 1);
+        assert_eq!(add(&all, 2, held(10, &[])), Some(1010));
+        assert_eq!([1, 2].map(|n| is_there(&all, n)), [false, true]);
+    }
+
+    #[test]
+    fn shared_memory_counts_once() {
+        let all = Specialisations::new(100);
+        let weights = [(0x1000, 50), (0x2000, 20)];
+        for n in 1..=3 {
+            assert_eq!(add(&all, n, held(10, &weights)), None);
+        }
+        assert_eq!(add(&all, 4, held(10, &[(0x3000, 5)])), Some(115));
+    }
+
+    #[test]
+    fn callers_of_one_new_key_make_it_once() {
+        let all = Specialisations::new(100);
+        let (n_made, together) = (AtomicUsize::new(0), Barrier::new(4));
+        let make = || {
+            n_made.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            Ok::<_, ()>((7, held(1, &[])))
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    together.wait();
+                    let made = all.get_or_make(key(7), make, |_, _| ());
+                    assert_eq!(made.as_deref(), Ok(&7));
+                });
+            }
+        });
+        assert_eq!(n_made.load(Ordering::SeqCst), 1);
+    }
+
+    /// Neither an error nor a panic leaves the key in making.
+    #[test]
+    fn one_that_could_not_be_made_may_be_tried_again() {
+        let all = Specialisations::new(100);
+        assert!(!is_there(&all, 1));
+        let panicking = || all.get_or_make(key(1), || -> Result<_, ()> { panic!("no") }, |_, _| ());
+        let panicking = std::panic::AssertUnwindSafe(panicking);
+        assert!(std::panic::catch_unwind(panicking).is_err());
+        assert_eq!(add(&all, 1, held(1, &[])), None);
+        assert!(is_there(&all, 1));
     }
 }

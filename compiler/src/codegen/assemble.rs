@@ -4,6 +4,7 @@ use super::cpu::{self, Fallback};
 use super::cuda::{self, nvrtc};
 use super::forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels, KernelPlan, PlanStep};
+use super::store::ConstantStore;
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
@@ -71,6 +72,8 @@ impl Settings {
 pub struct Assembled {
     /// Input of the executor.
     pub program: Program,
+    /// Bytes of its machine code for CPUs.
+    pub code_bytes: usize,
     /// Schedule of each partition, in order.
     pub schedules: Vec<Schedule>,
     /// Node of its part's graph for each step of each partition; none for copies to outputs.
@@ -110,6 +113,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         interface: interface(whole)?,
         variables: Vec::new(),
         code: Vec::new(),
+        code_bytes: 0,
         clif: String::new(),
         asm: String::new(),
         choices: Vec::new(),
@@ -135,6 +139,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         code: a.code,
     };
     let Assembler {
+        code_bytes,
         clif,
         asm,
         choices,
@@ -144,6 +149,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
     } = a;
     Ok(Assembled {
         program,
+        code_bytes,
         schedules,
         step_nodes,
         clif,
@@ -186,6 +192,7 @@ struct Assembler<'s> {
     interface: Interface,
     variables: Vec<VariableSpec>,
     code: Vec<Arc<dyn Any + Send + Sync>>,
+    code_bytes: usize,
     clif: String,
     asm: String,
     choices: Vec<Choice>,
@@ -198,6 +205,7 @@ struct Draft<'g> {
     g: &'g Graph,
     part: &'g Part,
     schedule: &'g Schedule,
+    store: &'g ConstantStore,
     buffers: Vec<Buffer>,
     constants: Vec<Tensor>,
     of_value: BTreeMap<ValueId, BufferId>,
@@ -259,7 +267,7 @@ impl Assembler<'_> {
         if self.settings.check {
             schedule::check::check(g, needs, &schedule)?;
         }
-        let mut draft = Draft::new(part, &schedule);
+        let mut draft = Draft::new(part, &schedule, &self.settings.codegen.constants);
         self.steps(&mut draft, compiled)?;
         let step_nodes = std::mem::take(&mut draft.step_nodes);
         let partition = Partition {
@@ -281,6 +289,7 @@ impl Assembler<'_> {
         self.fallbacks
             .extend(fallbacks.map(|f| (part.device.clone(), f)));
         self.code.push(compiled.code);
+        self.code_bytes += compiled.code_bytes;
         self.clif.push_str(&compiled.clif);
         self.asm.push_str(&compiled.asm);
         let kernels = compiled.kernels.into_iter().map(Kernel::Cpu).collect();
@@ -461,6 +470,7 @@ impl Assembler<'_> {
         self.asm.push_str(&made.asm);
         self.warnings.extend(made.warnings);
         self.fallbacks.extend(made.fallbacks);
+        self.code_bytes += made.code_bytes;
         Ok(made.program)
     }
 }
@@ -542,11 +552,12 @@ fn reduction(kind: ReduceKind) -> Option<Reduction> {
 }
 
 impl<'g> Draft<'g> {
-    fn new(part: &'g Part, schedule: &'g Schedule) -> Draft<'g> {
+    fn new(part: &'g Part, schedule: &'g Schedule, store: &'g ConstantStore) -> Draft<'g> {
         Draft {
             g: &part.graph,
             part,
             schedule,
+            store,
             buffers: Vec::new(),
             constants: Vec::new(),
             of_value: BTreeMap::new(),
@@ -610,7 +621,7 @@ impl<'g> Draft<'g> {
         let Op::Constant { value } = &self.g.node(node).op else {
             return Err(Error::internal("a constant's place names another node"));
         };
-        let i = self.shared(value.tensor()?);
+        let i = self.shared(self.store.plain(value)?);
         self.of_constant.insert(node, i);
         Ok(i)
     }

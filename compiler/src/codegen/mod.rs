@@ -14,6 +14,7 @@ mod phases;
 mod placed;
 pub mod plan;
 mod pull;
+pub mod store;
 mod strided;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -70,6 +70,8 @@ pub struct CompiledKernels {
     pub plans: BTreeMap<NodeId, KernelPlan>,
     /// Owner of the machine code.
     pub code: Arc<dyn Any + Send + Sync>,
+    /// Its size.
+    pub code_bytes: usize,
     /// Ops that run in generated loops although they have a kernel.
     pub fallbacks: Vec<Fallback>,
     /// Cranelift IR of all generated functions, without addresses; empty unless requested.

@@ -164,6 +164,31 @@ impl Hash for Identity {
     }
 }
 
+/// How a constant comes about: equal ones have the same elements. It keeps no elements in memory.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Recipe {
+    /// A tensor in memory, by its identity.
+    Held(Identity),
+    /// Bytes of a file.
+    Stored {
+        /// The file.
+        path: PathBuf,
+        /// Position of the first byte.
+        offset: u64,
+        /// Element type.
+        dtype: DType,
+        /// Extents.
+        shape: Vec<usize>,
+    },
+    /// The result of an op.
+    Made {
+        /// The op.
+        op: Op,
+        /// Its operands.
+        operands: Vec<Recipe>,
+    },
+}
+
 /// View of another constant.
 pub enum Viewed<'a> {
     /// Axes permuted: axis `i` of the constant is axis `perm[i]` of the other.
@@ -286,9 +311,24 @@ impl ConstData {
         }
     }
 
-    /// Identity of the constant. Does not keep the elements.
-    pub fn identity(&self) -> Identity {
-        Identity(Arc::downgrade(&self.0))
+    /// How the constant comes about.
+    pub fn recipe(&self) -> Recipe {
+        let d = match &*self.0 {
+            Repr::Held(_) => return Recipe::Held(Identity(Arc::downgrade(&self.0))),
+            Repr::Deferred(d) => d,
+        };
+        match &d.source {
+            Source::Stored(s) => Recipe::Stored {
+                path: s.file.path.clone(),
+                offset: s.offset,
+                dtype: d.dtype,
+                shape: d.shape.clone(),
+            },
+            Source::Made { op, operands } => Recipe::Made {
+                op: op.clone(),
+                operands: operands.iter().map(ConstData::recipe).collect(),
+            },
+        }
     }
 
     /// The view that made this constant, if one did and has not been done yet.

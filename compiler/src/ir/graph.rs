@@ -336,13 +336,17 @@ impl Graph {
         }
     }
 
-    /// Makes a constant's elements, if they are not in memory, and keeps them.
-    pub(crate) fn hold_constant(&mut self, v: ValueId) -> Result<()> {
+    /// Takes a constant's elements, which may be those that others have, and keeps them.
+    pub(crate) fn hold_constant(
+        &mut self,
+        v: ValueId,
+        elements: impl FnOnce(&ConstData) -> Result<Tensor>,
+    ) -> Result<()> {
         let Def::Node(n, _) = self.value(v).def else {
             return Ok(());
         };
         if let Op::Constant { value } = &mut self.node_mut(n).op {
-            *value = ConstData::held(value.tensor()?);
+            *value = ConstData::held(elements(value)?);
         }
         Ok(())
     }

@@ -369,6 +369,7 @@ fn report_code(report: &mut Report, assembled: &mut Assembled, options: &Options
     report.choices = std::mem::take(&mut assembled.choices);
     report.warnings.append(&mut assembled.warnings);
     report.constant_bytes = constant_bytes(&assembled.program);
+    report.code_bytes = assembled.code_bytes;
 }
 
 fn priced(device: &DeviceName, fallback: Fallback, options: &Options) -> report::Fallback {
@@ -516,6 +517,7 @@ fn cpu_options(options: &Options) -> cpu::Options {
         n_threads: n_threads_per_device(options),
         listings: options.keep_stages,
         release_constants: !options.keep_stages && !options.check,
+        constants: Arc::default(),
     }
 }
 

@@ -133,7 +133,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             in_memory: phase.in_memory,
             isa: options.target.isa(),
             n_threads: options.n_threads,
-            weights: &self.session.weights,
+            constants: &options.constants,
         }
     }
 
@@ -252,9 +252,10 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
         let constant = self.body.graph.constant(v);
         let constant = constant
-            .ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?
-            .tensor()?;
-        let arg = self.placed.pack(constant);
+            .ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?;
+        let arg = self
+            .placed
+            .pack(self.session.options.constants.plain(constant)?);
         self.placed.location.insert(v, arg);
         Ok(arg)
     }

@@ -26,6 +26,8 @@ pub(super) struct Jit {
     context: Context,
     builder: FunctionBuilderContext,
     listings: Option<(String, String)>,
+    /// Machine code of the functions defined so far.
+    code_bytes: usize,
     /// Functions defined so far, by hash of their code and callees.
     defined: HashMap<u64, Vec<Defined>>,
 }
@@ -114,6 +116,7 @@ impl Jit {
             context,
             builder: FunctionBuilderContext::new(),
             listings,
+            code_bytes: 0,
             defined: HashMap::new(),
         })
     }
@@ -206,12 +209,19 @@ impl Jit {
         }
         let defined = self.module.define_function(id, &mut self.context);
         defined.map_err(|e| internal(format!("{e:?}")).context(name))?;
+        let compiled = self.context.compiled_code();
+        self.code_bytes += compiled.map_or(0, |c| c.code_info().total_size as usize);
         if let Some((_, asm)) = &mut self.listings {
             let compiled = self.context.compiled_code();
             let code = compiled.and_then(|c| c.vcode.as_deref()).unwrap_or("");
             let _ = writeln!(asm, "; {name}\n{code}");
         }
         Ok(id)
+    }
+
+    /// Bytes of machine code so far.
+    pub(super) fn code_bytes(&self) -> usize {
+        self.code_bytes
     }
 
     /// Links everything; gives the owner of the code, a resolver of entry points, and the listings.

@@ -28,6 +28,7 @@ mod weights;
 mod windows;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
+use super::store::ConstantStore;
 use super::{access, body, phases, pull, strided};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
@@ -40,7 +41,6 @@ pub use native::why_loops;
 pub use rejected::{Fallback, Rejected};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use weights::Weights;
 
 /// Target and outputs of the code generator.
 #[derive(Clone, Debug)]
@@ -53,6 +53,8 @@ pub struct Options {
     pub listings: bool,
     /// Release constants as soon as they are packed: the graph is of no further use but for its types.
     pub release_constants: bool,
+    /// Holder of the constants, shared by all programs of a model.
+    pub constants: Arc<ConstantStore>,
 }
 
 impl Default for Options {
@@ -62,6 +64,7 @@ impl Default for Options {
             n_threads: 1,
             listings: false,
             release_constants: false,
+            constants: Arc::default(),
         }
     }
 }
@@ -79,7 +82,6 @@ struct Session<'a> {
     kernels: Vec<PendingKernel>,
     /// Functions that arrange the addresses of a task kernel, by symbol and slots.
     thunks: BTreeMap<String, FuncId>,
-    weights: Weights,
     fallbacks: Vec<Fallback>,
     options: &'a Options,
 }
@@ -104,7 +106,6 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         jit: Jit::new(options.target, options.listings)?,
         kernels: Vec::new(),
         thunks: BTreeMap::new(),
-        weights: Weights::default(),
         fallbacks: Vec::new(),
         options,
     };
@@ -119,10 +120,11 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         let plan: KernelPlan = ClusterCompiler::compile(&mut session, graph, id, node)
             .map_err(|e| e.at_origin(&node.origin))?;
         if options.release_constants {
-            release_constants(graph, &operands, &plan, &mut uses)?;
+            release_constants(graph, &operands, &plan, &mut uses, &options.constants)?;
         }
         plans.insert(id, plan);
     }
+    let code_bytes = session.jit.code_bytes();
     let (code, entries, clif, asm) = session.jit.finish()?;
     let kernels = session
         .kernels
@@ -133,6 +135,7 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         kernels,
         plans,
         code: Arc::new(code),
+        code_bytes,
         fallbacks: session.fallbacks,
         clif,
         asm,
@@ -145,12 +148,13 @@ fn release_constants(
     operands: &[ValueId],
     plan: &KernelPlan,
     uses: &mut BTreeMap<ValueId, usize>,
+    store: &ConstantStore,
 ) -> Result<()> {
     for (i, &v) in operands.iter().enumerate() {
         let operand = Arg::Operand(i as u32);
         if plan.steps.iter().any(|s| s.args.contains(&operand)) {
             // The program keeps it, so that a later cluster that packs it need not have it twice.
-            graph.hold_constant(v)?;
+            graph.hold_constant(v, |c| store.plain(c))?;
             continue;
         }
         let Some(left) = uses.get_mut(&v) else {

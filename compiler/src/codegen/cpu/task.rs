@@ -5,7 +5,7 @@ use super::epilogue::{Chain, EpilogueTerm, Term};
 use super::phases::Cover;
 use super::rejected::Rejected;
 use super::strided::Strided;
-use super::weights::Weights;
+use crate::codegen::store::ConstantStore;
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
 use gristmill_kernels::{Descriptor, Isa, OPERANDS, OUT, RHS, WORKSPACE};
@@ -155,7 +155,7 @@ pub(super) struct Context<'a> {
     /// Instruction set of kernels and of packed weights.
     pub(super) isa: Isa,
     pub(super) n_threads: usize,
-    pub(super) weights: &'a Weights,
+    pub(super) constants: &'a ConstantStore,
 }
 
 impl Call {

@@ -5,38 +5,13 @@ use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::Context;
 use crate::cluster::bytes::fits_bytes;
 use crate::error::Error;
-use crate::ir::constant::{Identity, Viewed};
+use crate::ir::constant::Viewed;
 use crate::ir::{ConstData, ValueId};
 use gristmill_kernels::Isa;
 use gristmill_kernels::copy::{CopyDesc, gm_copy};
 use gristmill_kernels::gemm::integer::pack_bytes;
 use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_runtime::{DType, Tensor};
-use std::cell::RefCell;
-use std::collections::HashMap;
-
-/// Packed and copied constants so far, by constant and by a description of the packing: a weight that several clusters read alike is
-/// there once.
-#[derive(Default)]
-pub(super) struct Weights(RefCell<HashMap<(Identity, String), Tensor>>);
-
-impl Weights {
-    /// The constant as `make` packs it, or as it was packed before under the same description.
-    fn of(
-        &self,
-        data: &ConstData,
-        description: String,
-        make: impl FnOnce(&Tensor) -> Result<Tensor, Rejected>,
-    ) -> Result<Tensor, Rejected> {
-        let key = (data.identity(), description);
-        if let Some(found) = self.0.borrow().get(&key) {
-            return Ok(found.clone());
-        }
-        let made = make(&data.tensor()?)?;
-        self.0.borrow_mut().insert(key, made.clone());
-        Ok(made)
-    }
-}
 
 /// A constant as a kernel's operand: the view's strides are those of `data`, and its base has no meaning.
 pub(super) struct Source {
@@ -83,8 +58,8 @@ impl Context<'_> {
     /// The view's elements in row-major order.
     pub(super) fn constant_copy(&self, s: &Source) -> Result<Tensor, Rejected> {
         let description = format!("copy {:?}", s.view);
-        self.weights
-            .of(&s.data, description, |t| copied(t, &s.view))
+        self.constants
+            .laid_out(&s.data, description, |t| copied(t, &s.view))
     }
 
     /// The panels that `desc`, whose strides are those of the source's view, describes.
@@ -97,7 +72,7 @@ impl Context<'_> {
         let description = format!("{desc:?} from {}", s.view.offset);
         let start = s.view.offset as usize;
         let pack = |t: &Tensor| panels(&t.as_slice::<f32>()[start..], desc, n_elements);
-        self.weights.of(&s.data, description, pack)
+        self.constants.laid_out(&s.data, description, pack)
     }
 
     /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows.
@@ -106,8 +81,8 @@ impl Context<'_> {
     pub(super) fn constant_bytes(&self, s: &Source) -> Result<Tensor, Rejected> {
         let isa = self.isa;
         let description = format!("bytes {isa} {:?}", s.view);
-        self.weights
-            .of(&s.data, description, |t| byte_panels(isa, t, &s.view))
+        self.constants
+            .laid_out(&s.data, description, |t| byte_panels(isa, t, &s.view))
     }
 
     /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.
@@ -118,7 +93,7 @@ impl Context<'_> {
         n_elements: usize,
     ) -> Result<Tensor, Rejected> {
         let description = format!("{desc:?} of {:?}", s.view);
-        self.weights.of(&s.data, description, |t| {
+        self.constants.laid_out(&s.data, description, |t| {
             let copy = copied(t, &s.view)?;
             panels(copy.as_slice::<f32>(), desc, n_elements)
         })
