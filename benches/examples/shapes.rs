@@ -63,7 +63,7 @@ fn alone(model: &onnx::Model, options: &Options, dims: &Bindings) -> Result<f64,
 /// Milliseconds of the first run, and the least and the median of later ones.
 fn times(compiled: &Compiled, dims: &Bindings) -> Result<[f64; 3], Error> {
     let inputs = inputs(compiled.inputs(), dims)?;
-    let mut timed = || -> Result<f64, Error> {
+    let timed = || -> Result<f64, Error> {
         let started = Instant::now();
         compiled.run(inputs.clone())?;
         Ok(started.elapsed().as_secs_f64() * 1e3)

@@ -52,9 +52,11 @@ def peer_p50(run, seconds):
     return statistics.median(times)
 
 
-def ours(binary, directory, threads, seconds):
+def ours(binary, directory, threads, seconds, callers=None):
     command = [binary, "bench", os.path.join(directory, "model.onnx"), "--test-data", os.path.join(directory, "test_data_set_0"),
                "--threads", str(threads), "--duration", str(seconds), "--json"]
+    if callers is not None:
+        command += ["--streams", str(callers)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-400:])
