@@ -169,11 +169,11 @@ impl GemmDesc {
     }
 
     fn n_row_blocks(&self) -> usize {
-        self.m.div_ceil(self.row_block.max(1))
+        n_parts(self.m, self.row_block)
     }
 
     fn n_panel_blocks(&self) -> usize {
-        self.n.div_ceil(self.nr()).div_ceil(self.panel_block.max(1))
+        n_parts(self.n.div_ceil(self.nr()), self.panel_block)
     }
 }
 
@@ -218,10 +218,23 @@ pub(crate) fn plan_blocks(
 pub(crate) fn batch_index(mut batch: usize, extents: [usize; MAX_BATCH]) -> [usize; MAX_BATCH] {
     let mut out = [0; MAX_BATCH];
     for (i, extent) in extents.into_iter().enumerate().rev() {
-        out[i] = batch % extent.max(1);
-        batch /= extent.max(1);
+        (batch, out[i]) = quotient_and_rest(batch, extent);
     }
     out
+}
+
+/// Number of parts of `size` that `n` elements are cut into. One part, the rule for small products, takes no division.
+fn n_parts(n: usize, size: usize) -> usize {
+    if n <= size {
+        usize::from(n > 0)
+    } else {
+        n.div_ceil(size.max(1))
+    }
+}
+
+/// Quotient and rest. Divisors of 1, the rule for small products, take no division, which would be a third of the call.
+fn quotient_and_rest(n: usize, by: usize) -> (usize, usize) {
+    if by <= 1 { (n, 0) } else { (n / by, n % by) }
 }
 
 /// Offset of the batch element at `idx`.
@@ -260,13 +273,13 @@ pub unsafe extern "C" fn gm_gemm_f32(
         return INVALID;
     }
     let n_blocks = desc.n_row_blocks() * desc.n_panel_blocks();
-    let end = end.min(desc.n_items());
+    let end = end.min(desc.n_batch() * n_blocks);
     let mut item = begin;
     while item < end {
         // Items of one batch element share its addresses.
-        let batch = item / n_blocks;
+        let (batch, block) = quotient_and_rest(item, n_blocks);
         let batch_end = ((batch + 1) * n_blocks).min(end);
-        let blocks = item % n_blocks..item % n_blocks + batch_end - item;
+        let blocks = block..block + batch_end - item;
         // SAFETY: `ptrs` holds the operands, and they cover this batch element's blocks.
         unsafe { run_blocks(isa, desc, ptrs, batch, blocks) };
         item = batch_end;
@@ -317,8 +330,8 @@ unsafe fn run_blocks(
     };
     let (row_blocks, n_panels) = (desc.n_row_blocks(), desc.n.div_ceil(isa.nr()));
     for block in blocks {
-        let row = block % row_blocks * desc.row_block;
-        let panel = block / row_blocks * desc.panel_block;
+        let (panel, row) = quotient_and_rest(block, row_blocks);
+        let (row, panel) = (row * desc.row_block, panel * desc.panel_block);
         let rows = row..(row + desc.row_block).min(desc.m);
         // SAFETY: the operands cover the block.
         unsafe { product.block(rows, panel..(panel + desc.panel_block).min(n_panels)) };
