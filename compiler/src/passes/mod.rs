@@ -9,6 +9,7 @@ mod merge_matmuls;
 mod precision;
 mod quantized;
 mod rebuild;
+mod region_constants;
 mod specialise;
 
 pub use all_reduce::expand_all_reduce;
@@ -18,14 +19,15 @@ pub use merge_matmuls::merge_matmuls;
 pub use precision::lower_precision;
 pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;
+pub use region_constants::constants_into_regions;
 pub use specialise::specialise;
 
 use crate::error::Result;
 use crate::ir::Graph;
 
-/// Constant folding, common subexpressions, dead code.
+/// Constant folding, constants of regions, common subexpressions, dead code.
 pub fn clean(g: &Graph) -> Result<Graph> {
-    dce(&cse(&fold_constants(g)?)?)
+    dce(&cse(&constants_into_regions(&fold_constants(g)?)?)?)
 }
 
 #[cfg(test)]

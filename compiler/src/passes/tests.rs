@@ -316,3 +316,60 @@ fn all_reduce_in_a_region_is_one_reduction() {
         ["add", "add"]
     );
 }
+
+/// A scan whose step multiplies its state by a matrix, and a branch that adds a vector in one region.
+fn recurrent() -> Graph {
+    let text = r#"graph "g" {
+  %0 = input "h": f32[2, 3]
+  %1 = input "on": bool[]
+  %2 = input "xs": f32[4, 2, 3]
+  %3: f32[3, 3] = constant() {value = f32[3, 3] <0.5, 0.0, -0.5, 0.25, 1.0, 0.0, -1.0, 0.5, 0.125>} @ "/w"
+  %4: f32[2, 3], %5: f32[4, 2, 3] = scan(%0, %2, %3) {carried = 1, scanned = 1, length = 4, reverse = false} (graph "step" {
+    %0 = input "state": f32[2, 3]
+    %1 = input "x": f32[2, 3]
+    %2 = input "w": f32[3, 3]
+    %3: f32[2, 3] = matmul(%0, %2) @ "/matmul"
+    %4: f32[2, 3] = add(%3, %1) @ "/add"
+    output "state" %4
+    output "h" %4
+  }) @ "/scan"
+  %6: f32[2, 3] = if(%1, %4, %3) (graph "then" {
+    %0 = input "a": f32[2, 3]
+    %1 = input "w": f32[3, 3]
+    %2: f32[2, 3] = matmul(%0, %1) @ "/then"
+    output "y" %2
+  }) (graph "else" {
+    %0 = input "a": f32[2, 3]
+    %1 = input "w": f32[3, 3]
+    output "y" %0
+  }) @ "/if"
+  output "y" %6
+  output "hs" %5
+}
+"#;
+    Graph::parse(text).unwrap()
+}
+
+#[test]
+fn constants_become_those_of_regions() {
+    let g = recurrent();
+    let moved = dce(&constants_into_regions(&g).unwrap()).unwrap();
+    assert_eq!(names(&moved), ["scan", "if"]);
+    for (_, node) in moved.nodes() {
+        let n_operands = |r: &Graph| r.inputs.len();
+        let n: Vec<usize> = node.regions.iter().map(n_operands).collect();
+        match node.op {
+            Op::Scan { .. } => assert_eq!((node.inputs.len(), n), (2, vec![2])),
+            _ => assert_eq!((node.inputs.len(), n), (2, vec![1, 1])),
+        }
+    }
+    for on in [false, true] {
+        let on = Tensor::from_slice(&[on], &[]).unwrap();
+        let inputs = [ramp(&[2, 3]), on, ramp(&[4, 2, 3])];
+        assert_eq!(
+            interp::run(&moved, &inputs).unwrap(),
+            interp::run(&g, &inputs).unwrap()
+        );
+    }
+    assert_eq!(constants_into_regions(&moved).unwrap(), moved);
+}

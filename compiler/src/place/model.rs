@@ -5,7 +5,7 @@ use super::resolve::Resolved;
 use super::task_graph::MOST_NS;
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{Def, Graph, NodeId, Op, OpClass, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ValueId};
 use crate::schedule::node_deps;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
@@ -133,6 +133,7 @@ struct Constants {
 impl Constants {
     fn of(&mut self, g: &Graph, id: NodeId, costs: &CostModel) -> Vec<u32> {
         let mut used: Vec<u32> = Vec::new();
+        self.of_regions(g.node(id), costs, &mut used);
         for &v in &g.node(id).inputs {
             let (Def::Node(constant, _), Some(_)) = (g.value(v).def, g.constant(v)) else {
                 continue;
@@ -146,6 +147,22 @@ impl Constants {
         used.sort_unstable();
         used.dedup();
         used
+    }
+
+    /// Constants in the regions of control flow.
+    fn of_regions(&mut self, node: &Node, costs: &CostModel, used: &mut Vec<u32>) {
+        if node.op.class() != OpClass::Control {
+            return;
+        }
+        for region in &node.regions {
+            for (_, inner) in region.nodes() {
+                if let Op::Constant { .. } = inner.op {
+                    used.push(self.bytes.len() as u32);
+                    self.bytes.push(costs.bytes(region.ty(inner.outputs[0])));
+                }
+                self.of_regions(inner, costs, used);
+            }
+        }
     }
 }
 
