@@ -2,7 +2,7 @@
 //! until it fits.
 
 use crate::problem::Problem;
-use crate::schedule::list::{Insertion, List, Sending};
+use crate::schedule::list::{List, Sending};
 use crate::schedule::timeline::Timeline;
 use crate::{Bytes, Nanos};
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ pub fn excess(p: &Problem, timeline: &Timeline) -> Bytes {
 /// topological, each as soon as it fits; transfers early or late.
 pub fn schedule(p: &Problem, device: &[u32], order: &[u32]) -> Timeline {
     let run = |sending: Sending| {
-        let mut list = List::planned(p, Insertion::Gaps, sending, device);
+        let mut list = List::planned(p, sending, device);
         for &t in order {
             list.commit(t as usize, device[t as usize] as usize);
         }
@@ -294,6 +294,7 @@ mod tests {
     use crate::rng::Rng;
     use crate::samples::{Shape, random};
     use crate::schedule::algorithms;
+    use crate::schedule::list::Insertion;
     use crate::search::slices;
 
     fn shape(rng: &mut Rng, n_tasks: usize, memory: Option<u64>) -> Shape {

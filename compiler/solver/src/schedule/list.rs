@@ -103,17 +103,13 @@ impl<'p> List<'p> {
         }
     }
 
-    /// Nothing is scheduled, but it is decided that each task will run on its device of `planned`.
-    pub fn planned(
-        p: &'p Problem,
-        insertion: Insertion,
-        sending: Sending,
-        planned: &[u32],
-    ) -> List<'p> {
+    /// Nothing is scheduled, but it is decided that each task will run on its device of `planned`,
+    /// in gaps where it can.
+    pub fn planned(p: &'p Problem, sending: Sending, planned: &[u32]) -> List<'p> {
         List {
             planned: planned.to_vec(),
             sending,
-            ..List::new(p, insertion)
+            ..List::new(p, Insertion::Gaps)
         }
     }
 

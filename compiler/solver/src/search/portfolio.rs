@@ -42,8 +42,6 @@ pub enum Algorithm {
     Fold,
     /// Slices of a line, by dynamic programming.
     Slices,
-    /// Baechi's m-TOPO.
-    MTopo,
     /// Baechi's m-ETF.
     MEtf,
     /// Baechi's m-SCT.
@@ -54,7 +52,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Names of all algorithms but the single devices, which are `single`.
-    pub const NAMES: [(&'static str, Algorithm); 13] = [
+    pub const NAMES: [(&'static str, Algorithm); 12] = [
         ("simple", Algorithm::Simple),
         ("greedy", Algorithm::Greedy),
         ("heft", Algorithm::Heft),
@@ -65,7 +63,6 @@ impl Algorithm {
         ("series", Algorithm::Series),
         ("fold", Algorithm::Fold),
         ("slices", Algorithm::Slices),
-        ("m-topo", Algorithm::MTopo),
         ("m-etf", Algorithm::MEtf),
         ("m-sct", Algorithm::MSct),
     ];
@@ -97,7 +94,6 @@ impl Algorithm {
             Algorithm::Series => exact::series(p, SERIES_NODES)?.timeline,
             Algorithm::Fold => fold::place(p, Budget::of(FOLD_TASKS)),
             Algorithm::Slices => slices::place(p),
-            Algorithm::MTopo => baechi::m_topo(p),
             Algorithm::MEtf => baechi::m_etf(p),
             Algorithm::MSct => baechi::m_sct(p),
             Algorithm::Heft => Some(algo::heft(p, Insertion::Gaps)),
@@ -652,12 +648,7 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
     if p.is_limited() {
         members.extend([100, 90, 75, 50].map(Algorithm::Fill));
         if p.n_tasks() <= LARGE {
-            members.extend([
-                Algorithm::Slices,
-                Algorithm::MTopo,
-                Algorithm::MEtf,
-                Algorithm::MSct,
-            ]);
+            members.extend([Algorithm::Slices, Algorithm::MEtf, Algorithm::MSct]);
         }
     }
     // On one device without a limit all orders take the same time.
