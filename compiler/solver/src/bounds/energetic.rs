@@ -20,7 +20,7 @@ const WORK: usize = 2_000_000;
 /// Most passes over all stretches.
 const PASSES: usize = 20;
 
-/// Sets of devices that are looked at apart.
+/// Sets of several devices that are looked at apart.
 const SETS: usize = 8;
 
 /// A task on some of the devices.
@@ -89,17 +89,21 @@ pub(super) fn of_leaps<'a>(p: &'a Problem, leaps: &'a Leaps) -> impl Fn(usize) -
     }
 }
 
-/// All devices, then the sets of feasible devices of single tasks.
+/// All devices, then the sets of feasible devices of single tasks. A device that is alone in its
+/// set is one machine, for which stretches give no less than Carlier's preemptive schedules do.
 fn device_sets(p: &Problem) -> Vec<Vec<bool>> {
     let mut sets = vec![vec![true; p.n_devices()]];
+    let mut n_several = 1;
     for g in 0..p.n_groups() {
         let Some(&t) = p.members.row(g).first() else {
             continue;
         };
         let costs = p.costs(t as usize);
         let same = |set: &Vec<bool>| set.iter().zip(costs).all(|(&s, c)| s == c.is_finite());
-        if sets.len() < SETS && !sets.iter().any(same) {
+        let is_several = costs.iter().filter(|c| c.is_finite()).count() > 1;
+        if (n_several < SETS || !is_several) && !sets.iter().any(same) {
             sets.push(costs.iter().map(|c| c.is_finite()).collect());
+            n_several += usize::from(is_several);
         }
     }
     sets
@@ -227,6 +231,7 @@ impl Stretches {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Device, LinkProfile, Links, Parts, Task};
 
     /// The most work that a stretch misses, by its definition.
     fn plain(tasks: &[Slack], n_devices: u64, total: u64, begin: u64) -> u64 {
@@ -276,6 +281,40 @@ mod tests {
             n_missed += usize::from(expected > 0);
         }
         assert!(n_missed > 50, "{n_missed}");
+    }
+
+    #[test]
+    fn every_device_with_tasks_of_its_own_counts() {
+        let n = SETS + 4;
+        let cost = |t: usize, d: usize| {
+            if d == t.min(n - 1) {
+                Nanos(5)
+            } else {
+                Nanos::INFINITY
+            }
+        };
+        let task = |t: usize| Task {
+            cost: (0..n).map(|d| cost(t, d)).collect(),
+            ..Task::default()
+        };
+        let device = Device {
+            memory: None,
+            is_host: false,
+        };
+        let link = LinkProfile {
+            latency: Nanos(1),
+            bytes_per_second: 1,
+        };
+        let p = Problem::new(Parts {
+            devices: vec![device; n],
+            links: Links::uniform(n, link),
+            tasks: (0..n + 1).map(task).collect(),
+            tensors: Vec::new(),
+            constants: Vec::new(),
+        })
+        .expect("each task has a device");
+        let w = Windows::new(&p);
+        assert_eq!(energetic(&p, of_windows(&p, &w), Nanos(5)), Nanos(10));
     }
 
     #[test]

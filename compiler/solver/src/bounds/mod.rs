@@ -53,10 +53,6 @@ pub fn all(p: &Problem) -> Vec<Bound> {
             value: one_machine::busiest_link(p, &longest),
         },
         Bound {
-            name: "device",
-            value: one_machine::busiest_device(p, &longest),
-        },
-        Bound {
             name: "join",
             value: windows::critical_path(p, &joined),
         },

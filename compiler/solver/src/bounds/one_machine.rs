@@ -1,5 +1,4 @@
-//! One resource that does one thing at a time: a device with the tasks that no other can run, a
-//! link with the tensors that must cross it.
+//! One resource that does one thing at a time, such as a link with the tensors that must cross it.
 
 use super::windows::Windows;
 use crate::Nanos;
@@ -53,25 +52,6 @@ pub fn preemptive(jobs: &mut [Job]) -> Nanos {
             return Nanos::INFINITY;
         }
     }
-}
-
-/// The device that only some tasks can run on, and has most to do.
-pub(super) fn busiest_device(p: &Problem, w: &Windows) -> Nanos {
-    let mut jobs: Vec<Vec<Job>> = vec![Vec::new(); p.n_devices()];
-    for t in 0..p.n_tasks() {
-        if let Some(d) = only_device(p, t) {
-            let length = p.cost(t, d);
-            jobs[d].push(Job {
-                head: w.head(t, d),
-                length,
-                rest: w.tail(t, d).saturating_sub(length),
-            });
-        }
-    }
-    jobs.iter_mut()
-        .map(|jobs| preemptive(jobs))
-        .max()
-        .unwrap_or_default()
 }
 
 /// The link that must carry most: tensors made on the one device that can make them and used on
