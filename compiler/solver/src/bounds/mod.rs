@@ -33,12 +33,11 @@ pub struct Bound {
 
 /// Each bound that needs no search, in a fixed order. About O(n log n) in tasks and consumers.
 pub fn all(p: &Problem) -> Vec<Bound> {
-    let longest = Windows::new(p);
     let joined = join::joined(p);
     let mut bounds = vec![
         Bound {
             name: "critical-path",
-            value: windows::critical_path(p, &longest),
+            value: windows::critical_path(p, &joined),
         },
         Bound {
             name: "area",
@@ -46,15 +45,11 @@ pub fn all(p: &Problem) -> Vec<Bound> {
         },
         Bound {
             name: "memory",
-            value: area::area_within_memory(p).max(memory::forced_crossing(p, &longest)),
+            value: area::area_within_memory(p).max(memory::forced_crossing(p, &joined)),
         },
         Bound {
             name: "link",
-            value: one_machine::busiest_link(p, &longest),
-        },
-        Bound {
-            name: "join",
-            value: windows::critical_path(p, &joined),
+            value: one_machine::busiest_link(p, &joined),
         },
     ];
     let least = bounds.iter().map(|b| b.value).max().unwrap_or_default();
