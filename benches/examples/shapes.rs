@@ -1,7 +1,9 @@
-//! A model with symbolic dims in many shapes: the first run of each, later runs, and the memory that is resident.
+//! A model with symbolic dims in many shapes: the first run of each, later runs, and the memory
+//! that is resident.
 //!
-//! `shapes MODEL [--threads N] [--specialise] SHAPE ...`, each SHAPE like `batch=1,seq=128`. Prints one row per shape, in the given
-//! order. With `--specialise` every shape is also compiled by itself, with its dims fixed, and timed.
+//! `shapes MODEL [--threads N] [--specialise] SHAPE ...`, each SHAPE like `batch=1,seq=128`. Prints
+//! one row per shape, in the given order. With `--specialise` every shape is also compiled by
+//! itself, with its dims fixed, and timed.
 
 use gristmill::ir::{Bindings, Type};
 use gristmill::{Compiled, DType, Error, Options, Tensor, compile, onnx};

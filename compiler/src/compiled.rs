@@ -52,9 +52,10 @@ pub(crate) struct InputShapes {
 
 /// A model ready to run.
 ///
-/// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled at once; one with
-/// symbolic dims when a run first shows their values. [`Compiled::specialisations`] reports how many there are, and
-/// [`Options::specialisation_bytes`] bounds the memory that they hold. All share weights, threads, arenas and variables.
+/// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled
+/// at once; one with symbolic dims when a run first shows their values.
+/// [`Compiled::specialisations`] reports how many there are, and [`Options::specialisation_bytes`]
+/// bounds the memory that they hold. All share weights, threads, arenas and variables.
 ///
 /// Any number of threads may run it at once: see [`Options::max_in_flight`].
 pub struct Compiled {
@@ -75,8 +76,9 @@ pub struct Compiled {
     resources: Arc<Resources>,
 }
 
-/// Bytes of what describes a step: nodes, buffers, operands, names and the code generator's tables. Measured: 1.0 to 1.6 MiB of resident
-/// memory for each further set of shapes of BERT-base, which has 102 steps.
+/// Bytes of what describes a step: nodes, buffers, operands, names and the code generator's tables.
+/// Measured: 1.0 to 1.6 MiB of resident memory for each further set of shapes of BERT-base, which
+/// has 102 steps.
 const STEP_BYTES: usize = 12 << 10;
 
 /// One specialisation: every stage's result, and the executors that run it.
@@ -257,12 +259,14 @@ impl Compiled {
         &self.resources
     }
 
-    /// Number of threads that run the model, those of callers not included, whatever the number of its shapes.
+    /// Number of threads that run the model, those of callers not included, whatever the number of
+    /// its shapes.
     pub fn n_threads(&self) -> usize {
         self.pool.n_started()
     }
 
-    /// Bytes of weights, code and device memory that the specialisations hold; weights that several have count once.
+    /// Bytes of weights, code and device memory that the specialisations hold; weights that several
+    /// have count once.
     pub fn held_bytes(&self) -> u64 {
         self.specialisations.bytes()
     }
@@ -523,8 +527,8 @@ impl Compiled {
 }
 
 impl Executable {
-    /// Memory that is held as long as this is: constants, packed weights included, which other shapes may have as well; code; and arenas
-    /// that are not leased from the pool.
+    /// Memory that is held as long as this is: constants, packed weights included, which other
+    /// shapes may have as well; code; and arenas that are not leased from the pool.
     fn held(&self) -> Held {
         let partitions = &self.lowered.program.partitions;
         let own = partitions.iter().filter(|p| p.device.kind.has_own_memory());
@@ -552,7 +556,8 @@ impl Executable {
         Ok(self.lanes.run_into(inputs, outputs)?)
     }
 
-    /// Number of runs that a placement for throughput keeps in flight, each started by a thread of its own; 1 for other placements.
+    /// Number of runs that a placement for throughput keeps in flight, each started by a thread of
+    /// its own; 1 for other placements.
     pub fn n_in_flight(&self) -> usize {
         let stream = self.lowered.placement.stream;
         stream.map_or(1, |stream| stream.in_flight as usize)

@@ -41,17 +41,21 @@ pub struct Options {
     pub budget: Option<Duration>,
     /// Precision that products on GPUs may round their operands to.
     pub precision: Precision,
-    /// Bytes that the code for all shapes of one model may hold together, with weights and memory of devices; beyond them, that of the
-    /// shapes used longest ago is dropped, and compiled again when it is needed. Weights, which all shapes share, count once; code for one
-    /// shape is held whatever its size.
+    /// Bytes that the code for all shapes of one model may hold together, with weights and memory
+    /// of devices; beyond them, that of the shapes used longest ago is dropped, and compiled again
+    /// when it is needed. Weights, which all shapes share, count once; code for one shape is held
+    /// whatever its size.
     pub specialisation_bytes: u64,
-    /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per available core.
+    /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per
+    /// available core.
     pub threads: Option<usize>,
-    /// Most runs of one set of shapes that are in flight at a time; further callers wait. `None`: one per available core. Each has an arena of
-    /// its own. Models with variables, and placements on several devices or on one with memory of its own, have one, unless they
-    /// are placed for throughput.
+    /// Most runs of one set of shapes that are in flight at a time; further callers wait. `None`:
+    /// one per available core. Each has an arena of its own. Models with variables, and placements
+    /// on several devices or on one with memory of its own, have one, unless they are placed for
+    /// throughput.
     pub max_in_flight: Option<usize>,
-    /// Values of the model's variables, shared with other models that are given the same; `None`: the compiled model's own.
+    /// Values of the model's variables, shared with other models that are given the same; `None`:
+    /// the compiled model's own.
     pub resources: Option<Arc<Resources>>,
     /// The CPU that code is made for.
     pub target_cpu: TargetCpu,

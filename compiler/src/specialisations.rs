@@ -72,8 +72,9 @@ impl<T> Specialisations<T> {
         self.lock().n_evicted
     }
 
-    /// The executable of a key; `make` makes it, unless it is there or another caller makes it now, who is waited for. `warn` is
-    /// called on one for which others must go, with the bytes that all take together.
+    /// The executable of a key; `make` makes it, unless it is there or another caller makes it now,
+    /// who is waited for. `warn` is called on one for which others must go, with the bytes that all
+    /// take together.
     ///
     /// Errors with that of `make`; every caller that waited then tries for itself.
     pub(crate) fn get_or_make<E>(
@@ -110,7 +111,8 @@ impl<T> Specialisations<T> {
         Ok(value)
     }
 
-    /// The bytes of all with one more, where they are beyond the limit and something can be evicted.
+    /// The bytes of all with one more, where they are beyond the limit and something can be
+    /// evicted.
     fn bytes_beyond_limit(&self, held: &Held) -> Option<u64> {
         let entries = self.lock();
         let bytes = entries.bytes_with(held);

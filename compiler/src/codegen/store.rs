@@ -1,5 +1,6 @@
-//! The constants that programs keep: packed weights, tables, and weights as they are. The programs of one model, for whatever shapes,
-//! have one store, so that a weight is read, folded and packed once, and is in memory once in each layout.
+//! The constants that programs keep: packed weights, tables, and weights as they are. The programs
+//! of one model, for whatever shapes, have one store, so that a weight is read, folded and packed
+//! once, and is in memory once in each layout.
 
 use crate::error::Error;
 use crate::ir::ConstData;
@@ -10,14 +11,16 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Constants in the layouts that kernels read. It holds none itself: a tensor is there as long as a program has it.
+/// Constants in the layouts that kernels read. It holds none itself: a tensor is there as long as a
+/// program has it.
 #[derive(Default)]
 pub struct ConstantStore(Mutex<Entries>);
 
 #[derive(Default)]
 struct Entries {
     by_source: HashMap<Key, WeakTensor>,
-    /// The same by layout. What folding computes at once is another constant in each program, with the same elements.
+    /// The same by layout. What folding computes at once is another constant in each program, with
+    /// the same elements.
     by_layout: HashMap<String, Vec<WeakTensor>>,
 }
 
@@ -33,8 +36,8 @@ impl ConstantStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The constant as `make` lays it out, or as it was laid out before under the same description, which therefore has all that
-    /// decides the result beside the constant.
+    /// The constant as `make` lays it out, or as it was laid out before under the same description,
+    /// which therefore has all that decides the result beside the constant.
     ///
     /// Errors with those of `make`, and when a file cannot be read.
     pub fn laid_out<E: From<Error>>(

@@ -1,11 +1,12 @@
-//! Constants that regions take as operands become constants of the regions, so that code generation packs a weight of a recurrent net once,
-//! while compiling, and not in every step of the loop.
+//! Constants that regions take as operands become constants of the regions, so that code generation
+//! packs a weight of a recurrent net once, while compiling, and not in every step of the loop.
 
 use super::Rebuild;
 use crate::error::Result;
 use crate::ir::{ConstData, Graph, Node, Op, OpClass, Origin};
 
-/// Replaces operands of control flow that every run of a region sees unchanged, where they are constants.
+/// Replaces operands of control flow that every run of a region sees unchanged, where they are
+/// constants.
 pub fn constants_into_regions(g: &Graph) -> Result<Graph> {
     let mut r = Rebuild::new(g);
     for (id, node) in g.nodes() {

@@ -317,7 +317,8 @@ fn all_reduce_in_a_region_is_one_reduction() {
     );
 }
 
-/// A scan whose step multiplies its state by a matrix, and a branch that adds a vector in one region.
+/// A scan whose step multiplies its state by a matrix, and a branch that adds a vector in one
+/// region.
 fn recurrent() -> Graph {
     let text = r#"graph "g" {
   %0 = input "h": f32[2, 3]

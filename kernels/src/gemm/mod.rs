@@ -223,7 +223,8 @@ pub(crate) fn batch_index(mut batch: usize, extents: [usize; MAX_BATCH]) -> [usi
     out
 }
 
-/// Number of parts of `size` that `n` elements are cut into. One part, the rule for small products, takes no division.
+/// Number of parts of `size` that `n` elements are cut into. One part, the rule for small products,
+/// takes no division.
 fn n_parts(n: usize, size: usize) -> usize {
     if n <= size {
         usize::from(n > 0)
@@ -232,7 +233,8 @@ fn n_parts(n: usize, size: usize) -> usize {
     }
 }
 
-/// Quotient and rest. Divisors of 1, the rule for small products, take no division, which would be a third of the call.
+/// Quotient and rest. Divisors of 1, the rule for small products, take no division, which would be
+/// a third of the call.
 fn quotient_and_rest(n: usize, by: usize) -> (usize, usize) {
     if by <= 1 { (n, 0) } else { (n / by, n % by) }
 }

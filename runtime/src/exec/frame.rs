@@ -66,7 +66,8 @@ pub(crate) struct Frame {
     pub(crate) collectives: Vec<usize>,
     /// True for a step with other dependencies: those of a step that receives use the bytes that it writes.
     computes_before: Vec<bool>,
-    /// Buffers in an arena that is leased for a run, with their offsets, and the kernel arguments that follow them.
+    /// Buffers in an arena that is leased for a run, with their offsets, and the kernel arguments
+    /// that follow them.
     leased_buffers: Vec<(usize, usize)>,
     leased_args: Vec<(usize, usize)>,
     /// Where the arena of the last run was.
@@ -90,7 +91,8 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Allocates the arena, unless it is leased for each run, and places the constants. The second value owns the memory of both.
+    /// Allocates the arena, unless it is leased for each run, and places the constants. The second
+    /// value owns the memory of both.
     fn allocate(
         partition: &Partition,
         memory: &Memory,

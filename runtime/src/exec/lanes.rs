@@ -1,8 +1,10 @@
 //! Several runs of one program in flight.
 //!
-//! Each lane is an executor of its own. Where devices are stages of a pipeline, the lanes take turns on every device in the order in which
-//! their runs began: a device computes for one run at a time, while another device may be at the run after it or before it. So variables,
-//! whose users are all on one device, see the runs one after the other. Callers of a program for one CPU run side by side, without turns.
+//! Each lane is an executor of its own. Where devices are stages of a pipeline, the lanes take
+//! turns on every device in the order in which their runs began: a device computes for one run at a
+//! time, while another device may be at the run after it or before it. So variables, whose users
+//! are all on one device, see the runs one after the other. Callers of a program for one CPU run
+//! side by side, without turns.
 
 use super::wait::{Event, Patience};
 use super::{ExecOptions, Executor};
@@ -44,7 +46,8 @@ impl Free {
 }
 
 impl Lanes {
-    /// Makes `program` ready for `n` runs in flight, one at least, whose devices are stages: each computes for one run at a time.
+    /// Makes `program` ready for `n` runs in flight, one at least, whose devices are stages: each
+    /// computes for one run at a time.
     ///
     /// Errors: as those of [`Executor::new`]; the limit of a device is for all lanes together.
     pub fn new(program: Arc<Program>, options: &ExecOptions, n: usize) -> Result<Lanes, Error> {
@@ -56,11 +59,12 @@ impl Lanes {
         Ok(Lanes::of(program, options, lanes, n))
     }
 
-    /// Makes `program` ready for as many runs in flight as there are callers, up to `limit`, which share the threads of the pool. Lanes
-    /// after the first are made when they are needed.
+    /// Makes `program` ready for as many runs in flight as there are callers, up to `limit`, which
+    /// share the threads of the pool. Lanes after the first are made when they are needed.
     ///
-    /// There is one lane only where runs could disturb each other, or have memory of their own on a device: with variables, with more
-    /// devices than one, and on a device with memory of its own. Errors: as those of [`Executor::new`].
+    /// There is one lane only where runs could disturb each other, or have memory of their own on a
+    /// device: with variables, with more devices than one, and on a device with memory of its own.
+    /// Errors: as those of [`Executor::new`].
     pub fn concurrent(
         program: Arc<Program>,
         options: &ExecOptions,
@@ -103,7 +107,8 @@ impl Lanes {
         self.limit
     }
 
-    /// The first lane, for profiles and lists of steps, of which one is enough. A caller that is alone runs on it.
+    /// The first lane, for profiles and lists of steps, of which one is enough. A caller that is
+    /// alone runs on it.
     pub fn first(&self) -> &Executor {
         &self.first
     }

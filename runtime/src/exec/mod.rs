@@ -1,14 +1,17 @@
 //! Runs programs.
 //!
-//! An [`Executor`] is made once per program and run many times. Making it allocates everything: staging of transfers, and in its pool
-//! arenas, workspaces and threads; [`Executor::run_into`] then allocates nothing, unless another run has what it needs.
+//! An [`Executor`] is made once per program and run many times. Making it allocates everything:
+//! staging of transfers, and in its pool arenas, workspaces and threads; [`Executor::run_into`]
+//! then allocates nothing, unless another run has what it needs.
 //!
 //! # Threads
 //!
-//! Each partition has a worker with a team; the thread that calls `run` leads the first one, helpers of the [`Pool`] the others, and its
-//! followers help them: `threads / devices - 1` each, less where several runs are in flight. Between runs and between parallel kernels
-//! they spin for about 50 us, then yield, then sleep, so an idle executor costs nothing, and a team larger than the machine does not
-//! starve it. Executors that share a pool share threads, arenas and workspaces.
+//! Each partition has a worker with a team; the thread that calls `run` leads the first one,
+//! helpers of the [`Pool`] the others, and its followers help them: `threads / devices - 1` each,
+//! less where several runs are in flight. Between runs and between parallel kernels they spin for
+//! about 50 us, then yield, then sleep, so an idle executor costs nothing, and a team larger than
+//! the machine does not starve it. Executors that share a pool share threads, arenas and
+//! workspaces.
 //!
 //! # Order and failure
 //!
@@ -84,8 +87,8 @@ pub use resources::Resources;
 /// Options of an executor.
 #[derive(Clone, Default)]
 pub struct ExecOptions {
-    /// Threads for kernels, over all devices, and memory of the host. The default is a pool of the executor's own, with one thread per core
-    /// that this process may use.
+    /// Threads for kernels, over all devices, and memory of the host. The default is a pool of the
+    /// executor's own, with one thread per core that this process may use.
     pub pool: Arc<Pool>,
     /// Where variables live. The default is a fresh set of containers.
     pub resources: Arc<Resources>,
@@ -302,9 +305,10 @@ impl Executor {
 
     /// Runs once and writes the outputs into `outputs`, whose contents are undefined after an error.
     ///
-    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; `OutOfMemory` when other runs have what there is;
-    /// otherwise the error of the failing step. Allocates nothing unless an output shares its bytes with another tensor, or another run
-    /// has threads or memory of the pool that this one needs.
+    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; `OutOfMemory` when
+    /// other runs have what there is; otherwise the error of the failing step. Allocates nothing
+    /// unless an output shares its bytes with another tensor, or another run has threads or memory
+    /// of the pool that this one needs.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         check_tensors("input", &self.program().inputs, inputs)?;
         check_tensors("output", &self.program().outputs, outputs)?;
@@ -331,7 +335,8 @@ impl Executor {
         ran
     }
 
-    /// True when runs of other programs on the same variables must wait for this one's. Lanes order theirs by their turns.
+    /// True when runs of other programs on the same variables must wait for this one's. Lanes order
+    /// theirs by their turns.
     fn locks_state(&self) -> bool {
         self.has_state && self.shared.turns.is_none()
     }
@@ -405,7 +410,8 @@ impl Shared {
         })
     }
 
-    /// Gives the workers the tensors of a run, and leases its memory, which they return when they end.
+    /// Gives the workers the tensors of a run, and leases its memory, which they return when they
+    /// end.
     fn bind(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         for (index, worker) in self.workers.iter().enumerate() {
             let mut worker = lock(worker);

@@ -1,19 +1,24 @@
-//! Threads and memory that executors share: those of all shapes of a model, and of all its runs in flight.
+//! Threads and memory that executors share: those of all shapes of a model, and of all its runs in
+//! flight.
 //!
 //! # Threads
 //!
-//! A pool for `n` threads has `n - 1` followers, which help the teams of workers with parallel kernels. The caller of a run leads one
-//! team itself, so a run uses followers and its caller's thread. Runs in flight share the threads evenly: a run that begins as the
-//! `k`th gets `n / k` of them at most, and none that another run has. With as many callers as threads, each run stays on the
-//! thread of its caller, which is the best that can be had for the sum of all. A follower stays with its team until another team
-//! needs it, so that one caller's runs find theirs where they were.
+//! A pool for `n` threads has `n - 1` followers, which help the teams of workers with parallel
+//! kernels. The caller of a run leads one team itself, so a run uses followers and its caller's
+//! thread. Runs in flight share the threads evenly: a run that begins as the `k`th gets `n / k` of
+//! them at most, and none that another run has. With as many callers as threads, each run stays on
+//! the thread of its caller, which is the best that can be had for the sum of all. A follower stays
+//! with its team until another team needs it, so that one caller's runs find theirs where they
+//! were.
 //!
-//! Leaders of further devices, and emulated links, are errands of helpers: threads that are started when none is idle.
+//! Leaders of further devices, and emulated links, are errands of helpers: threads that are started
+//! when none is idle.
 //!
 //! # Memory
 //!
-//! Arenas and workspaces of the host are leased for a run, unless they are small. There are as many blocks as runs were ever in flight, each as large as the
-//! largest that it was needed for, however many shapes a model is run with.
+//! Arenas and workspaces of the host are leased for a run, unless they are small. There are as many
+//! blocks as runs were ever in flight, each as large as the largest that it was needed for, however
+//! many shapes a model is run with.
 
 use super::team::{MAX_THREADS, Team};
 use super::wait::{Event, Patience};
@@ -116,8 +121,8 @@ impl Helper {
 }
 
 impl Pool {
-    /// For kernels on `threads` threads, those of callers included; 0 = one per core that this process may use. Threads are started
-    /// when the first executor is made.
+    /// For kernels on `threads` threads, those of callers included; 0 = one per core that this
+    /// process may use. Threads are started when the first executor is made.
     pub fn new(threads: usize) -> Pool {
         let n_cores = crate::cpu::n_cores();
         let threads = if threads == 0 { n_cores } else { threads };
@@ -164,7 +169,8 @@ impl Pool {
             let helper = self.start_helper()?;
             lock(&self.core.idle).push(helper);
         }
-        // A run must not find threads that are still setting themselves up (and allocate while they do).
+        // A run must not find threads that are still setting themselves up (and allocate while they
+        // do).
         let n = self.n_started();
         let has_started = || self.core.n_started.load(Ordering::Acquire) >= n;
         self.core
@@ -240,7 +246,8 @@ impl Drop for Pool {
             helper.0.give(None);
         }
         for thread in lock(&self.threads).drain(..) {
-            // Panics of kernels are caught, and a thread that ended by another one is of no use any more.
+            // Panics of kernels are caught, and a thread that ended by another one is of no use any
+            // more.
             let _ = thread.join();
         }
     }
@@ -339,8 +346,8 @@ impl Core {
         }
     }
 
-    /// A block of at least `size_bytes`, with undefined contents: the smallest that is large enough. Where there is none, the
-    /// largest one gives way to a new one.
+    /// A block of at least `size_bytes`, with undefined contents: the smallest that is large
+    /// enough. Where there is none, the largest one gives way to a new one.
     pub(crate) fn lease(&self, size_bytes: usize) -> Result<AlignedBytes, Error> {
         let mut blocks = lock(&self.blocks);
         let lengths = blocks.iter().map(AlignedBytes::len).enumerate();

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. Runs of programs that use variables come
-/// one after the other, so that what one reads and then assigns no other has assigned meanwhile.
+/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. Runs
+/// of programs that use variables come one after the other, so that what one reads and then assigns
+/// no other has assigned meanwhile.
 #[derive(Default)]
 pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,

@@ -67,7 +67,8 @@ unsafe impl Sync for Scratch {}
 unsafe impl Send for Scratch {}
 
 impl Scratch {
-    /// For `threads` threads and kernels with at most `max_args` arguments; empty when no kernel wants a workspace.
+    /// For `threads` threads and kernels with at most `max_args` arguments; empty when no kernel
+    /// wants a workspace.
     pub(crate) fn new(threads: usize, workspace_bytes: usize, max_args: usize) -> Scratch {
         let n = if workspace_bytes == 0 { 0 } else { threads };
         let one = |_| ThreadScratch {

@@ -157,8 +157,8 @@ impl Team {
         }
     }
 
-    /// Helps as follower `thread` (from 1, of no other follower at the same time) until the team is closed or `is_called_off`, after
-    /// which [`Team::wake`] is called.
+    /// Helps as follower `thread` (from 1, of no other follower at the same time) until the team is
+    /// closed or `is_called_off`, after which [`Team::wake`] is called.
     pub(crate) fn follow(&self, thread: usize, is_called_off: impl Fn() -> bool) {
         let is_over = || self.closed.load(Ordering::Acquire) || is_called_off();
         let mut roll_calls = self.roll_calls.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri can run them, too.
+//! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri
+//! can run them, too.
 
 mod device;
 mod pool;

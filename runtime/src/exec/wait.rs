@@ -18,7 +18,8 @@ impl Patience {
         Patience::on_cores(threads, crate::cpu::n_cores())
     }
 
-    /// For `threads` threads that wait for each other: spinning pays only while each can have a core of its own.
+    /// For `threads` threads that wait for each other: spinning pays only while each can have a
+    /// core of its own.
     pub(crate) fn on_cores(threads: usize, cores: usize) -> Patience {
         if cfg!(miri) || threads > cores {
             return Patience {

@@ -16,7 +16,8 @@ use crate::tensor::{AlignedBytes, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Arenas and workspaces up to this size stay with their worker: leasing them would take longer than a small program runs.
+/// Arenas and workspaces up to this size stay with their worker: leasing them would take longer
+/// than a small program runs.
 const KEPT_BYTES: usize = 64 << 10;
 
 /// Everything that one device's leader uses during a run.
@@ -41,7 +42,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Leases arena and workspaces for a run, unless it has kept them. Errors when there is no memory for them.
+    /// Leases arena and workspaces for a run, unless it has kept them. Errors when there is no
+    /// memory for them.
     pub(crate) fn take_memory(&mut self, pool: &Core) -> Result<(), Error> {
         let size_bytes = self.leased_bytes();
         if self.block.is_some() || size_bytes == 0 && !self.frame.leases_arena() {

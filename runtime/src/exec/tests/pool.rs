@@ -11,7 +11,8 @@ fn shared(threads: usize) -> ExecOptions {
     }
 }
 
-/// Calls inside of [`add_together`], which goes on once there are as many as [`N_CALLERS`] at the same time.
+/// Calls inside of [`add_together`], which goes on once there are as many as [`N_CALLERS`] at the
+/// same time.
 static INSIDE: AtomicU64 = AtomicU64::new(0);
 const N_CALLERS: usize = 3;
 
@@ -182,7 +183,8 @@ fn executors_share_helpers() {
     });
 }
 
-/// Without a lock around the whole run, one caller's assignment would be lost when another has read before it.
+/// Without a lock around the whole run, one caller's assignment would be lost when another has read
+/// before it.
 #[test]
 fn no_assignment_of_concurrent_runs_is_lost() {
     let (n_callers, n_runs) = (4, if cfg!(miri) { 5 } else { 200 });
