@@ -1,9 +1,9 @@
-//! A model with symbolic dims in many shapes: the first run of each, later runs, and the memory
-//! that is resident.
+//! A model with symbolic dims in many shapes: the time to make its executable, the first run of
+//! each, later runs, and the memory that is resident.
 //!
 //! `shapes MODEL [--threads N] [--specialise] SHAPE ...`, each SHAPE like `batch=1,seq=128`. Prints
 //! one row per shape, in the given order. With `--specialise` every shape is also compiled by
-//! itself, with its dims fixed, and timed.
+//! itself, with its dims fixed, and run in turn; the ratio of medians is printed.
 
 use gristmill::ir::{Bindings, Type};
 use gristmill::{Compiled, DType, Error, Options, Tensor, compile, onnx};
@@ -35,47 +35,76 @@ fn run() -> Result<(), Error> {
     };
     let compiled = compile(&model, &options)?;
     println!(
-        "{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}",
-        "shape", "first ms", "least ms", "p50 ms", "alone ms", "MiB"
+        "{:<24}{:>12}{:>12}{:>12}{:>12}{:>12}{:>10}",
+        "shape", "made ms", "first ms", "least ms", "p50 ms", "of alone", "MiB"
     );
     for shape in shapes {
         let dims = parse(shape)?;
-        let times = times(&compiled, &dims)?;
-        let resident = resident_mib();
         let alone = match is_compared {
-            true => alone(&model, &options, &dims)?,
-            false => f64::NAN,
+            true => Some(compiled_alone(&model, &options, &dims)?),
+            false => None,
         };
-        let [first, least, p50] = times;
-        println!("{shape:<24}{first:>12.2}{least:>12.2}{p50:>12.2}{alone:>12.2}{resident:>10}");
+        let times = times(&compiled, alone.as_ref(), &dims)?;
+        drop(alone);
+        let [least, p50] = [0, N_RUNS / 2].map(|i| times.later[i]);
+        let alone = times
+            .alone
+            .get(N_RUNS / 2)
+            .map_or(f64::NAN, |alone| p50 / alone);
+        let (made, first, resident) = (times.made, times.first, resident_mib());
+        println!(
+            "{shape:<24}{made:>12.2}{first:>12.2}{least:>12.2}{p50:>12.2}{alone:>12.3}{resident:>10}"
+        );
     }
     Ok(())
 }
 
-/// The least time of a model that is compiled for these dims only.
-fn alone(model: &onnx::Model, options: &Options, dims: &Bindings) -> Result<f64, Error> {
+fn compiled_alone(
+    model: &onnx::Model,
+    options: &Options,
+    dims: &Bindings,
+) -> Result<Compiled, Error> {
     let options = Options {
         dims: dims.clone(),
         ..options.clone()
     };
-    let compiled = compile(model, &options)?;
-    Ok(times(&compiled, dims)?[1])
+    compile(model, &options)
 }
 
-/// Milliseconds of the first run, and the least and the median of later ones.
-fn times(compiled: &Compiled, dims: &Bindings) -> Result<[f64; 3], Error> {
+/// Milliseconds to make an executable, of its first run, and of later ones in ascending order; and
+/// of the runs, in turn with these, of a model that is compiled for these dims only.
+struct Times {
+    made: f64,
+    first: f64,
+    later: Vec<f64>,
+    alone: Vec<f64>,
+}
+
+fn times(compiled: &Compiled, alone: Option<&Compiled>, dims: &Bindings) -> Result<Times, Error> {
     let inputs = inputs(compiled.inputs(), dims)?;
-    let timed = || -> Result<f64, Error> {
+    let timed = |model: &Compiled| -> Result<f64, Error> {
         let started = Instant::now();
-        compiled.run(inputs.clone())?;
+        model.run(inputs.clone())?;
         Ok(started.elapsed().as_secs_f64() * 1e3)
     };
-    let first = timed()?;
-    let mut later = (0..N_RUNS)
-        .map(|_| timed())
-        .collect::<Result<Vec<_>, _>>()?;
-    later.sort_by(f64::total_cmp);
-    Ok([first, later[0], later[N_RUNS / 2]])
+    let started = Instant::now();
+    compiled.for_inputs(&compiled.bind(inputs.clone())?)?;
+    let made = started.elapsed().as_secs_f64() * 1e3;
+    let first = timed(compiled)?;
+    alone.map(&timed).transpose()?;
+    let mut times = Times {
+        made,
+        first,
+        later: Vec::new(),
+        alone: Vec::new(),
+    };
+    for _ in 0..N_RUNS {
+        times.later.push(timed(compiled)?);
+        times.alone.extend(alone.map(&timed).transpose()?);
+    }
+    times.later.sort_by(f64::total_cmp);
+    times.alone.sort_by(f64::total_cmp);
+    Ok(times)
 }
 
 /// Ones of integers, which are good indices and masks, and small numbers of floats.

@@ -1,5 +1,6 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
+use crate::any_shape::AnyShape;
 use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
@@ -7,7 +8,7 @@ use crate::ir::{Bindings, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{MAX_DIM_SIZE, Options};
-use crate::pipeline::{self, Lowered, Planned, Stage, generate, partitioned, plan, replan};
+use crate::pipeline::{self, Fused, Lowered, Planned, Stage, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
 use crate::specialisations::{Held, Key, Specialisations};
@@ -18,7 +19,7 @@ use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources};
 use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A model or a graph, to be compiled.
 #[derive(Clone)]
@@ -65,6 +66,8 @@ pub struct Compiled {
     outputs: Vec<String>,
     /// Inputs whose contents decide shapes.
     value_inputs: BTreeSet<String>,
+    /// Kernels of all shapes, made when the first is needed.
+    any_shape: OnceLock<AnyShape>,
     specialisations: Specialisations<Executable>,
     /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
@@ -135,6 +138,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         inputs: symbolic.0,
         outputs: symbolic.1,
         value_inputs,
+        any_shape: OnceLock::new(),
         specialisations: Specialisations::new(options.specialisation_bytes),
         drivers: Mutex::default(),
         constants: Arc::default(),
@@ -295,7 +299,7 @@ impl Compiled {
 
     /// The same without the tensors.
     pub(crate) fn plan_shapes(&self, inputs: &InputShapes) -> Result<Planned> {
-        plan(self.graph(inputs)?, &self.options)
+        plan(self.fused(inputs)?, &self.options)
     }
 
     /// The placement to go on with by the times of `measured`: the one that was compiled for given inputs, or a better one where that pays over
@@ -325,7 +329,7 @@ impl Compiled {
             rebuild: Nanos(rebuild),
         };
         replan(
-            self.graph(&self.shapes_of(tensors))?,
+            self.fused(&self.shapes_of(tensors))?,
             &options,
             &executable.lowered.placement,
             horizon,
@@ -405,7 +409,7 @@ impl Compiled {
 
     fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
         let make = || {
-            let made = self.compile(self.graph(&inputs)?)?;
+            let made = self.compile(self.fused(&inputs)?)?;
             let held = made.held();
             Ok((made, held))
         };
@@ -434,9 +438,9 @@ impl Compiled {
         )
     }
 
-    /// Compiles a graph of static shapes.
-    fn compile(&self, graph: Graph) -> Result<Executable> {
-        let lowered = self.lower(graph)?;
+    /// Compiles fused kernels of static shapes.
+    fn compile(&self, fused: Fused) -> Result<Executable> {
+        let lowered = self.lower(fused)?;
         let exec_options = ExecOptions {
             pool: self.pool.clone(),
             resources: self.resources.clone(),
@@ -475,19 +479,19 @@ impl Compiled {
 
     /// The stages as far as the text of one of them needs. Code is generated, and devices must exist, where that text is about code.
     pub(crate) fn lower_for(&self, stage: Stage, inputs: &InputShapes) -> Result<Lowered> {
-        let graph = self.graph(inputs)?;
+        let fused = self.fused(inputs)?;
         if stage.needs_code() {
-            return self.lower(graph);
+            return self.lower(fused);
         }
-        let mut parts = pipeline::partitioned_anywhere(graph, &self.options)?;
+        let mut parts = pipeline::partitioned_anywhere(fused, &self.options)?;
         if stage > Stage::Partitions && parts.check_presence(&self.options).is_ok() {
             tune(&mut parts, &self.options)?;
         }
         Ok(parts.without_code(&self.options))
     }
 
-    fn lower(&self, graph: Graph) -> Result<Lowered> {
-        let mut parts = partitioned(graph, &self.options)?;
+    fn lower(&self, fused: Fused) -> Result<Lowered> {
+        let mut parts = partitioned(fused, &self.options)?;
         parts.settings.codegen.constants = self.constants.clone();
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
@@ -495,15 +499,42 @@ impl Compiled {
 
     /// The text of [`Stage::Graph`] where sizes of dims are not known.
     pub(crate) fn symbolic_text(&self, full: bool) -> Result<String> {
+        pipeline::symbolic_text(self.symbolic_graph()?, &self.options, full)
+    }
+
+    /// The graph without sizes for dims that the options leave open, not yet rewritten.
+    fn symbolic_graph(&self) -> Result<Graph> {
         let dims = self.options.dims.clone();
-        let graph = match &self.source {
+        match &self.source {
             Source::Onnx(m) => m.graph(&onnx::Specialisation {
                 dims,
                 ..Default::default()
-            })?,
-            Source::Graph(g) => bound(g, &dims)?,
+            }),
+            Source::Graph(g) => bound(g, &dims),
+        }
+    }
+
+    /// Fused kernels for given shapes: those of all shapes, where there are such and they take these.
+    fn fused(&self, inputs: &InputShapes) -> Result<Fused> {
+        let any_shape = self.any_shape.get_or_init(|| self.any_shape());
+        let why = match any_shape.bind(&inputs.shapes, &self.options) {
+            Ok(bound) => return Ok(bound),
+            Err(why) => why,
         };
-        pipeline::symbolic_text(graph, &self.options, full)
+        let mut fused = pipeline::fused(self.graph(inputs)?, &self.options)?;
+        if let Some(why) = why {
+            fused.add_note(format!("kernels were chosen for these shapes alone: {why}"));
+        }
+        Ok(fused)
+    }
+
+    fn any_shape(&self) -> AnyShape {
+        let mut inputs = self.inputs.iter();
+        let is_static = inputs.all(|(_, ty)| ty.static_shape().is_some());
+        match is_static || !self.value_inputs.is_empty() {
+            true => AnyShape::None,
+            false => AnyShape::of(self.symbolic_graph(), &self.options),
+        }
     }
 
     /// The graph for given shapes, not yet rewritten.

@@ -69,6 +69,7 @@ pub mod testing;
 #[doc(hidden)]
 pub mod tune;
 
+mod any_shape;
 mod compiled;
 mod deadline;
 mod error;

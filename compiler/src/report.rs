@@ -34,6 +34,8 @@ passes! {
     Precision "precision";
     /// Fusion into kernels.
     Cluster "cluster";
+    /// Kernels of any shape get sizes.
+    Bind "bind";
     /// Devices of all clusters.
     Place "place";
     /// One graph per device.
@@ -53,6 +55,8 @@ pub struct Report {
     pub rewrite: rewrite::Report,
     /// Products that compute in a lower precision than the model's, and which; none where none was asked for.
     pub lowered: Option<(Precision, usize)>,
+    /// True when rewriting and fusion were done once, for all shapes of the model.
+    pub of_any_shape: bool,
     /// Kernels and bytes before and after fusion.
     pub cluster: cluster::Report,
     /// Things the user should know although compilation went on, e.g. a soft-placement downgrade.
@@ -184,10 +188,14 @@ impl Report {
         let c = &self.cluster;
         let n_kernels: usize = c.kernels.values().sum();
         let (before, after) = (size(c.bytes_before), size(c.bytes_after));
+        let scope = match self.of_any_shape {
+            true => ", chosen once for all shapes",
+            false => "",
+        };
         row(
             out,
             "kernels",
-            format_args!("{} -> {n_kernels}", c.ops_before),
+            format_args!("{} -> {n_kernels}{scope}", c.ops_before),
         );
         row(out, "bytes moved", format_args!("{before} -> {after}"));
         if let Some((precision, n)) = self.lowered {

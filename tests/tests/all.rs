@@ -23,3 +23,4 @@ mod placement_page;
 mod placement_scale;
 mod process;
 mod serving;
+mod shapes;

@@ -1,6 +1,6 @@
 //! A graph of ops becomes a graph of clusters, one kernel each.
 //!
-//! Requires static shapes. After: every top-level node is an [`Op::Cluster`], a constant, control flow, state or transfer. A cluster
+//! Kernels are chosen at static shapes. After: every top-level node is an [`Op::Cluster`], a constant, control flow, state or transfer. A cluster
 //! knows its anchor, the op that decides how its kernel loops, and its root, the op whose results it stores; members are those of the
 //! root's producers that it computes. Kernels are chosen by predicted time ([`fuse`]), among several alternatives or greedily (optimisation
 //! level 1). The ops that code generation can compute in one kernel are listed in `legal` and `coverage` alone.
@@ -13,8 +13,9 @@ pub(crate) mod gpu;
 pub(crate) mod legal;
 pub mod strided;
 
+use crate::cost::Extents;
 use crate::error::Result;
-use crate::ir::{ClusterKind, Graph, Node, NodeId, Op};
+use crate::ir::{Bindings, ClusterKind, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
@@ -60,6 +61,15 @@ impl Fusion {
         }
     }
 
+    /// True when there are alternatives.
+    pub fn has_choice(&self) -> bool {
+        let n = match self {
+            Fusion::Off => 0,
+            Fusion::Priced { n_alternatives, .. } => *n_alternatives,
+        };
+        n > 1
+    }
+
     /// Fusion without alternatives.
     pub fn greedy(pricing: Pricing) -> Fusion {
         Fusion::Priced {
@@ -88,16 +98,22 @@ impl Kernel {
     }
 }
 
-/// Fuses the nodes of `g` into clusters.
+/// Fuses the nodes of `g`, of static shapes, into clusters.
 pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
+    cluster_at(g, g, fusion)
+}
+
+/// Fuses the nodes of `g` into clusters. Which nodes is decided on `sized`: the same graph, dims
+/// bound to representative sizes.
+pub fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
     let mut report = Report::default();
     let kernels = match fusion {
-        Fusion::Off => singletons(g),
+        Fusion::Off => singletons(sized),
         Fusion::Priced {
             pricing,
             n_alternatives,
         } => {
-            let mut fused = fuse::fuse(g, pricing, *n_alternatives);
+            let mut fused = fuse::fuse(sized, pricing, *n_alternatives);
             report.missed = std::mem::take(&mut fused.missed);
             let kernels = std::mem::take(&mut fused.kernels);
             report.fused = Some(fused);
@@ -105,8 +121,7 @@ pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
         }
     };
     let clustered = body::build(g, &kernels)?;
-    report.count_ops(g);
-    report.count_clusters(&clustered);
+    report.count(g, &clustered, &Bindings::new());
     Ok((clustered, report))
 }
 
@@ -124,32 +139,30 @@ fn singletons(g: &Graph) -> Vec<Kernel> {
 }
 
 impl Report {
-    fn count_ops(&mut self, g: &Graph) {
-        for (_, node) in g.nodes() {
-            if !matches!(node.op, Op::Constant { .. }) {
-                self.ops_before += 1;
-                self.bytes_before += traffic(g, node);
-            }
-        }
-    }
-
-    fn count_clusters(&mut self, clustered: &Graph) {
+    /// Counts the ops of `g`, and the clusters that it became, for given sizes of symbolic dims.
+    pub(crate) fn count(&mut self, g: &Graph, clustered: &Graph, sizes: &Bindings) {
+        let extents = Extents {
+            bindings: sizes.clone(),
+            unknown_extent: 0,
+        };
+        let is_op = |node: &&Node| !matches!(node.op, Op::Constant { .. });
+        let ops: Vec<&Node> = g.nodes().map(|(_, n)| n).filter(is_op).collect();
+        self.ops_before = ops.len();
+        self.bytes_before = ops.iter().map(|n| traffic(g, n, &extents)).sum();
+        (self.kernels, self.bytes_after) = (BTreeMap::new(), 0);
         for (_, node) in clustered.nodes() {
             if let Op::Cluster { kind, .. } = node.op {
                 *self.kernels.entry(kind).or_default() += 1;
-                self.bytes_after += traffic(clustered, node);
+                self.bytes_after += traffic(clustered, node, &extents);
             }
         }
     }
 }
 
 /// Bytes of all operands and results of a node.
-fn traffic(g: &Graph, node: &Node) -> u64 {
-    node.inputs
-        .iter()
-        .chain(&node.outputs)
-        .map(|&v| g.ty(v).size_bytes().unwrap_or(0) as u64)
-        .sum()
+fn traffic(g: &Graph, node: &Node, extents: &Extents) -> u64 {
+    let values = node.inputs.iter().chain(&node.outputs);
+    values.map(|&v| extents.bytes(g.ty(v)).0).sum()
 }
 
 #[cfg(test)]

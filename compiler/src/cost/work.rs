@@ -44,11 +44,12 @@ impl Extents {
         if let Some(c) = dim.as_const() {
             return c.max(0) as u64;
         }
-        let mut bindings = self.bindings.clone();
-        dim.visit_symbols(&mut |s| {
-            bindings.entry(s.to_owned()).or_insert(self.unknown_extent);
+        let bound = dim.bind(&self.bindings);
+        let mut unknown = Bindings::new();
+        bound.visit_symbols(&mut |s| {
+            unknown.insert(s.to_owned(), self.unknown_extent);
         });
-        dim.bind(&bindings).as_const().unwrap_or(0).max(0) as u64
+        bound.bind(&unknown).as_const().unwrap_or(0).max(0) as u64
     }
 
     /// Number of elements of a shape; saturates.

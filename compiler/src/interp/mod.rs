@@ -170,7 +170,7 @@ impl Machine<'_> {
         regions: &[Graph],
         bindings: &Bindings,
     ) -> Result<Vec<Tensor>> {
-        let op = &op.bind(bindings);
+        let op = &op.map_dims(&|dim| dim.bind(bindings));
         let (least, most) = op.spec().arity;
         if inputs.len() < least || inputs.len() > most {
             let message = format!(

@@ -1,7 +1,7 @@
 //! Text forms of attribute values.
 
 use super::constant::ConstData;
-use super::dim::{Bindings, Dim};
+use super::dim::Dim;
 use super::ops::Window;
 use super::scalar::Real;
 use gristmill_runtime::{DType, Tensor};
@@ -13,8 +13,8 @@ pub trait Attr: Clone {
     fn print(&self) -> String;
     /// Reads the text form.
     fn parse(text: &str) -> Option<Self>;
-    /// The value with bound symbols replaced; only dims have any.
-    fn bind(&self, _: &Bindings) -> Self {
+    /// The value with each dim replaced by what `f` gives for it.
+    fn map_dims(&self, _: &dyn Fn(&Dim) -> Dim) -> Self {
         self.clone()
     }
 }
@@ -95,8 +95,8 @@ impl<T: Attr> Attr for Vec<T> {
             .map(|t| T::parse(t.trim()))
             .collect()
     }
-    fn bind(&self, bindings: &Bindings) -> Vec<T> {
-        self.iter().map(|t| t.bind(bindings)).collect()
+    fn map_dims(&self, f: &dyn Fn(&Dim) -> Dim) -> Vec<T> {
+        self.iter().map(|t| t.map_dims(f)).collect()
     }
 }
 
@@ -165,8 +165,8 @@ impl Attr for Dim {
         let d = p.sum()?;
         p.text.is_empty().then_some(d)
     }
-    fn bind(&self, bindings: &Bindings) -> Dim {
-        Dim::bind(self, bindings)
+    fn map_dims(&self, f: &dyn Fn(&Dim) -> Dim) -> Dim {
+        f(self)
     }
 }
 

@@ -6,7 +6,7 @@
 use super::attr::Attr;
 use super::axes::Axes::{self, Aligned, Fixed, Leading};
 use super::constant::ConstData;
-use super::dim::{Bindings, Dim};
+use super::dim::Dim;
 use super::eval::Evaluator::{self, Tensors};
 use super::graph::Graph;
 use super::scalar::{CONVERSIONS, Real, ScalarOp};
@@ -258,11 +258,11 @@ macro_rules! ops {
                 }
             }
 
-            /// The op with bound symbols replaced in its attributes.
-            pub fn bind(&self, bindings: &Bindings) -> Op {
+            /// The op with each dim of its attributes replaced by what `f` gives for it.
+            pub fn map_dims(&self, f: &dyn Fn(&Dim) -> Dim) -> Op {
                 match self {
                     Op::Map(s) => Op::Map(*s),
-                    $( Op::$variant $({ $($attr),* })? => Op::$variant $({ $($attr: Attr::bind($attr, bindings)),* })?, )*
+                    $( Op::$variant $({ $($attr),* })? => Op::$variant $({ $($attr: Attr::map_dims($attr, f)),* })?, )*
                 }
             }
 

@@ -20,7 +20,7 @@ pub use precision::lower_precision;
 pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
-pub use specialise::specialise;
+pub use specialise::{map_dims, specialise};
 
 use crate::error::Result;
 use crate::ir::Graph;

@@ -1,27 +1,28 @@
 //! The stages of compilation, as one list: every stage is a function, every stage has a text.
 
+mod fused;
 mod stage;
 mod timing;
 
+pub use fused::{Fused, fused};
 pub use stage::Stage;
 
-use crate::cluster::{Fusion, cluster};
+use crate::cluster::Fusion;
 use crate::codegen::assemble::{Assembled, Settings, assemble};
 use crate::codegen::cpu::Fallback;
 use crate::codegen::{cpu, cuda};
 use crate::cost::{CostModel, Nanos};
-use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::print::PrintOptions;
-use crate::ir::{Graph, Node, NodeId, Requested};
-use crate::options::{AllReduce, Options, Precision};
+use crate::ir::{Graph, NodeId};
+use crate::options::{Options, Precision};
 use crate::partition::Part;
 use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
 use crate::report::{self, Pass, Report};
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::target::Arch;
-use crate::{partition, passes, place, rewrite};
+use crate::{partition, place};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::program::Program;
@@ -70,10 +71,10 @@ pub struct Planned {
     pub report: Report,
 }
 
-/// Lowers a graph of static shapes to a placement, on machines that need not exist.
-pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
-    let mut p = Passes::new(options);
-    let front = front(graph, None, &mut p)?;
+/// Lowers fused kernels to a placement, on machines that need not exist.
+pub fn plan(fused: Fused, options: &Options) -> Result<Planned> {
+    let mut p = fused.passes(options);
+    let front = front(fused, None, &mut p)?;
     if options.check {
         place::check::check(&front.clusters, &front.request, &front.placement)?;
     }
@@ -87,13 +88,13 @@ pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
 /// Compares an earlier placement of a graph with a new one under the present measured times, on which
 /// rewriting and clustering do not depend.
 pub fn replan(
-    graph: Graph,
+    fused: Fused,
     options: &Options,
     previous: &Placement,
     horizon: Horizon,
 ) -> Result<Replacement> {
-    let mut p = Passes::new(options);
-    let front = front(graph, Some(previous), &mut p)?;
+    let mut p = fused.passes(options);
+    let front = front(fused, Some(previous), &mut p)?;
     place::replace(
         &front.clusters,
         &front.request,
@@ -114,24 +115,20 @@ struct Front {
 }
 
 /// Placement begins from `previous`, if there is one.
-fn front(graph: Graph, previous: Option<&Placement>, p: &mut Passes) -> Result<Front> {
-    let mut request = request(p.options, previous);
-    let graph = prepared(graph, &mut request, p)?;
-    let rewritten = simplified(&graph, &request, p)?;
-    let graph = p.keep(graph);
-    let clusters = clustered(&rewritten, p)?;
-    let rewritten = p.keep(rewritten);
-    let placement = placed(&clusters, &mut request, p)?;
+fn front(fused: Fused, previous: Option<&Placement>, p: &mut Passes) -> Result<Front> {
+    let mut request = fused.request;
+    request.previous = previous.cloned().map(Arc::new);
+    let placement = placed(&fused.clusters, &mut request, p)?;
     Ok(Front {
-        graph,
-        rewritten,
-        clusters,
+        graph: fused.graph,
+        rewritten: fused.rewritten,
+        clusters: fused.clusters,
         request,
         placement,
     })
 }
 
-fn request(options: &Options, previous: Option<&Placement>) -> Request {
+fn request(options: &Options) -> Request {
     Request {
         devices: options.devices.clone(),
         pins: options.pins.clone(),
@@ -139,73 +136,8 @@ fn request(options: &Options, previous: Option<&Placement>) -> Request {
         plan: options.plan.clone(),
         objective: options.objective,
         kept: options.kept.clone(),
-        previous: previous.cloned().map(Arc::new),
         ..Request::default()
     }
-}
-
-/// State is ordered and pins become requests of the model's own nodes, so that no pass reorders the one or joins nodes of
-/// different devices; then constants are folded.
-fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<Graph> {
-    let options = p.options;
-    let joins = |places: &[Requested]| {
-        options.all_reduce == AllReduce::Auto
-            && place::gpus::nccl_joins(places, &options.devices, &options.gpus)
-    };
-    let prepared = p.run(Pass::Fold, |_| {
-        graph.order_state();
-        place::apply_pins(&mut graph, request)?;
-        let mut cleaned = passes::clean(&quantized(graph, options)?)?;
-        place::follow_operands(&mut cleaned, request);
-        passes::expand_all_reduce(&cleaned, &joins)
-    })?;
-    p.check(&prepared)?;
-    Ok(prepared)
-}
-
-/// Equality saturation, and the plain passes that follow it.
-fn simplified(graph: &Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
-    let (options, deadline) = (p.options, p.deadline);
-    let rewritten = p.run(Pass::Rewrite, |r| rewrite(graph, options, deadline, r))?;
-    if p.report.rewrite.ran_out_of_time() {
-        p.warn_late("not all rewrite rules were tried");
-    }
-    let cleaned = p.run(Pass::Fold, |_| passes::clean(&rewritten))?;
-    let merged = merge_products(cleaned, p)?;
-    let simplified = lower_precision(merged, request, p)?;
-    p.check(&simplified)?;
-    Ok(simplified)
-}
-
-fn merge_products(g: Graph, p: &mut Passes) -> Result<Graph> {
-    if p.options.opt_level == 0 {
-        return Ok(g);
-    }
-    p.run(Pass::Merge, |_| {
-        let merged = passes::merge_matmuls(&g)?;
-        passes::clean(&merged)
-    })
-}
-
-fn clustered(rewritten: &Graph, p: &mut Passes) -> Result<Graph> {
-    let mut fusion = fusion(p.options);
-    let has_choice = matches!(
-        fusion,
-        Fusion::Priced {
-            n_alternatives: 2..,
-            ..
-        }
-    );
-    if has_choice && p.is_late("kernels are fused as at --opt-level 1") {
-        fusion = Fusion::greedy(pricing(p.options));
-    }
-    let clusters = p.run(Pass::Cluster, |report| {
-        let (clusters, fused) = cluster(rewritten, &fusion)?;
-        report.cluster = fused;
-        Ok(clusters)
-    })?;
-    p.check(&clusters)?;
-    Ok(clusters)
 }
 
 fn placed(clusters: &Graph, request: &mut Request, p: &mut Passes) -> Result<Placement> {
@@ -235,27 +167,27 @@ pub struct Partitioned {
 
 /// Compiles a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
-    generate(partitioned(graph, options)?, options)
+    generate(partitioned(fused(graph, options)?, options)?, options)
 }
 
 /// The text of [`Stage::Graph`] of a graph whose shapes may be symbolic.
 pub(crate) fn symbolic_text(graph: Graph, options: &Options, full: bool) -> Result<String> {
-    let mut request = request(options, None);
-    let prepared = prepared(graph, &mut request, &mut Passes::new(options))?;
+    let mut request = request(options);
+    let prepared = fused::prepared(graph, &mut request, &mut Passes::new(options))?;
     Ok(prepared.to_text(PrintOptions::of(full)))
 }
 
-/// Lowers a graph of static shapes to one graph per device.
-pub fn partitioned(graph: Graph, options: &Options) -> Result<Partitioned> {
-    let parts = partitioned_anywhere(graph, options)?;
+/// Lowers fused kernels to one graph per device.
+pub fn partitioned(fused: Fused, options: &Options) -> Result<Partitioned> {
+    let parts = partitioned_anywhere(fused, options)?;
     parts.check_presence(options)?;
     Ok(parts)
 }
 
 /// [`partitioned`] for devices that need not exist.
-pub(crate) fn partitioned_anywhere(graph: Graph, options: &Options) -> Result<Partitioned> {
-    let mut p = Passes::new(options);
-    let mut front = front(graph, None, &mut p)?;
+pub(crate) fn partitioned_anywhere(fused: Fused, options: &Options) -> Result<Partitioned> {
+    let mut p = fused.passes(options);
+    let mut front = front(fused, None, &mut p)?;
     let partitions = partition_checked(&front, &mut p)?;
     let mut settings = settings(options);
     if settings.codegen.release_constants {
@@ -388,74 +320,6 @@ fn priced(device: &DeviceName, fallback: Fallback, options: &Options) -> report:
 fn constant_bytes(program: &Program) -> usize {
     let constants = program.partitions.iter().flat_map(|p| &p.constants);
     constants.map(|t| t.size_bytes()).sum()
-}
-
-/// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.
-fn quantized(g: Graph, options: &Options) -> Result<Graph> {
-    if options.opt_level == 0 {
-        return Ok(g);
-    }
-    let g = passes::merge_quantization(&g)?;
-    if options.devices.devices.iter().any(is_gpu) {
-        return Ok(g);
-    }
-    passes::integer_products(&g)
-}
-
-/// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
-fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
-    let (precision, set) = (p.options.precision, &request.devices);
-    if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
-        p.report.warnings.push(no_product_on_gpu(precision));
-    }
-    let Some(to) = precision.dtype() else {
-        return Ok(g);
-    };
-    p.run(Pass::Precision, |report| {
-        let (lowered, n) = passes::lower_precision(&g, to, &|node| must_be_on_gpu(node, set))?;
-        report.lowered = Some((precision, n));
-        if n == 0 {
-            report.warnings.push(no_product_on_gpu(precision));
-        }
-        passes::clean(&lowered)
-    })
-}
-
-fn no_product_on_gpu(precision: Precision) -> String {
-    format!("--precision {precision} changes nothing: no f32 product has to run on a GPU")
-}
-
-fn is_gpu(device: &place::Device) -> bool {
-    device.name.kind != DeviceKind::Cpu
-}
-
-/// True when no device that a node may be placed on is a CPU.
-fn must_be_on_gpu(node: &Node, set: &DeviceSet) -> bool {
-    let Some(asked) = &node.device else {
-        return set.devices.iter().all(is_gpu);
-    };
-    let matching = set.matching(&asked.spec);
-    matching.into_iter().all(|d| is_gpu(&set.devices[d]))
-}
-
-fn rewrite(g: &Graph, options: &Options, deadline: Deadline, report: &mut Report) -> Result<Graph> {
-    if options.opt_level == 0 {
-        return Ok(g.clone());
-    }
-    let rewrite_options = rewrite::Options {
-        deadline,
-        ..rewrite_options(options)
-    };
-    let (rewritten, r) = rewrite::rewrite(g, &rewrite_options)?;
-    report.rewrite = r;
-    Ok(rewritten)
-}
-
-fn rewrite_options(options: &Options) -> rewrite::Options {
-    rewrite::Options {
-        pricing: pricing(options),
-        ..rewrite::Options::level(options.opt_level)
-    }
 }
 
 /// The cost model of placement, with measured times.

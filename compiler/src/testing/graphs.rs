@@ -24,6 +24,9 @@ pub struct RandomOptions {
     pub allow_empty_axes: bool,
     /// Variables that are read and assigned, in regions too.
     pub n_variables: usize,
+    /// Extents that axes of inputs have now and then, beside those up to `max_extent`. No constant has a multiple of one, so that they can
+    /// become symbols: see [`super::with_symbols`].
+    pub large_extents: Vec<usize>,
     /// True when inputs hold NaN, infinities and extreme values. Otherwise no value is beyond 1e4.
     pub special_values: bool,
 }
@@ -38,6 +41,7 @@ impl Default for RandomOptions {
             max_extent: 7,
             allow_empty_axes: false,
             n_variables: 0,
+            large_extents: Vec::new(),
             special_values: false,
         }
     }
@@ -198,6 +202,9 @@ impl Generator<'_> {
     }
 
     fn extent(&mut self) -> usize {
+        if !self.options.large_extents.is_empty() && self.rng.one_in(3) {
+            return self.rng.pick(&self.options.large_extents);
+        }
         match self.rng.below(12) {
             0 if self.options.allow_empty_axes => 0,
             0 | 1 => 1,
@@ -212,7 +219,14 @@ impl Generator<'_> {
     /// A new operand, an input or a constant.
     pub(super) fn new_operand(&mut self, dtype: DType, shape: &[usize]) -> Operand {
         let t = self.tensor(dtype, shape);
-        Operand::New(t, self.rng.one_in(2))
+        let is_large = |n: &usize| {
+            self.options
+                .large_extents
+                .iter()
+                .any(|l| n.is_multiple_of(*l))
+        };
+        let must_be_input = shape.iter().any(is_large);
+        Operand::New(t, self.rng.one_in(2) || must_be_input)
     }
 
     /// A value, the last ones more often, so that chains form.

@@ -5,9 +5,12 @@
 pub mod emulate;
 mod graphs;
 mod state;
+mod symbols;
 mod wiring;
 
+pub use crate::passes::specialise;
 pub use graphs::{RandomOptions, random_graph};
+pub use symbols::with_symbols;
 pub use wiring::random_wiring;
 
 use crate::codegen::cuda::nvrtc::{self, Nvrtc};

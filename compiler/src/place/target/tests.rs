@@ -120,6 +120,10 @@ fn wrong_profiles_say_where() {
     "#);
 }
 
+fn planned(graph: Graph, options: &Options) -> crate::Result<pipeline::Planned> {
+    pipeline::plan(pipeline::fused(graph, options)?, options)
+}
+
 /// A chain of products, heavy enough for an accelerator.
 fn chain() -> Graph {
     let mut b = GraphBuilder::new("chain");
@@ -139,7 +143,7 @@ fn absent_devices_are_planned_for_but_do_not_run() {
         devices: Target::parse(GPUS).unwrap().devices,
         ..Options::default()
     };
-    let planned = pipeline::plan(chain(), &options).unwrap();
+    let planned = planned(chain(), &options).unwrap();
     let on_gpu = planned
         .placement
         .nodes
@@ -174,7 +178,7 @@ fn links_of_the_profile_count() {
         devices: Target::parse(&slow).unwrap().devices,
         ..Options::default()
     };
-    let planned = pipeline::plan(chain(), &options).unwrap();
+    let planned = planned(chain(), &options).unwrap();
     let devices: std::collections::BTreeSet<usize> = planned
         .placement
         .nodes
@@ -192,7 +196,7 @@ fn a_time_beyond_the_placers_largest_is_the_profiles_fault() {
         devices: Target::parse(&slow).unwrap().devices,
         ..Options::default()
     };
-    let error = pipeline::plan(chain(), &options)
+    let error = planned(chain(), &options)
         .err()
         .expect("no sum of such times fits");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);

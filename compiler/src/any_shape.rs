@@ -1,0 +1,82 @@
+//! What is decided once for all shapes of a model.
+
+use crate::error::{Error, Result};
+use crate::ir::{Graph, Op};
+use crate::options::Options;
+use crate::pipeline::{Fused, fused};
+
+/// The kernels of all shapes, if there are such.
+pub(crate) enum AnyShape {
+    /// Kernels over symbols.
+    Fused(Box<Symbolic>),
+    /// Shapes have no symbols, or depend on values of inputs.
+    None,
+    /// Kernels cannot be chosen without sizes, for this reason.
+    Failed(String),
+}
+
+/// Kernels over symbols, and the inputs that give the symbols values.
+pub(crate) struct Symbolic {
+    /// A graph of inputs alone.
+    inputs: Graph,
+    fused: Fused,
+}
+
+impl AnyShape {
+    /// Chooses kernels for all shapes of a graph.
+    pub(crate) fn of(graph: Result<Graph>, options: &Options) -> AnyShape {
+        match graph.and_then(|graph| Symbolic::of(graph, options)) {
+            Ok(symbolic) => AnyShape::Fused(Box::new(symbolic)),
+            Err(e) => AnyShape::Failed(e.to_string()),
+        }
+    }
+
+    /// The kernels for given shapes of the inputs. `Err` has the reason why there are none, where
+    /// that is of interest.
+    pub(crate) fn bind(
+        &self,
+        shapes: &[Vec<usize>],
+        options: &Options,
+    ) -> Result<Fused, Option<String>> {
+        match self {
+            AnyShape::Fused(symbolic) => {
+                let bound = symbolic.bind(shapes, options);
+                bound.map_err(|e| Some(e.to_string()))
+            }
+            AnyShape::None => Err(None),
+            AnyShape::Failed(why) => Err(Some(why.clone())),
+        }
+    }
+}
+
+impl Symbolic {
+    fn of(graph: Graph, options: &Options) -> Result<Symbolic> {
+        if has_sums(&graph) {
+            let why = "how devices exchange operands of an all_reduce depends on their sizes";
+            return Err(Error::unsupported(why));
+        }
+        Ok(Symbolic {
+            inputs: inputs_of(&graph),
+            fused: fused(graph, options)?,
+        })
+    }
+
+    fn bind(&self, shapes: &[Vec<usize>], options: &Options) -> Result<Fused> {
+        let sizes = self.inputs.bindings_for(shapes)?;
+        self.fused.bind(&sizes, options)
+    }
+}
+
+/// True when devices add up operands: how they exchange these depends on sizes.
+fn has_sums(graph: &Graph) -> bool {
+    let mut nodes = graph.nodes();
+    nodes.any(|(_, node)| matches!(node.op, Op::AllReduce { .. }))
+}
+
+fn inputs_of(graph: &Graph) -> Graph {
+    let mut inputs = Graph::new(&graph.name);
+    for (&v, name) in graph.inputs.iter().zip(&graph.input_names) {
+        inputs.add_input(name, graph.ty(v).clone());
+    }
+    inputs
+}

@@ -1,0 +1,115 @@
+//! Models with symbolic dims: kernels are fused once, for all shapes.
+
+use super::multi_device::options;
+use gristmill::interp::{self, compare::allclose};
+use gristmill::ir::{Bindings, Graph};
+use gristmill::testing::{
+    RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor, specialise, with_symbols,
+};
+use gristmill::{Compiled, Tensor, compile};
+
+/// Extents that become symbols.
+const SYMBOLS: [(usize, &str); 2] = [(23, "a"), (29, "b")];
+
+/// A random graph with symbols, and the inputs that the same graph without them has.
+fn symbolic_graph(seed: u64) -> Option<(Graph, Vec<Tensor>)> {
+    let sizes = RandomOptions {
+        n_nodes: 3 + seed as usize % 16,
+        large_extents: SYMBOLS.map(|(n, _)| n).to_vec(),
+        ..RandomOptions::default()
+    };
+    let (graph, inputs) = random_graph(seed, &sizes);
+    let symbolic = with_symbols(&graph, &SYMBOLS).ok()?;
+    let is_used = !symbolic.symbols().is_empty() && !symbolic.outputs.is_empty();
+    is_used.then_some((symbolic, inputs))
+}
+
+/// Inputs of other shapes: random floats; integers, which may be indices, of the given inputs.
+fn resized(bound: &Graph, inputs: &[Tensor], rng: &mut Rng) -> Vec<Tensor> {
+    let typed = bound.inputs.iter().map(|&v| bound.ty(v));
+    let resized = typed.zip(inputs).map(|(ty, given)| {
+        let shape = ty.static_shape().expect("all symbols are bound");
+        if ty.dtype.is_float() {
+            return random_tensor(rng, ty.dtype, &shape, false);
+        }
+        let (size, n) = (ty.dtype.size_bytes(), shape.iter().product());
+        let elements: Vec<&[u8]> = given.as_bytes().chunks(size).collect();
+        let bytes: Vec<u8> = elements
+            .iter()
+            .cycle()
+            .take(n)
+            .copied()
+            .flatten()
+            .copied()
+            .collect();
+        Tensor::from_bytes(ty.dtype, &shape, &bytes).expect("as many bytes as elements")
+    });
+    resized.collect()
+}
+
+/// One run of a model, and whether its kernels are those of all shapes.
+fn run(model: &Compiled, inputs: &[Tensor]) -> gristmill::Result<(Vec<Tensor>, bool)> {
+    let named = model.inputs().iter().map(|(name, _)| name.clone());
+    let inputs = model.bind(named.zip(inputs.iter().cloned()))?;
+    let executable = model.for_inputs(&inputs)?;
+    let is_shared = executable.lowered.report.of_any_shape;
+    Ok((executable.run(&inputs)?.into_tensors(), is_shared))
+}
+
+/// Runs a graph for some sizes; gives how many runs there were, and how many of them had the kernels of all shapes.
+fn check_sizes(seed: u64, devices: &str, opt_level: u8, n_sizes: usize) -> [usize; 2] {
+    let Some((graph, inputs)) = symbolic_graph(seed) else {
+        return [0, 0];
+    };
+    let mut rng = Rng(seed);
+    let model = compile(&graph, &options(devices, opt_level)).unwrap();
+    let mut counts = [0, 0];
+    for i in 0..n_sizes {
+        let size = |rng: &mut Rng| if i == 0 { 1 } else { 1 + rng.below(40) };
+        let sizes = SYMBOLS.map(|(_, symbol)| (symbol.to_owned(), size(&mut rng)));
+        let sizes = Bindings::from(sizes);
+        let what = format!("seed {seed}, level {opt_level} on {devices}, {sizes:?}\n{graph}");
+        // Where a part of an axis is cut out or an axis is split, not all sizes fit.
+        let Ok(bound) = specialise(&graph, &sizes) else {
+            continue;
+        };
+        let inputs = resized(&bound, &inputs, &mut rng);
+        let found = run(&model, &inputs);
+        // An index that other sizes leave outside may be of a value that nothing uses.
+        let Ok(expected) = interp::run(&bound, &inputs) else {
+            continue;
+        };
+        let (found, is_shared) = found.unwrap_or_else(|e| panic!("{e}\n{what}"));
+        for (e, f) in expected.iter().zip(&found) {
+            let c = allclose(e, f, 0.0, 0.0);
+            assert!(c.ok || c.scaled_err() <= 1e-4, "{c}\n{what}");
+        }
+        counts = [counts[0] + 1, counts[1] + usize::from(is_shared)];
+    }
+    counts
+}
+
+#[test]
+fn random_graphs_of_random_sizes() {
+    let mut total = [0, 0];
+    for seed in 0..150 {
+        let counts = check_sizes(seed, "cpu:1", [2, 0, 1, 3][seed as usize % 4], 4);
+        total = [total[0] + counts[0], total[1] + counts[1]];
+    }
+    let [n_runs, n_shared] = total;
+    assert!(n_runs > 150, "{n_runs} runs");
+    assert!(
+        n_shared * 10 >= n_runs * 9,
+        "{n_shared} of {n_runs} runs have shared kernels"
+    );
+}
+
+#[test]
+fn random_graphs_of_random_sizes_on_emulated_gpus() {
+    if nvrtc_or_left_out("random graphs of random sizes on emulated GPUs").is_none() {
+        return;
+    }
+    for (seed, devices) in (200..224).zip(["emu:1", "cpu:1,emu:1"].into_iter().cycle()) {
+        check_sizes(seed, devices, 2, 2);
+    }
+}
