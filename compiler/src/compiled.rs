@@ -1,6 +1,7 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
 use crate::any_shape::AnyShape;
+use crate::codegen::cpu::CodeStore;
 use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
@@ -73,6 +74,8 @@ pub struct Compiled {
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
     /// Weights of all specialisations.
     constants: Arc<ConstantStore>,
+    /// Machine code of all specialisations.
+    code: Arc<CodeStore>,
     /// Threads and arenas of all specialisations.
     pool: Arc<Pool>,
     /// Variables of all specialisations.
@@ -142,6 +145,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         specialisations: Specialisations::new(options.specialisation_bytes),
         drivers: Mutex::default(),
         constants: Arc::default(),
+        code: Arc::default(),
         pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
         resources: options.resources.clone().unwrap_or_default(),
     })
@@ -493,6 +497,9 @@ impl Compiled {
     fn lower(&self, fused: Fused) -> Result<Lowered> {
         let mut parts = partitioned(fused, &self.options)?;
         parts.settings.codegen.constants = self.constants.clone();
+        if parts.report.of_any_shape {
+            parts.settings.codegen.code = Some(self.code.clone());
+        }
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
     }

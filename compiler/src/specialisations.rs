@@ -16,6 +16,8 @@ pub(crate) struct Specialisations<T> {
 
 struct Entries<T> {
     by_key: BTreeMap<Key, Entry<T>>,
+    /// Memory of all of them.
+    ledger: Ledger,
     /// Executables that some caller makes now.
     in_making: BTreeSet<Key>,
     /// Number of lookups so far: the time of an entry's last use.
@@ -42,6 +44,7 @@ impl<T> Specialisations<T> {
     pub(crate) fn new(limit_bytes: u64) -> Specialisations<T> {
         let entries = Entries {
             by_key: BTreeMap::new(),
+            ledger: Ledger::default(),
             in_making: BTreeSet::new(),
             clock: 0,
             n_evicted: 0,
@@ -64,7 +67,7 @@ impl<T> Specialisations<T> {
 
     /// Bytes that they hold; what several share counts once.
     pub(crate) fn bytes(&self) -> u64 {
-        self.lock().bytes_with(&Held::default())
+        self.lock().ledger.bytes
     }
 
     /// Number of executables that have been evicted so far.
@@ -115,7 +118,7 @@ impl<T> Specialisations<T> {
     /// evicted.
     fn bytes_beyond_limit(&self, held: &Held) -> Option<u64> {
         let entries = self.lock();
-        let bytes = entries.bytes_with(held);
+        let bytes = entries.ledger.bytes_with(held);
         (!entries.by_key.is_empty() && bytes > self.limit_bytes).then_some(bytes)
     }
 
@@ -123,10 +126,11 @@ impl<T> Specialisations<T> {
     /// keep theirs until they end.
     fn insert(&self, key: Key, value: Arc<T>, held: Held) {
         let mut entries = self.lock();
-        while !entries.by_key.is_empty() && entries.bytes_with(&held) > self.limit_bytes {
+        while !entries.by_key.is_empty() && entries.ledger.bytes_with(&held) > self.limit_bytes {
             entries.evict_oldest();
         }
         entries.clock += 1;
+        entries.ledger.add(&held);
         let last_use = entries.clock;
         let entry = Entry {
             value,
@@ -158,20 +162,54 @@ impl<T> Entries<T> {
         Some(entry.value.clone())
     }
 
-    /// Bytes of all that are held, and of one more; what several share counts once.
-    fn bytes_with(&self, more: &Held) -> u64 {
-        let all = || self.by_key.values().map(|e| &e.held).chain([more]);
-        let shared: BTreeMap<usize, u64> = all().flat_map(|h| h.shared.clone()).collect();
-        let own: u64 = all().map(|h| h.own_bytes).sum();
-        own + shared.values().sum::<u64>()
-    }
-
     fn evict_oldest(&mut self) {
         let oldest = self.by_key.iter().min_by_key(|(_, e)| e.last_use);
         if let Some(key) = oldest.map(|(key, _)| key.clone()) {
-            self.by_key.remove(&key);
+            let evicted = self.by_key.remove(&key);
+            if let Some(entry) = evicted {
+                self.ledger.remove(&entry.held);
+            }
             self.n_evicted += 1;
         }
+    }
+}
+
+/// Bytes of several executables; what they share counts once.
+#[derive(Default)]
+struct Ledger {
+    bytes: u64,
+    /// Number of executables that have what is at an address.
+    n_users: BTreeMap<usize, usize>,
+}
+
+impl Ledger {
+    /// Bytes of an executable that none of those counted has.
+    fn unshared(&self, held: &Held) -> u64 {
+        let shared = held.shared.iter();
+        let unshared = shared.filter(|(at, _)| !self.n_users.contains_key(at));
+        held.own_bytes + unshared.map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    /// Bytes with one more executable.
+    fn bytes_with(&self, more: &Held) -> u64 {
+        self.bytes + self.unshared(more)
+    }
+
+    fn add(&mut self, held: &Held) {
+        self.bytes = self.bytes_with(held);
+        for &at in held.shared.keys() {
+            *self.n_users.entry(at).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, held: &Held) {
+        for at in held.shared.keys() {
+            if let Some(n) = self.n_users.get_mut(at) {
+                *n -= 1;
+            }
+        }
+        self.n_users.retain(|_, n| *n > 0);
+        self.bytes -= self.unshared(held);
     }
 }
 

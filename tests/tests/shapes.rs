@@ -2,11 +2,12 @@
 
 use super::multi_device::options;
 use gristmill::interp::{self, compare::allclose};
-use gristmill::ir::{Bindings, Graph};
+use gristmill::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ScalarOp};
 use gristmill::testing::{
-    RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor, specialise, with_symbols,
+    RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_indices, random_tensor, specialise,
+    with_symbols,
 };
-use gristmill::{Compiled, Tensor, compile};
+use gristmill::{Compiled, DType, Tensor, compile};
 
 /// Extents that become symbols.
 const SYMBOLS: [(usize, &str); 2] = [(23, "a"), (29, "b")];
@@ -112,4 +113,51 @@ fn random_graphs_of_random_sizes_on_emulated_gpus() {
     for (seed, devices) in (200..224).zip(["emu:1", "cpu:1,emu:1"].into_iter().cycle()) {
         check_sizes(seed, devices, 2, 2);
     }
+}
+
+/// Rows of a table, weighted: the gathering loops and the products' epilogues depend on sizes.
+fn weighted_rows() -> Graph {
+    let mut b = GraphBuilder::new("weighted rows");
+    let table = b.input("table", DType::F32, [Dim::from("rows"), 24.into()]);
+    let at = b.input("at", DType::I64, [Dim::from("n")]);
+    let rows = b.add1(Op::Gather { axis: 0 }, &[table, at]).unwrap();
+    let turned = b.transpose(rows, &[1, 0]).unwrap();
+    let sums = b.add1(cum_sum(), &[turned]).unwrap();
+    let y = b.map(ScalarOp::Tanh, &[sums]).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+fn cum_sum() -> Op {
+    Op::CumSum {
+        axis: 1,
+        exclusive: false,
+        reverse: false,
+    }
+}
+
+#[test]
+fn code_is_generated_for_the_first_shapes_only() {
+    let graph = weighted_rows();
+    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let mut rng = Rng(7);
+    let mut code_bytes = Vec::new();
+    for (n_rows, n) in [(23, 12), (31, 17), (40, 9), (57, 100), (11, 30)] {
+        let table = random_tensor(&mut rng, DType::F32, &[n_rows, 24], false);
+        let at = random_indices(&mut rng, DType::I64, &[n], n_rows);
+        let inputs = [table, at];
+        let executable = model.for_inputs(&inputs).unwrap();
+        code_bytes.push(executable.lowered.report.code_bytes);
+        let sizes = Bindings::from([("rows".to_owned(), n_rows), ("n".to_owned(), n)]);
+        let expected = interp::run(&specialise(&graph, &sizes).unwrap(), &inputs).unwrap();
+        let found = executable.run(&inputs).unwrap().into_tensors();
+        let c = allclose(&expected[0], &found[0], 1e-5, 1e-5);
+        assert!(c.ok, "{n} of {n_rows} rows: {c}");
+    }
+    assert!(
+        code_bytes[0] > 0,
+        "the first shapes have constants in their code"
+    );
+    assert!(code_bytes[1] > 0, "code that reads what differed");
+    assert_eq!(code_bytes[2..], [0, 0, 0], "{code_bytes:?}");
 }

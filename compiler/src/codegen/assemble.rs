@@ -288,7 +288,7 @@ impl Assembler<'_> {
         let fallbacks = compiled.fallbacks.into_iter();
         self.fallbacks
             .extend(fallbacks.map(|f| (part.device.clone(), f)));
-        self.code.push(compiled.code);
+        self.code.extend(compiled.code);
         self.code_bytes += compiled.code_bytes;
         self.clif.push_str(&compiled.clif);
         self.asm.push_str(&compiled.asm);

@@ -68,9 +68,9 @@ pub struct CompiledKernels {
     pub kernels: Vec<CpuKernel>,
     /// A plan for each cluster node.
     pub plans: BTreeMap<NodeId, KernelPlan>,
-    /// Owner of the machine code.
-    pub code: Arc<dyn Any + Send + Sync>,
-    /// Its size.
+    /// Owners of the machine code.
+    pub code: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Size of that which was generated.
     pub code_bytes: usize,
     /// Ops that run in generated loops although they have a kernel.
     pub fallbacks: Vec<Fallback>,

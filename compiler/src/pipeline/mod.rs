@@ -382,6 +382,7 @@ fn cpu_options(options: &Options) -> cpu::Options {
         listings: options.keep_stages,
         release_constants: !options.keep_stages && !options.check,
         constants: Arc::default(),
+        code: None,
     }
 }
 

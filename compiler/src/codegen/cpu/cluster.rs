@@ -19,6 +19,7 @@ use crate::cost::{Extents, Work, work};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, Type, ValueId};
 use cranelift_codegen::ir::Value;
+use gristmill_runtime::Tensor;
 use std::collections::BTreeSet;
 
 /// Estimated time below which a kernel is not worth splitting.
@@ -162,7 +163,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     ) -> Result<()> {
         let Buffers { reads, writes } = buffers;
         let (name, body) = (self.kernel_name(purpose), &self.body);
-        let function = self.session.jit.kernel(&name, |e| {
+        let kernel = self.session.jit.kernel(&name, |e| {
             let stored = reads.iter().enumerate().map(|(i, &(v, _))| (v, e.arg(i)));
             let stored = stored.collect();
             let outs = reads.len()..reads.len() + writes.len();
@@ -170,9 +171,15 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             f(&mut Puller::new(body, stored), e, &outs)
         })?;
         let (items, grain) = split;
+        let constants = match self.session.jit.reads_constants() {
+            true => Some(self.placed.pack(constants_tensor(&kernel.constants)?)),
+            false => None,
+        };
+        let buffers = reads.iter().chain(&writes).map(|&(_, arg)| arg);
+        let function = kernel.function;
         self.placed.plan.steps.push(PlanStep {
             kernel: self.session.add_kernel(name, function, workspace_bytes),
-            args: reads.iter().chain(&writes).map(|&(_, arg)| arg).collect(),
+            args: constants.into_iter().chain(buffers).collect(),
             n_outputs: writes.len() as u32,
             items,
             grain,
@@ -455,6 +462,15 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
         Ok(())
     }
+}
+
+/// The constants that a kernel reads: never empty, so that the buffer has an address.
+fn constants_tensor(constants: &[i64]) -> Result<Tensor> {
+    let constants = match constants.is_empty() {
+        true => &[0],
+        false => constants,
+    };
+    Ok(Tensor::from_slice(constants, &[constants.len()])?)
 }
 
 /// The body of a cluster and the op that decides how it loops; `None` for a body without nodes.

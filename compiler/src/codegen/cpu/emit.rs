@@ -21,6 +21,8 @@ pub(super) struct Emitter<'a> {
     module: &'a mut JITModule,
     imports: BTreeMap<&'static str, FuncRef>,
     faults: BTreeMap<u32, Block>,
+    /// Arguments before that of number 0.
+    n_before: usize,
     /// Address of the argument array, first and last item.
     pub(super) args: Value,
     pub(super) begin: Value,
@@ -66,6 +68,7 @@ impl<'a> Emitter<'a> {
             module,
             imports: BTreeMap::new(),
             faults: BTreeMap::new(),
+            n_before: 0,
             args,
             begin,
             end,
@@ -93,9 +96,16 @@ impl<'a> Emitter<'a> {
         self.ins().return_(&[s]);
     }
 
+    /// Address of the first argument; those behind it are numbered from 0 then.
+    pub(super) fn take_first_arg(&mut self) -> Value {
+        let first = self.arg(0);
+        self.n_before += 1;
+        first
+    }
+
     /// Address of argument `i`.
     pub(super) fn arg(&mut self, i: usize) -> Value {
-        let (args, offset) = (self.args, (i * 8) as i32);
+        let (args, offset) = (self.args, ((self.n_before + i) * 8) as i32);
         self.ins()
             .load(types::I64, MemFlagsData::trusted(), args, offset)
     }

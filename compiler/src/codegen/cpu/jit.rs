@@ -1,11 +1,11 @@
 //! The JIT module of one graph: declares, defines and links functions, and owns their memory.
 
 use super::emit::Emitter;
+use super::reuse::{CodeStore, Constants, Form, Skeleton};
 use crate::error::{Error, Result};
 use crate::target::TargetCpu;
 use cranelift_codegen::Context;
-use cranelift_codegen::ir::function::FunctionStencil;
-use cranelift_codegen::ir::{AbiParam, Function, Signature, UserExternalName, UserFuncName, types};
+use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, Value, types};
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::FunctionBuilderContext;
@@ -14,8 +14,7 @@ use cranelift_module::{FuncId, Linkage, Module, default_libcall_names};
 use gristmill_runtime::program::KernelFn;
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Address space reserved per graph; only used pages are backed by memory.
 const ARENA_BYTES: usize = 64 << 20;
@@ -28,16 +27,53 @@ pub(super) struct Jit {
     listings: Option<(String, String)>,
     /// Machine code of the functions defined so far.
     code_bytes: usize,
-    /// Functions defined so far, by hash of their code and callees.
-    defined: HashMap<u64, Vec<Defined>>,
+    /// All functions, of this module and of other programs.
+    functions: Vec<Linked>,
+    /// Functions of this module by what they have but constants.
+    defined: HashMap<Skeleton, Vec<Defined>>,
+    /// Functions of the programs of the same model.
+    store: Option<Arc<CodeStore>>,
 }
 
-/// A function that is defined, for comparison with later ones.
+/// A function that is defined in this module, for comparison with later ones.
 struct Defined {
-    stencil: FunctionStencil,
-    calls: Vec<UserExternalName>,
-    id: FuncId,
+    form: Form,
+    function: FunctionId,
     name: String,
+}
+
+/// Index of a function among those of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FunctionId(usize);
+
+/// The code of a function.
+enum Linked {
+    /// In this module.
+    Here(FuncId),
+    /// In that of another program.
+    There(KernelFn, Arc<Code>),
+}
+
+/// A function of a program.
+pub(super) struct Kernel {
+    pub(super) function: FunctionId,
+    /// The constants that it reads.
+    pub(super) constants: Vec<i64>,
+}
+
+/// Linked functions.
+pub(super) struct Finished {
+    /// Owners of their code.
+    pub(super) code: Vec<Arc<Code>>,
+    entries: Vec<Option<KernelFn>>,
+    pub(super) clif: String,
+    pub(super) asm: String,
+}
+
+impl Finished {
+    pub(super) fn entry(&self, function: FunctionId) -> Option<KernelFn> {
+        self.entries[function.0]
+    }
 }
 
 /// Keeps generated code mapped; frees it when dropped.
@@ -96,7 +132,11 @@ fn flags() -> Result<settings::Flags> {
 
 impl Jit {
     /// An empty module for a CPU that this machine can stand in for.
-    pub(super) fn new(target: TargetCpu, listings: bool) -> Result<Jit> {
+    pub(super) fn new(
+        target: TargetCpu,
+        listings: bool,
+        store: Option<Arc<CodeStore>>,
+    ) -> Result<Jit> {
         let mut builder = JITBuilder::with_isa(target_isa(target)?, default_libcall_names());
         let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES).map_err(|e| {
             let message = format!("cannot reserve code memory: {e}");
@@ -117,7 +157,9 @@ impl Jit {
             builder: FunctionBuilderContext::new(),
             listings,
             code_bytes: 0,
+            functions: Vec::new(),
             defined: HashMap::new(),
+            store,
         })
     }
 
@@ -131,60 +173,103 @@ impl Jit {
         }
     }
 
+    /// True when kernels get constants to read, as their first argument.
+    pub(super) fn reads_constants(&self) -> bool {
+        self.store.is_some()
+    }
+
     /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0. Kernels
     /// that come out alike, as those of repeated layers do, are one function.
     pub(super) fn kernel(
         &mut self,
         name: &str,
         body: impl FnOnce(&mut Emitter) -> Result<()>,
-    ) -> Result<FuncId> {
-        let (stencil, calls) = self.emitted(body)?;
-        let mut hasher = DefaultHasher::new();
-        (&stencil, &calls).hash(&mut hasher);
-        let hash = hasher.finish();
-        let alike = self.defined.get(&hash).map_or(&[][..], Vec::as_slice);
-        let same = alike
-            .iter()
-            .find(|d| d.stencil == stencil && d.calls == calls);
-        let id = match same {
-            Some(same) => {
-                if let Some((clif, _)) = &mut self.listings {
-                    let _ = writeln!(clif, "; {name} is {}\n", same.name);
-                }
-                same.id
-            }
-            None => {
-                let id = self.define(name)?;
-                let name = name.to_owned();
-                let defined = Defined {
-                    stencil,
-                    calls,
-                    id,
-                    name,
-                };
-                self.defined.entry(hash).or_default().push(defined);
-                id
-            }
-        };
-        self.module.clear_context(&mut self.context);
-        Ok(id)
+    ) -> Result<Kernel> {
+        self.function(name, self.reads_constants(), body)
     }
 
-    /// Emits a kernel into the context; gives its code and its callees.
-    fn emitted(
+    /// Defines a function that has no argument for constants.
+    pub(super) fn thunk(
         &mut self,
+        name: &str,
         body: impl FnOnce(&mut Emitter) -> Result<()>,
-    ) -> Result<(FunctionStencil, Vec<UserExternalName>)> {
+    ) -> Result<FunctionId> {
+        Ok(self.function(name, false, body)?.function)
+    }
+
+    fn function(
+        &mut self,
+        name: &str,
+        reads_constants: bool,
+        body: impl FnOnce(&mut Emitter) -> Result<()>,
+    ) -> Result<Kernel> {
+        let base = self.emit(reads_constants, body)?;
+        let callees = self.callees();
+        let constants = Constants::of(&self.context.func);
+        let skeleton = constants.skeleton(&mut self.context.func, &callees);
+        let found = self.find(skeleton, &constants.values, name);
+        let kernel = match found {
+            Some(kernel) => kernel,
+            None => self.define(name, skeleton, &constants, base)?,
+        };
+        self.module.clear_context(&mut self.context);
+        Ok(kernel)
+    }
+
+    /// A function that can stand for one with these constants.
+    fn find(&mut self, skeleton: Skeleton, constants: &[i64], name: &str) -> Option<Kernel> {
+        let here = self.defined.get(&skeleton).map_or(&[][..], Vec::as_slice);
+        if let Some(same) = here.iter().find(|d| d.form.fits(constants)) {
+            if let Some((clif, _)) = &mut self.listings {
+                let _ = writeln!(clif, "; {name} is {}\n", same.name);
+            }
+            return Some(Kernel {
+                function: same.function,
+                constants: same.form.read(constants),
+            });
+        }
+        let found = self.store.as_ref()?.find(skeleton, constants)?;
+        let constants = found.form.read(constants);
+        let function = self.add_function(Linked::There(found.entry, found.code));
+        Some(Kernel {
+            function,
+            constants,
+        })
+    }
+
+    fn add_function(&mut self, linked: Linked) -> FunctionId {
+        self.functions.push(linked);
+        FunctionId(self.functions.len() - 1)
+    }
+
+    /// Emits a function into the context; gives the address of the constants that it can read.
+    fn emit(
+        &mut self,
+        reads_constants: bool,
+        body: impl FnOnce(&mut Emitter) -> Result<()>,
+    ) -> Result<Option<Value>> {
         let signature = self.signature();
         let function = &mut self.context.func;
         *function = Function::with_name_signature(UserFuncName::default(), signature);
         let frontend_config = self.module.isa().frontend_config();
         let mut emitter = Emitter::new(function, &mut self.builder, &mut self.module);
+        let base = reads_constants.then(|| emitter.take_first_arg());
         body(&mut emitter)?;
         emitter.finish(frontend_config);
-        let function = &self.context.func;
-        let calls = function.params.user_named_funcs().values().cloned();
-        Ok((function.stencil.clone(), calls.collect()))
+        Ok(base)
+    }
+
+    /// Names of the functions that the function in the context calls.
+    fn callees(&self) -> Vec<String> {
+        let declared = self.module.declarations();
+        let name = |index: u32| {
+            declared
+                .get_function_decl(FuncId::from_u32(index))
+                .linkage_name(FuncId::from_u32(index))
+                .into_owned()
+        };
+        let called = self.context.func.params.user_named_funcs().values();
+        called.map(|c| name(c.index)).collect()
     }
 
     /// The signature of [`KernelFn`].
@@ -195,8 +280,38 @@ impl Jit {
         signature
     }
 
+    /// Defines the function in the context: one that reads the constants in which it differs from
+    /// those of other programs.
+    fn define(
+        &mut self,
+        name: &str,
+        skeleton: Skeleton,
+        constants: &Constants,
+        base: Option<Value>,
+    ) -> Result<Kernel> {
+        let mut form = Form::written(&constants.values);
+        if let (Some(store), Some(base)) = (&self.store, base)
+            && let Some(common) = store.common_form(skeleton, &constants.values)
+        {
+            constants.read_from(&mut self.context.func, &common, base);
+            form = common;
+        }
+        let id = self.compile(name)?;
+        let function = self.add_function(Linked::Here(id));
+        let read = form.read(&constants.values);
+        self.defined.entry(skeleton).or_default().push(Defined {
+            form,
+            function,
+            name: name.to_owned(),
+        });
+        Ok(Kernel {
+            function,
+            constants: read,
+        })
+    }
+
     /// Compiles the function in the context.
-    fn define(&mut self, name: &str) -> Result<FuncId> {
+    fn compile(&mut self, name: &str) -> Result<FuncId> {
         let signature = self.signature();
         let declared = self
             .module
@@ -224,15 +339,42 @@ impl Jit {
         self.code_bytes
     }
 
-    /// Links everything; gives the owner of the code, a resolver of entry points, and the listings.
-    pub(super) fn finish(mut self) -> Result<(Code, Vec<Option<KernelFn>>, String, String)> {
+    /// Links everything.
+    pub(super) fn finish(mut self) -> Result<Finished> {
         self.module.finalize_definitions().map_err(internal)?;
-        let n = self.module.declarations().get_functions().count();
-        let entries = (0..n as u32)
-            .map(|i| self.entry(FuncId::from_u32(i)))
-            .collect();
+        let entry = |linked: &Linked| match linked {
+            Linked::Here(id) => self.entry(*id),
+            Linked::There(entry, _) => Some(*entry),
+        };
+        let entries: Vec<Option<KernelFn>> = self.functions.iter().map(entry).collect();
+        let defined = self.defined.into_iter();
+        let defined: Vec<(Skeleton, Vec<Defined>)> = defined.collect();
+        let own = Arc::new(Code(Mutex::new(Some(self.module))));
+        let mut code: Vec<Arc<Code>> = Vec::new();
+        if let Some(store) = &self.store {
+            for (skeleton, functions) in defined {
+                for d in functions {
+                    if let Some(entry) = entries[d.function.0] {
+                        store.add(skeleton, d.form, entry, &own);
+                    }
+                }
+            }
+        }
+        for linked in self.functions {
+            if let Linked::There(_, owner) = linked
+                && !code.iter().any(|c| Arc::ptr_eq(c, &owner))
+            {
+                code.push(owner);
+            }
+        }
+        code.push(own);
         let (clif, asm) = self.listings.unwrap_or_default();
-        Ok((Code(Mutex::new(Some(self.module))), entries, clif, asm))
+        Ok(Finished {
+            code,
+            entries,
+            clif,
+            asm,
+        })
     }
 
     fn entry(&self, id: FuncId) -> Option<KernelFn> {

@@ -2,9 +2,9 @@
 
 use super::Session;
 use super::emit::Emitter;
+use super::jit::FunctionId;
 use crate::error::Result;
 use cranelift_codegen::ir::{InstBuilder, Value};
-use cranelift_module::FuncId;
 use std::fmt::Write;
 
 /// Source of an entry of a task kernel's address array; offsets are in bytes.
@@ -28,13 +28,13 @@ impl Session<'_> {
         n_reads: usize,
         n_writes: usize,
         slots: &[Slot],
-    ) -> Result<FuncId> {
+    ) -> Result<FunctionId> {
         let key = key(symbol, slots);
         if let Some(&function) = self.thunks.get(&key) {
             return Ok(function);
         }
         let name = format!("task_{}_{symbol}", self.thunks.len());
-        let function = self.jit.kernel(&name, |e| {
+        let function = self.jit.thunk(&name, |e| {
             let array = e.stack_array(slots.len());
             for (i, &slot) in slots.iter().enumerate() {
                 let address = slot_address(e, slot, n_reads, n_writes);

@@ -1,0 +1,220 @@
+//! Machine code that the programs of one model have in common.
+//!
+//! Programs of other shapes are made of functions that are alike but for integer constants: extents,
+//! strides and offsets. The first program has its constants in its code, as if it were alone. A
+//! later one whose function differs from an earlier one in some constants gets a function that reads
+//! these from memory, and so do all after it, without compilation. Nothing has to be known of
+//! shapes for that: a function with constants read is by construction the function with these
+//! constants written in.
+
+use super::jit::Code;
+use cranelift_codegen::ir::{
+    Function, Inst, InstBuilder, InstructionData, MemFlagsData, Opcode, Value,
+};
+use gristmill_runtime::program::KernelFn;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Functions of the programs of one model. It holds none itself: code is there as long as a program
+/// has it.
+#[derive(Default)]
+pub struct CodeStore(Mutex<HashMap<Skeleton, Vec<Stored>>>);
+
+/// A function that some program has.
+struct Stored {
+    form: Form,
+    entry: KernelFn,
+    code: Weak<Code>,
+}
+
+/// Hash of a function without its integer constants, of 128 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Skeleton([u64; 2]);
+
+/// The integer constants of a function in the order of its code, and those of them that it reads
+/// from memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    constants: Vec<i64>,
+    is_read: Vec<bool>,
+}
+
+impl Form {
+    /// A function with its constants in the code.
+    pub(super) fn written(constants: &[i64]) -> Form {
+        Form {
+            constants: constants.to_vec(),
+            is_read: vec![false; constants.len()],
+        }
+    }
+
+    /// True when a function of this form, given the constants that it reads, computes the same as
+    /// one with `constants`.
+    pub(super) fn fits(&self, constants: &[i64]) -> bool {
+        self.different(constants).all(|i| self.is_read[i])
+    }
+
+    /// Positions of other constants than the form's.
+    fn different<'a>(&'a self, constants: &'a [i64]) -> impl Iterator<Item = usize> + 'a {
+        let pairs = self.constants.iter().zip(constants).enumerate();
+        pairs.filter(|(_, (a, b))| a != b).map(|(i, _)| i)
+    }
+
+    /// The form that also reads the constants in which this one and `constants` differ.
+    fn widened(&self, constants: &[i64]) -> Form {
+        let mut wider = self.clone();
+        self.different(constants)
+            .for_each(|i| wider.is_read[i] = true);
+        wider
+    }
+
+    /// Those of `constants` that the function reads, in order.
+    pub(super) fn read(&self, constants: &[i64]) -> Vec<i64> {
+        let pairs = constants.iter().zip(&self.is_read);
+        pairs
+            .filter(|(_, is_read)| **is_read)
+            .map(|(&c, _)| c)
+            .collect()
+    }
+}
+
+/// A function of another program, and the owner of its code.
+pub(super) struct Found {
+    pub(super) form: Form,
+    pub(super) entry: KernelFn,
+    pub(super) code: Arc<Code>,
+}
+
+impl CodeStore {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Skeleton, Vec<Stored>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A function that can stand for one with these constants.
+    pub(super) fn find(&self, skeleton: Skeleton, constants: &[i64]) -> Option<Found> {
+        let functions = self.lock();
+        let alike = functions.get(&skeleton)?;
+        let found = alike.iter().filter(|s| s.form.fits(constants));
+        let mut there = found.filter_map(|s| Some((s, s.code.upgrade()?)));
+        there.next().map(|(stored, code)| Found {
+            form: stored.form.clone(),
+            entry: stored.entry,
+            code,
+        })
+    }
+
+    /// The form of a function that can stand for one with these constants and for one that is
+    /// there, the most similar one; `None` where there is none of its kind.
+    pub(super) fn common_form(&self, skeleton: Skeleton, constants: &[i64]) -> Option<Form> {
+        let functions = self.lock();
+        let forms = functions.get(&skeleton)?.iter().map(|s| &s.form);
+        let n_new = |form: &&Form| {
+            form.different(constants)
+                .filter(|&i| !form.is_read[i])
+                .count()
+        };
+        forms.min_by_key(n_new).map(|form| form.widened(constants))
+    }
+
+    /// Adds a function, unless one of its form is there.
+    pub(super) fn add(&self, skeleton: Skeleton, form: Form, entry: KernelFn, code: &Arc<Code>) {
+        let mut functions = self.lock();
+        let alike = functions.entry(skeleton).or_default();
+        alike.retain(|s| s.code.strong_count() > 0);
+        if !alike.iter().any(|s| s.form == form) {
+            let code = Arc::downgrade(code);
+            alike.push(Stored { form, entry, code });
+        }
+    }
+
+    /// Number of functions that some program has.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        let functions = self.lock();
+        let all = functions.values().flatten();
+        all.filter(|s| s.code.strong_count() > 0).count()
+    }
+}
+
+impl std::fmt::Debug for CodeStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "functions of {} kinds", self.lock().len())
+    }
+}
+
+/// The integer constants of a function in the order of its code, and where they are.
+pub(super) struct Constants {
+    pub(super) values: Vec<i64>,
+    places: Vec<Inst>,
+}
+
+impl Constants {
+    pub(super) fn of(function: &Function) -> Constants {
+        let blocks = function.layout.blocks();
+        let instructions = blocks.flat_map(|b| function.layout.block_insts(b));
+        let (mut values, mut places) = (Vec::new(), Vec::new());
+        for inst in instructions {
+            if let InstructionData::UnaryImm {
+                opcode: Opcode::Iconst,
+                imm,
+            } = function.dfg.insts[inst]
+            {
+                values.push(imm.bits());
+                places.push(inst);
+            }
+        }
+        Constants { values, places }
+    }
+
+    /// The function without the constants; `callees` are the names of the functions that it calls.
+    pub(super) fn skeleton(&self, function: &mut Function, callees: &[String]) -> Skeleton {
+        self.write(function, |_| 0);
+        let hash = |salt: u64| {
+            let mut hasher = DefaultHasher::new();
+            (salt, &function.stencil, callees).hash(&mut hasher);
+            hasher.finish()
+        };
+        let skeleton = Skeleton([hash(0), hash(1)]);
+        self.write(function, |i| self.values[i]);
+        skeleton
+    }
+
+    fn write(&self, function: &mut Function, value: impl Fn(usize) -> i64) {
+        for (i, &inst) in self.places.iter().enumerate() {
+            if let InstructionData::UnaryImm { imm, .. } = &mut function.dfg.insts[inst] {
+                *imm = value(i).into();
+            }
+        }
+    }
+
+    /// Replaces the constants that a form reads by loads from the array at `base`.
+    pub(super) fn read_from(&self, function: &mut Function, form: &Form, base: Value) {
+        let places = self.places.iter().zip(&form.is_read);
+        let read = places.filter(|(_, is_read)| **is_read);
+        for (i, (&inst, _)) in read.enumerate() {
+            let ty = function.dfg.value_type(function.dfg.first_result(inst));
+            let flags = MemFlagsData::trusted().with_readonly().with_can_move();
+            let offset = (i * size_of::<i64>()) as i32;
+            function.replace(inst).load(ty, flags, base, offset);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_reads_the_constants_that_have_differed() {
+        let first = Form::written(&[4, 23, 768, 23]);
+        assert!(first.fits(&[4, 23, 768, 23]) && !first.fits(&[4, 29, 768, 29]));
+        let second = first.widened(&[4, 29, 768, 29]);
+        assert!(second.fits(&[4, 31, 768, 17]) && !second.fits(&[8, 31, 768, 17]));
+        assert_eq!(second.read(&[4, 31, 768, 17]), [31, 17]);
+        assert_eq!(
+            second.widened(&[8, 1, 768, 1]).read(&[8, 1, 768, 1]),
+            [8, 1, 1]
+        );
+    }
+}
