@@ -32,6 +32,9 @@ pub struct Bound {
 }
 
 /// Each bound that needs no search, in a fixed order. About O(n log n) in tasks and consumers.
+///
+/// On one device a schedule ends after the work of all tasks, which no bound can exceed: those after
+/// the area are left out.
 pub fn all(p: &Problem) -> Vec<Bound> {
     let joined = join::joined(p);
     let mut bounds = vec![
@@ -43,25 +46,25 @@ pub fn all(p: &Problem) -> Vec<Bound> {
             name: "area",
             value: area::area(p),
         },
-        Bound {
-            name: "memory",
-            value: area::area_within_memory(p).max(memory::forced_crossing(p, &joined)),
-        },
-        Bound {
-            name: "link",
-            value: one_machine::busiest_link(p, &joined),
-        },
     ];
-    let least = bounds.iter().map(|b| b.value).max().unwrap_or_default();
-    bounds.push(Bound {
-        name: "energetic",
-        value: energetic::energetic(p, energetic::of_windows(p, &joined), least),
-    });
+    if p.devices.len() > 1 {
+        bounds.extend(of_several_devices(p, &joined, &bounds));
+    }
     let unit = unit(p);
     bounds
         .iter_mut()
         .for_each(|b| b.value = whole(b.value, unit));
     bounds
+}
+
+fn of_several_devices(p: &Problem, joined: &Windows, others: &[Bound]) -> [Bound; 3] {
+    let memory = area::area_within_memory(p).max(memory::forced_crossing(p, joined));
+    let link = one_machine::busiest_link(p, joined);
+    let others = others.iter().map(|b| b.value).chain([memory, link]);
+    let least = others.max().unwrap_or_default();
+    let energetic = energetic::energetic(p, energetic::of_windows(p, joined), least);
+    [("memory", memory), ("link", link), ("energetic", energetic)]
+        .map(|(name, value)| Bound { name, value })
 }
 
 /// The largest of the bounds that are linear in the problem, for problems too large for the others.
