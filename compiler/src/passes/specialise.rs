@@ -2,7 +2,7 @@
 
 use super::Rebuild;
 use crate::error::Result;
-use crate::ir::{Bindings, Dim, Graph, Type};
+use crate::ir::{Bindings, Dim, Graph, NodeId, Type};
 
 /// The graph with bound symbols replaced in input types and attributes; all other types follow from
 /// the type rules.
@@ -28,12 +28,15 @@ pub fn map_dims(g: &Graph, f: &dyn Fn(&Dim) -> Dim) -> Result<Graph> {
         r.set(v, new);
     }
     for (id, node) in g.nodes() {
-        let mut mapped = node.clone();
-        mapped.op = node.op.map_dims(f);
-        for region in &mut mapped.regions {
-            *region = map_dims(region, f)?;
-        }
-        r.copy(id, &mapped)?;
+        let regions = node.regions.iter().map(|region| map_dims(region, f));
+        let (op, regions) = (node.op.map_dims(f), regions.collect::<Result<_>>()?);
+        let inputs = r.inputs(node);
+        let outputs = r
+            .graph
+            .add_with_regions(op, &inputs, regions, &node.origin)?;
+        r.mapped(id, node, &outputs);
+        let last = NodeId(r.graph.n_nodes() as u32 - 1);
+        r.graph.node_mut(last).device.clone_from(&node.device);
     }
     Ok(r.finish(g))
 }
