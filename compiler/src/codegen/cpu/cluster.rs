@@ -2,6 +2,7 @@
 
 use super::body::Body;
 use super::emit::Emitter;
+use super::jit::Kernel;
 use super::lines::over_elements;
 use super::match_kernels::{has_kernel, is_composite, match_task};
 use super::phases::{MatchContext, Phase, cut};
@@ -163,7 +164,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     ) -> Result<()> {
         let Buffers { reads, writes } = buffers;
         let (name, body) = (self.kernel_name(purpose), &self.body);
-        let kernel = self.session.jit.kernel(&name, |e| {
+        let kernel = self.session.jit.kernel(&name, true, |e| {
             let stored = reads.iter().enumerate().map(|(i, &(v, _))| (v, e.arg(i)));
             let stored = stored.collect();
             let outs = reads.len()..reads.len() + writes.len();
@@ -171,10 +172,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             f(&mut Puller::new(body, stored), e, &outs)
         })?;
         let (items, grain) = split;
-        let constants = match self.session.jit.reads_constants() {
-            true => Some(self.placed.pack(constants_tensor(&kernel.constants)?)),
-            false => None,
-        };
+        let constants = self.constants_of(&kernel)?;
         let buffers = reads.iter().chain(&writes).map(|&(_, arg)| arg);
         let function = kernel.function;
         self.placed.plan.steps.push(PlanStep {
@@ -186,6 +184,12 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         });
         self.placed.location.extend(writes);
         Ok(())
+    }
+
+    /// The buffer of the constants that a function reads, if it has an argument for them.
+    fn constants_of(&mut self, kernel: &Kernel) -> Result<Option<Arg>> {
+        let tensor = kernel.constants.as_deref().map(constants_tensor);
+        Ok(tensor.transpose()?.map(|tensor| self.placed.pack(tensor)))
     }
 
     /// Name of the next step's kernel.
@@ -229,13 +233,14 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             });
         }
         let (symbol, n_outputs) = (call.symbol, writes.len());
-        let function = self.session.thunk(symbol, reads.len(), n_outputs, &slots)?;
-        let name = self.kernel_name(symbol);
+        let thunk = self.session.thunk(symbol, reads.len(), n_outputs, &slots)?;
+        let constants = self.constants_of(&thunk)?;
+        let (function, name) = (thunk.function, self.kernel_name(symbol));
         self.placed.plan.steps.push(PlanStep {
             kernel: self
                 .session
                 .add_kernel(name, function, call.workspace_bytes),
-            args: reads.into_iter().chain(writes).collect(),
+            args: constants.into_iter().chain(reads).chain(writes).collect(),
             n_outputs: n_outputs as u32,
             items: call.items as u64,
             grain: call_grain(call),

@@ -55,10 +55,11 @@ enum Linked {
 }
 
 /// A function of a program.
+#[derive(Clone)]
 pub(super) struct Kernel {
     pub(super) function: FunctionId,
-    /// The constants that it reads.
-    pub(super) constants: Vec<i64>,
+    /// The constants that it reads, where it has an argument for them, the first.
+    pub(super) constants: Option<Vec<i64>>,
 }
 
 /// Linked functions.
@@ -173,68 +174,48 @@ impl Jit {
         }
     }
 
-    /// True when kernels get constants to read, as their first argument.
-    pub(super) fn reads_constants(&self) -> bool {
-        self.store.is_some()
-    }
-
     /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0. Kernels
-    /// that come out alike, as those of repeated layers do, are one function.
+    /// that come out alike, as those of repeated layers do, are one function. `may_differ` says that the programs of other shapes may have
+    /// it with other constants.
     pub(super) fn kernel(
         &mut self,
         name: &str,
+        may_differ: bool,
         body: impl FnOnce(&mut Emitter) -> Result<()>,
     ) -> Result<Kernel> {
-        self.function(name, self.reads_constants(), body)
-    }
-
-    /// Defines a function that has no argument for constants.
-    pub(super) fn thunk(
-        &mut self,
-        name: &str,
-        body: impl FnOnce(&mut Emitter) -> Result<()>,
-    ) -> Result<FunctionId> {
-        Ok(self.function(name, false, body)?.function)
-    }
-
-    fn function(
-        &mut self,
-        name: &str,
-        reads_constants: bool,
-        body: impl FnOnce(&mut Emitter) -> Result<()>,
-    ) -> Result<Kernel> {
-        let base = self.emit(reads_constants, body)?;
+        let base = self.emit(may_differ && self.store.is_some(), body)?;
         let callees = self.callees();
         let constants = Constants::of(&self.context.func);
-        let skeleton = constants.skeleton(&mut self.context.func, &callees);
+        let skeleton = constants.skeleton(&mut self.context.func, (callees, base.is_some()));
         let found = self.find(skeleton, &constants.values, name);
-        let kernel = match found {
-            Some(kernel) => kernel,
+        let (function, form) = match found {
+            Some(found) => found,
             None => self.define(name, skeleton, &constants, base)?,
         };
         self.module.clear_context(&mut self.context);
-        Ok(kernel)
+        Ok(Kernel {
+            function,
+            constants: base.map(|_| form.read(&constants.values)),
+        })
     }
 
     /// A function that can stand for one with these constants.
-    fn find(&mut self, skeleton: Skeleton, constants: &[i64], name: &str) -> Option<Kernel> {
+    fn find(
+        &mut self,
+        skeleton: Skeleton,
+        constants: &[i64],
+        name: &str,
+    ) -> Option<(FunctionId, Form)> {
         let here = self.defined.get(&skeleton).map_or(&[][..], Vec::as_slice);
         if let Some(same) = here.iter().find(|d| d.form.fits(constants)) {
             if let Some((clif, _)) = &mut self.listings {
                 let _ = writeln!(clif, "; {name} is {}\n", same.name);
             }
-            return Some(Kernel {
-                function: same.function,
-                constants: same.form.read(constants),
-            });
+            return Some((same.function, same.form.clone()));
         }
         let found = self.store.as_ref()?.find(skeleton, constants)?;
-        let constants = found.form.read(constants);
         let function = self.add_function(Linked::There(found.entry, found.code));
-        Some(Kernel {
-            function,
-            constants,
-        })
+        Some((function, found.form))
     }
 
     fn add_function(&mut self, linked: Linked) -> FunctionId {
@@ -288,7 +269,7 @@ impl Jit {
         skeleton: Skeleton,
         constants: &Constants,
         base: Option<Value>,
-    ) -> Result<Kernel> {
+    ) -> Result<(FunctionId, Form)> {
         let mut form = Form::written(&constants.values);
         if let (Some(store), Some(base)) = (&self.store, base)
             && let Some(common) = store.common_form(skeleton, &constants.values)
@@ -298,16 +279,12 @@ impl Jit {
         }
         let id = self.compile(name)?;
         let function = self.add_function(Linked::Here(id));
-        let read = form.read(&constants.values);
         self.defined.entry(skeleton).or_default().push(Defined {
-            form,
+            form: form.clone(),
             function,
             name: name.to_owned(),
         });
-        Ok(Kernel {
-            function,
-            constants: read,
-        })
+        Ok((function, form))
     }
 
     /// Compiles the function in the context.

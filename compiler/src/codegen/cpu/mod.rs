@@ -36,7 +36,7 @@ use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use gristmill_runtime::program::{CpuKernel, KernelEntry};
-use jit::{Finished, FunctionId, Jit};
+use jit::{Finished, FunctionId, Jit, Kernel};
 pub use native::why_loops;
 pub use rejected::{Fallback, Rejected};
 pub use reuse::CodeStore;
@@ -85,7 +85,7 @@ struct Session<'a> {
     jit: Jit,
     kernels: Vec<PendingKernel>,
     /// Functions that arrange the addresses of a task kernel, by symbol and slots.
-    thunks: BTreeMap<String, FunctionId>,
+    thunks: BTreeMap<String, Kernel>,
     fallbacks: Vec<Fallback>,
     options: &'a Options,
 }

@@ -13,7 +13,7 @@ use cranelift_codegen::ir::{
 };
 use gristmill_runtime::program::KernelFn;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Functions of the programs of one model. It holds none itself: code is there as long as a program
@@ -127,14 +127,6 @@ impl CodeStore {
             alike.push(Stored { form, entry, code });
         }
     }
-
-    /// Number of functions that some program has.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        let functions = self.lock();
-        let all = functions.values().flatten();
-        all.filter(|s| s.code.strong_count() > 0).count()
-    }
 }
 
 impl std::fmt::Debug for CodeStore {
@@ -167,17 +159,14 @@ impl Constants {
         Constants { values, places }
     }
 
-    /// The function without the constants; `callees` are the names of the functions that it calls.
-    pub(super) fn skeleton(&self, function: &mut Function, callees: &[String]) -> Skeleton {
+    /// The function without the constants, with what else decides its code: the functions that it
+    /// calls, and whether it has an argument for constants.
+    pub(super) fn skeleton(&self, function: &mut Function, rest: impl Hash) -> Skeleton {
         self.write(function, |_| 0);
-        let hash = |salt: u64| {
-            let mut hasher = DefaultHasher::new();
-            (salt, &function.stencil, callees).hash(&mut hasher);
-            hasher.finish()
-        };
-        let skeleton = Skeleton([hash(0), hash(1)]);
+        let mut hasher = WideHasher::default();
+        (&function.stencil, rest).hash(&mut hasher);
         self.write(function, |i| self.values[i]);
-        skeleton
+        Skeleton(hasher.0)
     }
 
     fn write(&self, function: &mut Function, value: impl Fn(usize) -> i64) {
@@ -201,6 +190,57 @@ impl Constants {
     }
 }
 
+/// A hash of 128 bits: two of 64 bits by multiplication to 128 bits whose halves are joined, as in
+/// wyhash.
+struct WideHasher([u64; 2]);
+
+/// Odd numbers with as many ones as zeros: fractions of the golden ratio and of pi.
+const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0x243f_6a88_85a3_08d3];
+
+impl Default for WideHasher {
+    fn default() -> WideHasher {
+        WideHasher(MULTIPLIERS)
+    }
+}
+
+impl Hasher for WideHasher {
+    fn finish(&self) -> u64 {
+        self.0[0]
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+        self.write_u64(bytes.len() as u64);
+    }
+
+    fn write_u8(&mut self, i: u8) {
+        self.write_u64(i.into());
+    }
+
+    fn write_u16(&mut self, i: u16) {
+        self.write_u64(i.into());
+    }
+
+    fn write_u32(&mut self, i: u32) {
+        self.write_u64(i.into());
+    }
+
+    fn write_usize(&mut self, i: usize) {
+        self.write_u64(i as u64);
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        for (state, multiplier) in self.0.iter_mut().zip(MULTIPLIERS) {
+            let product = u128::from(*state ^ word) * u128::from(multiplier);
+            *state = (product as u64 ^ (product >> 64) as u64).rotate_left(23);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,5 +256,25 @@ mod tests {
             second.widened(&[8, 1, 768, 1]).read(&[8, 1, 768, 1]),
             [8, 1, 1]
         );
+    }
+
+    #[test]
+    fn hashes_of_similar_words_differ_in_both_halves() {
+        let hash = |words: [u64; 3]| {
+            let mut hasher = WideHasher::default();
+            words.hash(&mut hasher);
+            hasher.0
+        };
+        let mut seen = std::collections::BTreeSet::new();
+        let mut halves = [(); 2].map(|()| std::collections::BTreeSet::new());
+        for i in 0..40u64 {
+            for j in 0..40 {
+                let [a, b] = hash([i, 1 << j, i ^ j]);
+                seen.insert([a, b]);
+                halves[0].insert(a);
+                halves[1].insert(b);
+            }
+        }
+        assert_eq!([seen.len(), halves[0].len(), halves[1].len()], [1600; 3]);
     }
 }

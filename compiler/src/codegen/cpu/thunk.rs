@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::emit::Emitter;
-use super::jit::FunctionId;
+use super::jit::Kernel;
 use crate::error::Result;
 use cranelift_codegen::ir::{InstBuilder, Value};
 use std::fmt::Write;
@@ -20,21 +20,32 @@ pub(super) enum Slot {
     Write(usize, i64),
 }
 
+impl Slot {
+    fn offset(self) -> i64 {
+        match self {
+            Slot::Null | Slot::Workspace => 0,
+            Slot::Read(_, offset) | Slot::Write(_, offset) => offset,
+        }
+    }
+}
+
 impl Session<'_> {
-    /// The function that calls task kernel `symbol` with addresses arranged as `slots` say, out of `n_reads` and `n_writes` buffers.
+    /// The function that calls task kernel `symbol` with addresses arranged as `slots` say, out of `n_reads` and `n_writes` buffers. It
+    /// reads constants where offsets may be others in programs of other shapes.
     pub(super) fn thunk(
         &mut self,
         symbol: &'static str,
         n_reads: usize,
         n_writes: usize,
         slots: &[Slot],
-    ) -> Result<FunctionId> {
+    ) -> Result<Kernel> {
         let key = key(symbol, slots);
-        if let Some(&function) = self.thunks.get(&key) {
-            return Ok(function);
+        if let Some(known) = self.thunks.get(&key) {
+            return Ok(known.clone());
         }
         let name = format!("task_{}_{symbol}", self.thunks.len());
-        let function = self.jit.thunk(&name, |e| {
+        let has_offset = slots.iter().any(|slot| slot.offset() != 0);
+        let kernel = self.jit.kernel(&name, has_offset, |e| {
             let array = e.stack_array(slots.len());
             for (i, &slot) in slots.iter().enumerate() {
                 let address = slot_address(e, slot, n_reads, n_writes);
@@ -43,8 +54,8 @@ impl Session<'_> {
             let (descriptor, begin, end) = (e.arg(0), e.begin, e.end);
             e.call_task(symbol, &[descriptor, array, begin, end])
         })?;
-        self.thunks.insert(key, function);
-        Ok(function)
+        self.thunks.insert(key, kernel.clone());
+        Ok(kernel)
     }
 }
 
