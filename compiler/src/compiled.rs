@@ -9,6 +9,7 @@ use crate::ir::{Bindings, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{MAX_DIM_SIZE, Options};
+use crate::partition::Part;
 use crate::pipeline::{self, Fused, Lowered, Planned, Stage, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
@@ -82,14 +83,15 @@ pub struct Compiled {
     resources: Arc<Resources>,
 }
 
-/// Bytes of what describes a step: nodes, buffers, operands, names and the code generator's tables.
-/// Measured: 1.0 to 1.6 MiB of resident memory for each further set of shapes of BERT-base, which
-/// has 102 steps.
-const STEP_BYTES: usize = 12 << 10;
+/// Bytes of what describes a step: buffers, operands and names; and with the graphs that it was made
+/// from. Measured: 0.7 MiB of resident memory for each further set of shapes of GPT-2, which has 179
+/// steps, and 1.8 MiB with graphs.
+const STEP_BYTES: [usize; 2] = [4 << 10, 10 << 10];
 
 /// One specialisation: every stage's result, and the executors that run it.
 pub struct Executable {
-    /// The stages.
+    /// The stages. Those of shapes after the first have no graphs, unless
+    /// [`Options::keep_stages`] says so: they would take most of the memory.
     #[doc(hidden)]
     pub lowered: Lowered,
     /// As many as runs can be in flight.
@@ -257,7 +259,9 @@ impl Compiled {
         &self.outputs
     }
 
-    /// Number of specialisations that are held: those made so far without those evicted.
+    /// Number of specialisations that are held: those made so far without those evicted. Of those
+    /// whose kernels were chosen once for all shapes, which are made again within milliseconds, no
+    /// more than 64 are held.
     pub fn specialisations(&self) -> usize {
         self.specialisations.len()
     }
@@ -338,6 +342,12 @@ impl Compiled {
             &executable.lowered.placement,
             horizon,
         )
+    }
+
+    /// The graphs of the devices for given inputs, as their executable was made from them.
+    pub(crate) fn partitions(&self, tensors: &[Tensor]) -> Result<Vec<Part>> {
+        let fused = self.fused(&self.shapes_of(tensors))?;
+        Ok(partitioned(fused, &self.options)?.partitions)
     }
 
     /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
@@ -444,7 +454,10 @@ impl Compiled {
 
     /// Compiles fused kernels of static shapes.
     fn compile(&self, fused: Fused) -> Result<Executable> {
-        let lowered = self.lower(fused)?;
+        let mut lowered = self.lower(fused)?;
+        if self.specialisations.len() > 0 && !self.options.keep_stages {
+            lowered.release_graphs();
+        }
         let exec_options = ExecOptions {
             pool: self.pool.clone(),
             resources: self.resources.clone(),
@@ -573,8 +586,11 @@ impl Executable {
         let arenas: usize = own.map(|p| p.arena_bytes).sum();
         let constants = partitions.iter().flat_map(|p| &p.constants);
         let n_steps: usize = partitions.iter().map(|p| p.steps.len()).sum();
-        let code = self.lowered.report.code_bytes + n_steps * STEP_BYTES;
+        let has_graphs = !self.lowered.partitions.is_empty();
+        let of_step = STEP_BYTES[usize::from(has_graphs)];
+        let code = self.lowered.report.code_bytes + n_steps * of_step;
         Held {
+            is_cheap: self.lowered.report.of_any_shape,
             own_bytes: (code + arenas * self.n_in_flight()) as u64,
             shared: constants
                 .map(|t| (t.as_ptr() as usize, t.size_bytes() as u64))

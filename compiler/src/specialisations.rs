@@ -1,4 +1,5 @@
-//! The executables of a compiled model, one per set of input shapes, bounded by the bytes that they hold.
+//! The executables of a compiled model, one per set of input shapes, bounded by the bytes that they
+//! hold, and by number where they can be made again within milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,9 +32,15 @@ struct Entry<T> {
     last_use: u64,
 }
 
+/// Executables that can be made again within milliseconds and are held at the same time: those of
+/// BERT-base take 30 MiB.
+const MAX_CHEAP: usize = 64;
+
 /// Memory that an executable holds.
 #[derive(Clone, Default)]
 pub(crate) struct Held {
+    /// True when the executable can be made again within milliseconds.
+    pub(crate) is_cheap: bool,
     /// Bytes of its own.
     pub(crate) own_bytes: u64,
     /// Bytes of what it may share with others, by address.
@@ -126,6 +133,7 @@ impl<T> Specialisations<T> {
     /// keep theirs until they end.
     fn insert(&self, key: Key, value: Arc<T>, held: Held) {
         let mut entries = self.lock();
+        entries.make_room_for_cheap(&held);
         while !entries.by_key.is_empty() && entries.ledger.bytes_with(&held) > self.limit_bytes {
             entries.evict_oldest();
         }
@@ -165,11 +173,24 @@ impl<T> Entries<T> {
     fn evict_oldest(&mut self) {
         let oldest = self.by_key.iter().min_by_key(|(_, e)| e.last_use);
         if let Some(key) = oldest.map(|(key, _)| key.clone()) {
-            let evicted = self.by_key.remove(&key);
-            if let Some(entry) = evicted {
-                self.ledger.remove(&entry.held);
-            }
+            self.remove(&key);
             self.n_evicted += 1;
+        }
+    }
+
+    /// Drops the oldest one that is cheap, where one more would be too many of them.
+    fn make_room_for_cheap(&mut self, more: &Held) {
+        let cheap = || self.by_key.iter().filter(|(_, e)| e.held.is_cheap);
+        if more.is_cheap && cheap().count() >= MAX_CHEAP {
+            let oldest = cheap().min_by_key(|(_, e)| e.last_use);
+            let key = oldest.map(|(key, _)| key.clone());
+            key.iter().for_each(|key| self.remove(key));
+        }
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(entry) = self.by_key.remove(key) {
+            self.ledger.remove(&entry.held);
         }
     }
 }
@@ -226,6 +247,7 @@ mod tests {
     /// An executable with `own_bytes`, and the bytes at some addresses.
     fn held(own_bytes: u64, shared: &[(usize, u64)]) -> Held {
         Held {
+            is_cheap: false,
             own_bytes,
             shared: shared.iter().copied().collect(),
         }
@@ -275,6 +297,22 @@ mod tests {
             assert_eq!(add(&all, n, held(10, &weights)), None);
         }
         assert_eq!(add(&all, 4, held(10, &[(0x3000, 5)])), Some(115));
+    }
+
+    #[test]
+    fn cheap_ones_are_bounded_by_number() {
+        let all = Specialisations::new(1 << 30);
+        let cheap = || Held {
+            is_cheap: true,
+            ..held(10, &[(0x1000, 50)])
+        };
+        add(&all, 1000, held(10, &[]));
+        for n in 0..MAX_CHEAP + 3 {
+            assert_eq!(add(&all, n, cheap()), None);
+        }
+        assert_eq!((all.len(), all.n_evicted()), (MAX_CHEAP + 1, 0));
+        assert_eq!([1000, 2, 3].map(|n| is_there(&all, n)), [true, false, true]);
+        assert_eq!(all.bytes(), 10 * (MAX_CHEAP as u64 + 1) + 50);
     }
 
     #[test]

@@ -103,12 +103,14 @@ impl Compiled {
             measured: Arc::default(),
             ..costs(&self.options)
         };
-        let (parts, nodes) = (
-            &executable.lowered.partitions,
-            &executable.lowered.step_nodes,
-        );
+        let lowered = &executable.lowered;
+        let made_again = match lowered.partitions.is_empty() {
+            true => self.partitions(tensors)?,
+            false => Vec::new(),
+        };
+        let parts = lowered.partitions.iter().chain(&made_again);
         let mut n_clusters = 0;
-        for (p, (part, nodes)) in parts.iter().zip(nodes).enumerate() {
+        for (p, (part, nodes)) in parts.zip(&lowered.step_nodes).enumerate() {
             let Some(profile) = self.rates(&part.device) else {
                 continue;
             };

@@ -240,6 +240,15 @@ impl Partitioned {
     }
 }
 
+impl Lowered {
+    /// Drops the graphs, which running does not need.
+    pub(crate) fn release_graphs(&mut self) {
+        self.clusters = Graph::default();
+        self.partitions = Vec::new();
+        self.schedules = Vec::new();
+    }
+}
+
 /// Where nodes run more than once, each copy becomes a node before the graph is partitioned.
 fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
     let (clusters, placement) = (&front.clusters, &front.placement);
