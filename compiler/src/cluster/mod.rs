@@ -13,9 +13,8 @@ pub(crate) mod gpu;
 pub(crate) mod legal;
 pub mod strided;
 
-use crate::cost::Extents;
 use crate::error::Result;
-use crate::ir::{Bindings, ClusterKind, Graph, Node, NodeId, Op};
+use crate::ir::{Bindings, ClusterKind, Dim, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
@@ -100,12 +99,18 @@ impl Kernel {
 
 /// Fuses the nodes of `g`, of static shapes, into clusters.
 pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
-    cluster_at(g, g, fusion)
+    let (clustered, mut report, traffic) = cluster_at(g, g, fusion)?;
+    report.set_traffic(&traffic, &Bindings::new());
+    Ok((clustered, report))
 }
 
 /// Fuses the nodes of `g` into clusters. Which nodes is decided on `sized`: the same graph, dims
-/// bound to representative sizes.
-pub fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
+/// bound to representative sizes. The traffic is not yet in the report.
+pub(crate) fn cluster_at(
+    g: &Graph,
+    sized: &Graph,
+    fusion: &Fusion,
+) -> Result<(Graph, Report, Traffic)> {
     let mut report = Report::default();
     let kernels = match fusion {
         Fusion::Off => singletons(sized),
@@ -121,8 +126,11 @@ pub fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<(Graph, R
         }
     };
     let clustered = body::build(g, &kernels)?;
-    report.count(g, &clustered, &Bindings::new());
-    Ok((clustered, report))
+    let traffic = Traffic {
+        before: report.count_ops(g),
+        after: report.count_clusters(&clustered),
+    };
+    Ok((clustered, report, traffic))
 }
 
 /// One kernel per op.
@@ -139,30 +147,62 @@ fn singletons(g: &Graph) -> Vec<Kernel> {
 }
 
 impl Report {
-    /// Counts the ops of `g`, and the clusters that it became, for given sizes of symbolic dims.
-    pub(crate) fn count(&mut self, g: &Graph, clustered: &Graph, sizes: &Bindings) {
-        let extents = Extents {
-            bindings: sizes.clone(),
-            unknown_extent: 0,
-        };
-        let is_op = |node: &&Node| !matches!(node.op, Op::Constant { .. });
-        let ops: Vec<&Node> = g.nodes().map(|(_, n)| n).filter(is_op).collect();
-        self.ops_before = ops.len();
-        self.bytes_before = ops.iter().map(|n| traffic(g, n, &extents)).sum();
-        (self.kernels, self.bytes_after) = (BTreeMap::new(), 0);
+    /// Counts the ops of a graph; gives their traffic.
+    fn count_ops(&mut self, g: &Graph) -> Sum {
+        let mut traffic = Sum::default();
+        for (_, node) in g.nodes() {
+            if !matches!(node.op, Op::Constant { .. }) {
+                self.ops_before += 1;
+                traffic.add(g, node);
+            }
+        }
+        traffic
+    }
+
+    /// Counts clusters; gives their traffic.
+    fn count_clusters(&mut self, clustered: &Graph) -> Sum {
+        let mut traffic = Sum::default();
         for (_, node) in clustered.nodes() {
             if let Op::Cluster { kind, .. } = node.op {
                 *self.kernels.entry(kind).or_default() += 1;
-                self.bytes_after += traffic(clustered, node, &extents);
+                traffic.add(clustered, node);
             }
         }
+        traffic
+    }
+
+    /// Sets the traffic for given sizes of symbolic dims.
+    pub(crate) fn set_traffic(&mut self, traffic: &Traffic, sizes: &Bindings) {
+        self.bytes_before = traffic.before.at(sizes);
+        self.bytes_after = traffic.after.at(sizes);
     }
 }
 
-/// Bytes of all operands and results of a node.
-fn traffic(g: &Graph, node: &Node, extents: &Extents) -> u64 {
-    let values = node.inputs.iter().chain(&node.outputs);
-    values.map(|&v| extents.bytes(g.ty(v)).0).sum()
+/// Bytes read and written by ops and by clusters, over symbols.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Traffic {
+    before: Sum,
+    after: Sum,
+}
+
+/// Bytes for numbers of elements.
+#[derive(Clone, Debug, Default)]
+struct Sum(BTreeMap<Dim, u64>);
+
+impl Sum {
+    /// Adds the bytes of all operands and results of a node.
+    fn add(&mut self, g: &Graph, node: &Node) {
+        for &v in node.inputs.iter().chain(&node.outputs) {
+            let (elements, bytes) = (g.ty(v).shape.n_elements(), g.ty(v).dtype.size_bytes());
+            *self.0.entry(elements).or_default() += bytes as u64;
+        }
+    }
+
+    fn at(&self, sizes: &Bindings) -> u64 {
+        let elements = |d: &Dim| d.bind(sizes).as_const().unwrap_or(0).max(0) as u64;
+        let terms = self.0.iter().map(|(d, n)| n.saturating_mul(elements(d)));
+        terms.fold(0, u64::saturating_add)
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use super::timing::Passes;
 use super::{fusion, pricing, request};
-use crate::cluster::{Fusion, cluster_at};
+use crate::cluster::{Fusion, Traffic, cluster_at};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::{Bindings, Graph, Node, Requested};
@@ -25,6 +25,8 @@ pub struct Fused {
     pub(super) rewritten: Graph,
     /// One node per kernel.
     pub(super) clusters: Graph,
+    /// Bytes that they move.
+    traffic: Traffic,
     /// Devices and pins.
     pub(super) request: Request,
     report: Report,
@@ -39,15 +41,13 @@ pub fn fused(graph: Graph, options: &Options) -> Result<Fused> {
     let sizes = representative(&graph, options);
     let rewritten = simplified(&graph, &sizes, &request, &mut p)?;
     let graph = p.keep(graph);
-    let clusters = clustered(&rewritten, &sizes, &mut p)?;
-    let rewritten = match sizes.is_empty() {
-        true => p.keep(rewritten),
-        false => rewritten,
-    };
+    let (clusters, traffic) = clustered(&rewritten, &sizes, &mut p)?;
+    p.report.cluster.set_traffic(&traffic, &sizes);
     Ok(Fused {
         graph,
-        rewritten,
+        rewritten: p.keep(rewritten),
         clusters,
+        traffic,
         request,
         report: p.report,
         deadline: p.deadline,
@@ -66,8 +66,7 @@ impl Fused {
             ..self.report.clone()
         };
         let clusters = p.run(Pass::Bind, |report| {
-            let cluster = &mut report.cluster;
-            cluster.count(&self.rewritten, &self.clusters, sizes);
+            report.cluster.set_traffic(&self.traffic, sizes);
             passes::specialise(&self.clusters, sizes)
         })?;
         p.check(&clusters)?;
@@ -75,6 +74,7 @@ impl Fused {
             graph: kept(&self.graph, sizes, options)?,
             rewritten: kept(&self.rewritten, sizes, options)?,
             clusters,
+            traffic: Traffic::default(),
             request: self.request.clone(),
             report: p.report,
             deadline: p.deadline,
@@ -172,7 +172,7 @@ fn merge_products(g: Graph, p: &mut Passes) -> Result<Graph> {
 }
 
 /// Kernels are chosen at representative sizes; their bodies keep the symbols.
-fn clustered(rewritten: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> {
+fn clustered(rewritten: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<(Graph, Traffic)> {
     let mut fusion = fusion(p.options);
     if fusion.has_choice() && p.is_late("kernels are fused as at --opt-level 1") {
         fusion = Fusion::greedy(pricing(p.options));
@@ -181,14 +181,14 @@ fn clustered(rewritten: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Grap
         true => None,
         false => Some(passes::specialise(rewritten, sizes)?),
     };
-    let clusters = p.run(Pass::Cluster, |report| {
+    let (clusters, traffic) = p.run(Pass::Cluster, |report| {
         let sized = sized.as_ref().unwrap_or(rewritten);
-        let (clusters, fused) = cluster_at(rewritten, sized, &fusion)?;
+        let (clusters, fused, traffic) = cluster_at(rewritten, sized, &fusion)?;
         report.cluster = fused;
-        Ok(clusters)
+        Ok((clusters, traffic))
     })?;
     p.check(&clusters)?;
-    Ok(clusters)
+    Ok((clusters, traffic))
 }
 
 /// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.

@@ -316,7 +316,7 @@ impl Jit {
         self.code_bytes
     }
 
-    /// Links everything.
+    /// Links everything. A module without functions is dropped.
     pub(super) fn finish(mut self) -> Result<Finished> {
         self.module.finalize_definitions().map_err(internal)?;
         let entry = |linked: &Linked| match linked {
@@ -324,30 +324,13 @@ impl Jit {
             Linked::There(entry, _) => Some(*entry),
         };
         let entries: Vec<Option<KernelFn>> = self.functions.iter().map(entry).collect();
-        let defined = self.defined.into_iter();
-        let defined: Vec<(Skeleton, Vec<Defined>)> = defined.collect();
         let own = Arc::new(Code(Mutex::new(Some(self.module))));
-        let mut code: Vec<Arc<Code>> = Vec::new();
         if let Some(store) = &self.store {
-            for (skeleton, functions) in defined {
-                for d in functions {
-                    if let Some(entry) = entries[d.function.0] {
-                        store.add(skeleton, d.form, entry, &own);
-                    }
-                }
-            }
+            publish(store, self.defined, &entries, &own);
         }
-        for linked in self.functions {
-            if let Linked::There(_, owner) = linked
-                && !code.iter().any(|c| Arc::ptr_eq(c, &owner))
-            {
-                code.push(owner);
-            }
-        }
-        code.push(own);
         let (clif, asm) = self.listings.unwrap_or_default();
         Ok(Finished {
-            code,
+            code: owners(self.functions, own),
             entries,
             clif,
             asm,
@@ -363,4 +346,35 @@ impl Jit {
         // SAFETY: `kernel` gives every exported function exactly this signature.
         Some(unsafe { std::mem::transmute::<*const u8, KernelFn>(address) })
     }
+}
+
+/// Adds the functions of a module to those that other programs can have.
+fn publish(
+    store: &CodeStore,
+    defined: HashMap<Skeleton, Vec<Defined>>,
+    entries: &[Option<KernelFn>],
+    code: &Arc<Code>,
+) {
+    for (skeleton, functions) in defined {
+        for Defined { form, function, .. } in functions {
+            if let Some(entry) = entries[function.0] {
+                store.add(skeleton, form, entry, code);
+            }
+        }
+    }
+}
+
+/// Owners of the code of some functions, each once; `own` has that of this module.
+fn owners(functions: Vec<Linked>, own: Arc<Code>) -> Vec<Arc<Code>> {
+    let mut owners: Vec<Arc<Code>> = Vec::new();
+    for linked in functions {
+        let owner = match linked {
+            Linked::Here(_) => own.clone(),
+            Linked::There(_, owner) => owner,
+        };
+        if !owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
+            owners.push(owner);
+        }
+    }
+    owners
 }

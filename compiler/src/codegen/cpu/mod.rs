@@ -42,6 +42,7 @@ pub use rejected::{Fallback, Rejected};
 pub use reuse::CodeStore;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use thunk::Slot;
 
 /// Target and outputs of the code generator.
 #[derive(Clone, Debug)]
@@ -85,7 +86,7 @@ struct Session<'a> {
     jit: Jit,
     kernels: Vec<PendingKernel>,
     /// Functions that arrange the addresses of a task kernel, by symbol and slots.
-    thunks: BTreeMap<String, Kernel>,
+    thunks: BTreeMap<(&'static str, Vec<Slot>), Kernel>,
     fallbacks: Vec<Fallback>,
     options: &'a Options,
 }

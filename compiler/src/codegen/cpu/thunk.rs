@@ -5,10 +5,9 @@ use super::emit::Emitter;
 use super::jit::Kernel;
 use crate::error::Result;
 use cranelift_codegen::ir::{InstBuilder, Value};
-use std::fmt::Write;
 
 /// Source of an entry of a task kernel's address array; offsets are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Slot {
     /// Absent.
     Null,
@@ -39,7 +38,7 @@ impl Session<'_> {
         n_writes: usize,
         slots: &[Slot],
     ) -> Result<Kernel> {
-        let key = key(symbol, slots);
+        let key = (symbol, slots.to_vec());
         if let Some(known) = self.thunks.get(&key) {
             return Ok(known.clone());
         }
@@ -71,12 +70,4 @@ fn slot_address(e: &mut Emitter, slot: Slot, n_reads: usize, n_writes: usize) ->
         0 => address,
         _ => e.ins().iadd_imm_s(address, offset),
     }
-}
-
-fn key(symbol: &str, slots: &[Slot]) -> String {
-    let mut key = symbol.to_owned();
-    for slot in slots {
-        let _ = write!(key, " {slot:?}");
-    }
-    key
 }
