@@ -4,6 +4,7 @@ mod api;
 mod cli;
 mod cuda;
 mod cuda_calls;
+mod decoding;
 mod emulated;
 mod fallbacks;
 mod guide;
