@@ -91,6 +91,7 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "--path",
         "--no-deps",
         "--open",
+        "--example",
     ];
     let mut n_flags = 0;
     for (path, text) in pages() {
