@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Op};
 use crate::options::Options;
-use crate::pipeline::{Fused, fused};
+use crate::pipeline::{Fused, OnOneDevice, Partitioned, fused};
+use std::sync::OnceLock;
 
 /// The kernels of all shapes, if there are such.
 pub(crate) enum AnyShape {
@@ -20,6 +21,7 @@ pub(crate) struct Symbolic {
     /// A graph of inputs alone.
     inputs: Graph,
     fused: Fused,
+    on_one_device: OnceLock<Option<OnOneDevice>>,
 }
 
 impl AnyShape {
@@ -47,6 +49,34 @@ impl AnyShape {
             AnyShape::Failed(why) => Err(Some(why.clone())),
         }
     }
+
+    /// The graph of the only device for given shapes of the inputs, where one was made for all
+    /// shapes and takes these.
+    pub(crate) fn bind_on_one_device(
+        &self,
+        shapes: &[Vec<usize>],
+        options: &Options,
+    ) -> Option<Partitioned> {
+        let AnyShape::Fused(symbolic) = self else {
+            return None;
+        };
+        let on_one_device = symbolic.on_one_device.get()?.as_ref()?;
+        let sizes = symbolic.inputs.bindings_for(shapes).ok()?;
+        on_one_device.bind(&symbolic.fused, &sizes, options).ok()
+    }
+
+    /// Makes the graph of the only device for all shapes, from what was decided for the first ones.
+    pub(crate) fn put_on_one_device(&self, first: &Partitioned, options: &Options) -> Result<()> {
+        let AnyShape::Fused(symbolic) = self else {
+            return Ok(());
+        };
+        if symbolic.on_one_device.get().is_none() {
+            let made = OnOneDevice::of(&symbolic.fused, first, options)?;
+            // Another caller may have made the same.
+            let _ = symbolic.on_one_device.set(made);
+        }
+        Ok(())
+    }
 }
 
 impl Symbolic {
@@ -58,6 +88,7 @@ impl Symbolic {
         Ok(Symbolic {
             inputs: inputs_of(&graph),
             fused: fused(graph, options)?,
+            on_one_device: OnceLock::new(),
         })
     }
 

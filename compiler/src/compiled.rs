@@ -10,7 +10,9 @@ use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{MAX_DIM_SIZE, Options};
 use crate::partition::Part;
-use crate::pipeline::{self, Fused, Lowered, Planned, Stage, generate, partitioned, plan, replan};
+use crate::pipeline::{
+    self, Fused, Lowered, Partitioned, Planned, Stage, generate, partitioned, plan, replan,
+};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
 use crate::specialisations::{Held, Key, Specialisations};
@@ -423,7 +425,7 @@ impl Compiled {
 
     fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
         let make = || {
-            let made = self.compile(self.fused(&inputs)?)?;
+            let made = self.compile(self.partitioned(&inputs)?)?;
             let held = made.held();
             Ok((made, held))
         };
@@ -452,9 +454,9 @@ impl Compiled {
         )
     }
 
-    /// Compiles fused kernels of static shapes.
-    fn compile(&self, fused: Fused) -> Result<Executable> {
-        let mut lowered = self.lower(fused)?;
+    /// Compiles graphs of devices.
+    fn compile(&self, parts: Partitioned) -> Result<Executable> {
+        let mut lowered = self.lower(parts)?;
         if self.specialisations.len() > 0 && !self.options.keep_stages {
             lowered.release_graphs();
         }
@@ -498,7 +500,7 @@ impl Compiled {
     pub(crate) fn lower_for(&self, stage: Stage, inputs: &InputShapes) -> Result<Lowered> {
         let fused = self.fused(inputs)?;
         if stage.needs_code() {
-            return self.lower(fused);
+            return self.lower(partitioned(fused, &self.options)?);
         }
         let mut parts = pipeline::partitioned_anywhere(fused, &self.options)?;
         if stage > Stage::Partitions && parts.check_presence(&self.options).is_ok() {
@@ -507,8 +509,20 @@ impl Compiled {
         Ok(parts.without_code(&self.options))
     }
 
-    fn lower(&self, fused: Fused) -> Result<Lowered> {
-        let mut parts = partitioned(fused, &self.options)?;
+    /// One graph per device for given shapes.
+    fn partitioned(&self, inputs: &InputShapes) -> Result<Partitioned> {
+        let any_shape = self.any_shape();
+        if let Some(parts) = any_shape.bind_on_one_device(&inputs.shapes, &self.options) {
+            return Ok(parts);
+        }
+        let parts = partitioned(self.fused(inputs)?, &self.options)?;
+        if parts.report.of_any_shape {
+            any_shape.put_on_one_device(&parts, &self.options)?;
+        }
+        Ok(parts)
+    }
+
+    fn lower(&self, mut parts: Partitioned) -> Result<Lowered> {
         parts.settings.codegen.constants = self.constants.clone();
         if parts.report.of_any_shape {
             parts.settings.codegen.code = Some(self.code.clone());
@@ -536,8 +550,7 @@ impl Compiled {
 
     /// Fused kernels for given shapes: those of all shapes, where there are such and they take these.
     fn fused(&self, inputs: &InputShapes) -> Result<Fused> {
-        let any_shape = self.any_shape.get_or_init(|| self.any_shape());
-        let why = match any_shape.bind(&inputs.shapes, &self.options) {
+        let why = match self.any_shape().bind(&inputs.shapes, &self.options) {
             Ok(bound) => return Ok(bound),
             Err(why) => why,
         };
@@ -548,7 +561,11 @@ impl Compiled {
         Ok(fused)
     }
 
-    fn any_shape(&self) -> AnyShape {
+    fn any_shape(&self) -> &AnyShape {
+        self.any_shape.get_or_init(|| self.of_any_shape())
+    }
+
+    fn of_any_shape(&self) -> AnyShape {
         let mut inputs = self.inputs.iter();
         let is_static = inputs.all(|(_, ty)| ty.static_shape().is_some());
         match is_static || !self.value_inputs.is_empty() {

@@ -8,14 +8,14 @@
 
 mod library;
 
-use crate::codegen::assemble::{Settings, assemble};
+use crate::codegen::assemble::{Interface, Settings, assemble};
 use crate::codegen::cuda::{self, Generated};
 use crate::codegen::forms::{Forms, Preferred, Why};
 use crate::cost::{Fnv, flops, signature, store};
 use crate::error::{Error, Result};
 use crate::interp;
 use crate::interp::compare::allclose;
-use crate::ir::{Graph, NodeId, Op};
+use crate::ir::{Bindings, Graph, NodeId, Op};
 use crate::options::Options;
 use crate::partition::Part;
 use crate::pipeline::Partitioned;
@@ -445,7 +445,7 @@ impl<'a> Bench<'a> {
             ..self.settings.clone()
         };
         let made = assemble(
-            g,
+            Interface::of(g, &Bindings::new())?,
             &mut [Part::whole(self.device.clone(), g.clone())],
             &settings,
         )?;

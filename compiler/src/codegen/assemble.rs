@@ -7,7 +7,7 @@ use super::plan::{Arg, DeviceKernels, KernelPlan, PlanStep};
 use super::store::ConstantStore;
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
+use crate::ir::{Bindings, Graph, Node, NodeId, Op, ReduceKind, Type, ValueId};
 use crate::partition::Part;
 use crate::passes;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
@@ -104,13 +104,16 @@ impl Assembled {
     }
 }
 
-/// Generates code for the partitions of `whole` and joins it into one program.
+/// Generates code for the partitions of a graph, whose interface is given, and joins it into one program.
 ///
-/// Requires: `parts` come from partitioning `whole`, shapes are static.
-pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Result<Assembled> {
+/// Requires: shapes are static.
+pub fn assemble(
+    interface: Interface,
+    parts: &mut [Part],
+    settings: &Settings,
+) -> Result<Assembled> {
     let mut a = Assembler {
         settings,
-        interface: interface(whole)?,
         variables: Vec::new(),
         code: Vec::new(),
         code_bytes: 0,
@@ -129,11 +132,10 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         schedules.push(schedule);
         step_nodes.push(nodes);
     }
-    let (inputs, outputs) = a.interface;
     let program = Program {
-        name: whole.name.clone(),
-        inputs,
-        outputs,
+        name: interface.name,
+        inputs: interface.inputs,
+        outputs: interface.outputs,
         variables: a.variables,
         partitions: made,
         code: a.code,
@@ -160,36 +162,48 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
     })
 }
 
-type Interface = (Vec<IoSpec>, Vec<IoSpec>);
+/// What callers of a graph see.
+pub struct Interface {
+    name: String,
+    inputs: Vec<IoSpec>,
+    outputs: Vec<IoSpec>,
+}
 
-fn interface(g: &Graph) -> Result<Interface> {
-    let spec = |name: &str, v: ValueId| Ok(IoSpec::new(name, g.ty(v).dtype, &static_shape(g, v)?));
-    let inputs = g
-        .inputs
-        .iter()
-        .zip(&g.input_names)
-        .map(|(&v, n)| spec(n, v))
-        .collect::<Result<_>>()?;
-    let outputs = g
-        .outputs
-        .iter()
-        .map(|o| spec(&o.name, o.value))
-        .collect::<Result<_>>()?;
-    Ok((inputs, outputs))
+impl Interface {
+    /// The interface of a graph with given sizes of its symbols.
+    ///
+    /// Errors with `Unsupported` when there is no size for a symbol of an input or output.
+    pub fn of(g: &Graph, sizes: &Bindings) -> Result<Interface> {
+        let spec = |name: &String, v: ValueId| {
+            let ty = g.ty(v);
+            let shape = ty.shape.bind(sizes).as_static();
+            let shape = shape.ok_or_else(|| no_static_shape(ty))?;
+            Ok(IoSpec::new(name, ty.dtype, &shape))
+        };
+        let inputs = g.input_names.iter().zip(&g.inputs);
+        let outputs = g.outputs.iter();
+        Ok(Interface {
+            name: g.name.clone(),
+            inputs: inputs.map(|(n, &v)| spec(n, v)).collect::<Result<_>>()?,
+            outputs: outputs
+                .map(|o| spec(&o.name, o.value))
+                .collect::<Result<_>>()?,
+        })
+    }
 }
 
 fn static_shape(g: &Graph, v: ValueId) -> Result<Vec<usize>> {
     let ty = g.ty(v);
-    ty.static_shape().ok_or_else(|| {
-        Error::unsupported(format!(
-            "a value of type {ty} has no static shape: code is generated per shape"
-        ))
-    })
+    ty.static_shape().ok_or_else(|| no_static_shape(ty))
+}
+
+fn no_static_shape(ty: &Type) -> Error {
+    let message = "has no static shape: code is generated per shape";
+    Error::unsupported(format!("a value of type {ty} {message}"))
 }
 
 struct Assembler<'s> {
     settings: &'s Settings,
-    interface: Interface,
     variables: Vec<VariableSpec>,
     code: Vec<Arc<dyn Any + Send + Sync>>,
     code_bytes: usize,
@@ -461,7 +475,7 @@ impl Assembler<'_> {
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
         let clusters = self.settings.clustered(region)?;
         let made = assemble(
-            &clusters,
+            Interface::of(&clusters, &Bindings::new())?,
             &mut [Part::whole(device.clone(), clusters.clone())],
             self.settings,
         )?;

@@ -59,16 +59,8 @@ impl Fused {
     ///
     /// Errors when the sizes contradict a type rule, naming the node.
     pub fn bind(&self, sizes: &Bindings, options: &Options) -> Result<Fused> {
-        let mut p = Passes::new(options);
-        p.report = Report {
-            passes: Vec::new(),
-            of_any_shape: true,
-            ..self.report.clone()
-        };
-        let clusters = p.run(Pass::Bind, |report| {
-            report.cluster.set_traffic(&self.traffic, sizes);
-            passes::specialise(&self.clusters, sizes)
-        })?;
+        let mut p = self.binding(sizes, options);
+        let clusters = p.run(Pass::Bind, |_| passes::specialise(&self.clusters, sizes))?;
         p.check(&clusters)?;
         Ok(Fused {
             graph: kept(&self.graph, sizes, options)?,
@@ -79,6 +71,18 @@ impl Fused {
             report: p.report,
             deadline: p.deadline,
         })
+    }
+
+    /// The pass that puts sizes in.
+    pub(super) fn binding<'o>(&self, sizes: &Bindings, options: &'o Options) -> Passes<'o> {
+        let mut p = Passes::new(options);
+        p.report = Report {
+            passes: Vec::new(),
+            of_any_shape: true,
+            ..self.report.clone()
+        };
+        p.report.cluster.set_traffic(&self.traffic, sizes);
+        p
     }
 
     /// Adds a note to the report.

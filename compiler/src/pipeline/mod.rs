@@ -1,20 +1,22 @@
 //! The stages of compilation, as one list: every stage is a function, every stage has a text.
 
 mod fused;
+mod on_one_device;
 mod stage;
 mod timing;
 
 pub use fused::{Fused, fused};
+pub(crate) use on_one_device::OnOneDevice;
 pub use stage::Stage;
 
 use crate::cluster::Fusion;
-use crate::codegen::assemble::{Assembled, Settings, assemble};
+use crate::codegen::assemble::{Assembled, Interface, Settings, assemble};
 use crate::codegen::cpu::Fallback;
 use crate::codegen::{cpu, cuda};
 use crate::cost::{CostModel, Nanos};
 use crate::error::Result;
 use crate::ir::print::PrintOptions;
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Bindings, Graph, NodeId};
 use crate::options::{Options, Precision};
 use crate::partition::Part;
 use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
@@ -39,7 +41,8 @@ pub struct Lowered {
     pub rewritten: Graph,
     /// One node per kernel.
     pub clusters: Graph,
-    /// Device of each cluster.
+    /// Device of each cluster. On one device, predicted times of executables after a model's first
+    /// are those of the first one's shapes.
     pub placement: Placement,
     /// One graph per device.
     pub partitions: Vec<Part>,
@@ -153,6 +156,7 @@ fn placed(clusters: &Graph, request: &mut Request, p: &mut Passes) -> Result<Pla
 
 /// Results of the stages up to one graph per device, from which code is generated.
 pub struct Partitioned {
+    interface: Interface,
     graph: Graph,
     rewritten: Graph,
     clusters: Graph,
@@ -196,6 +200,7 @@ pub(crate) fn partitioned_anywhere(fused: Fused, options: &Options) -> Result<Pa
     let stream = front.placement.stream;
     settings.n_in_flight = stream.map_or(1, |stream| stream.in_flight as usize);
     Ok(Partitioned {
+        interface: Interface::of(&front.clusters, &Bindings::new())?,
         graph: front.graph,
         rewritten: front.rewritten,
         clusters: front.clusters,
@@ -271,6 +276,7 @@ fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
 /// Code, schedules and memory plans of the partitions, as a program.
 pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> {
     let Partitioned {
+        interface,
         clusters,
         mut partitions,
         settings,
@@ -278,7 +284,7 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
         ..
     } = partitioned;
     let started = Instant::now();
-    let mut assembled = assemble(&clusters, &mut partitions, &settings)?;
+    let mut assembled = assemble(interface, &mut partitions, &settings)?;
     report.add_time(Pass::Codegen, started.elapsed());
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &assembled.schedules)?;
