@@ -62,6 +62,13 @@ impl Settings {
         )
     }
 
+    /// The same for regions, whose clusters are not those that plans are known of.
+    fn of_regions(&self) -> Settings {
+        let mut settings = self.clone();
+        settings.codegen.plans = None;
+        settings
+    }
+
     /// A region as it is compiled: cleaned and clustered.
     pub fn clustered(&self, region: &Graph) -> Result<Graph> {
         Ok(cluster(&passes::clean(region)?, &self.fusion)?.0)
@@ -477,7 +484,7 @@ impl Assembler<'_> {
         let made = assemble(
             Interface::of(&clusters, &Bindings::new())?,
             &mut [Part::whole(device.clone(), clusters.clone())],
-            self.settings,
+            &self.settings.of_regions(),
         )?;
         self.choices.extend(made.choices);
         self.clif.push_str(&made.clif);

@@ -398,6 +398,7 @@ fn cpu_options(options: &Options) -> cpu::Options {
         release_constants: !options.keep_stages && !options.check,
         constants: Arc::default(),
         code: None,
+        plans: None,
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::{Fused, Partitioned};
 use crate::codegen::assemble::{Interface, Settings};
-use crate::error::Result;
+use crate::codegen::cpu::KeptPlans;
+use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::options::Options;
 use crate::partition::{self, Part};
@@ -16,6 +17,7 @@ pub(crate) struct OnOneDevice {
     /// Predicted times are those of the shapes that came first.
     placement: Placement,
     settings: Settings,
+    plans: KeptPlans,
 }
 
 impl OnOneDevice {
@@ -37,8 +39,11 @@ impl OnOneDevice {
         if depends_on_sizes || options.keep_stages {
             return Ok(None);
         }
-        let parts = partition::partition(&fused.clusters, placement)?;
-        Ok(parts.into_iter().next().map(|part| OnOneDevice {
+        let [part] = partition::partition(&fused.clusters, placement)?
+            .try_into()
+            .map_err(|_| Error::internal("one device has several graphs"))?;
+        Ok(Some(OnOneDevice {
+            plans: KeptPlans::of(&part.graph)?,
             part,
             placement: placement.clone(),
             settings: first.settings.clone(),
@@ -69,9 +74,15 @@ impl OnOneDevice {
             clusters,
             placement: self.placement.clone(),
             partitions,
-            settings: self.settings.clone(),
+            settings: self.settings_at(sizes),
             report: p.report,
         })
+    }
+
+    fn settings_at(&self, sizes: &Bindings) -> Settings {
+        let mut settings = self.settings.clone();
+        settings.codegen.plans = Some(self.plans.at(sizes));
+        settings
     }
 
     fn with(&self, graph: Graph) -> Part {

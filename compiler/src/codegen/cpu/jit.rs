@@ -66,14 +66,21 @@ pub(super) struct Kernel {
 pub(super) struct Finished {
     /// Owners of their code.
     pub(super) code: Vec<Arc<Code>>,
-    entries: Vec<Option<KernelFn>>,
+    /// The functions with the owners of theirs.
+    functions: Vec<(Option<KernelFn>, Arc<Code>)>,
     pub(super) clif: String,
     pub(super) asm: String,
 }
 
 impl Finished {
     pub(super) fn entry(&self, function: FunctionId) -> Option<KernelFn> {
-        self.entries[function.0]
+        self.functions[function.0].0
+    }
+
+    /// A function, and the owner of its code.
+    pub(super) fn function(&self, function: FunctionId) -> Option<(KernelFn, &Arc<Code>)> {
+        let (entry, owner) = &self.functions[function.0];
+        Some(((*entry)?, owner))
     }
 }
 
@@ -218,6 +225,11 @@ impl Jit {
         Some((function, found.form))
     }
 
+    /// Adds a function of another program.
+    pub(super) fn add_kept(&mut self, entry: KernelFn, code: Arc<Code>) -> FunctionId {
+        self.add_function(Linked::There(entry, code))
+    }
+
     fn add_function(&mut self, linked: Linked) -> FunctionId {
         self.functions.push(linked);
         FunctionId(self.functions.len() - 1)
@@ -328,10 +340,16 @@ impl Jit {
         if let Some(store) = &self.store {
             publish(store, self.defined, &entries, &own);
         }
+        let owner = |linked| match linked {
+            Linked::Here(_) => own.clone(),
+            Linked::There(_, owner) => owner,
+        };
+        let owners = self.functions.into_iter().map(owner);
+        let functions: Vec<_> = entries.into_iter().zip(owners).collect();
         let (clif, asm) = self.listings.unwrap_or_default();
         Ok(Finished {
-            code: owners(self.functions, own),
-            entries,
+            code: owners_of(&functions),
+            functions,
             clif,
             asm,
         })
@@ -364,16 +382,12 @@ fn publish(
     }
 }
 
-/// Owners of the code of some functions, each once; `own` has that of this module.
-fn owners(functions: Vec<Linked>, own: Arc<Code>) -> Vec<Arc<Code>> {
+/// Owners of the code of some functions, each once.
+fn owners_of(functions: &[(Option<KernelFn>, Arc<Code>)]) -> Vec<Arc<Code>> {
     let mut owners: Vec<Arc<Code>> = Vec::new();
-    for linked in functions {
-        let owner = match linked {
-            Linked::Here(_) => own.clone(),
-            Linked::There(_, owner) => owner,
-        };
-        if !owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
-            owners.push(owner);
+    for (_, owner) in functions {
+        if !owners.iter().any(|known| Arc::ptr_eq(known, owner)) {
+            owners.push(owner.clone());
         }
     }
     owners

@@ -10,6 +10,7 @@ mod convolution;
 mod emit;
 mod epilogue;
 mod jit;
+mod kept;
 mod lanes;
 mod lines;
 mod match_kernels;
@@ -37,6 +38,8 @@ use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use gristmill_runtime::program::{CpuKernel, KernelEntry};
 use jit::{Finished, FunctionId, Jit, Kernel};
+pub use kept::KeptPlans;
+use kept::Made;
 pub use native::why_loops;
 pub use rejected::{Fallback, Rejected};
 pub use reuse::CodeStore;
@@ -59,6 +62,8 @@ pub struct Options {
     pub constants: Arc<ConstantStore>,
     /// Functions of all programs of a model, for a program of one of many shapes.
     pub code: Option<Arc<CodeStore>>,
+    /// Plans of clusters of the graph that is compiled, from earlier shapes. Regions have none.
+    pub plans: Option<KeptPlans>,
 }
 
 impl Default for Options {
@@ -70,6 +75,7 @@ impl Default for Options {
             release_constants: false,
             constants: Arc::default(),
             code: None,
+            plans: None,
         }
     }
 }
@@ -101,6 +107,18 @@ impl Session<'_> {
         });
         self.kernels.len() - 1
     }
+
+    /// Compiles a cluster, and adds it to those that may be kept.
+    fn compile(&mut self, graph: &Graph, id: NodeId, made: &mut Vec<Made>) -> Result<KernelPlan> {
+        let before = (self.kernels.len(), self.fallbacks.len());
+        let node = graph.node(id);
+        let plan = ClusterCompiler::compile(self, graph, id, node)
+            .map_err(|e| e.at_origin(&node.origin))?;
+        if self.options.plans.is_some() {
+            made.push(self.made(id, &plan, before));
+        }
+        Ok(plan)
+    }
 }
 
 /// Compiles every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static.
@@ -114,7 +132,7 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         fallbacks: Vec::new(),
         options,
     };
-    let mut plans = BTreeMap::new();
+    let (mut plans, mut made) = (BTreeMap::new(), Vec::new());
     let mut uses = constant_uses(graph);
     let is_cluster = |n: &Node| matches!(n.op, Op::Cluster { .. });
     let clusters = graph.nodes().filter(|(_, n)| is_cluster(n));
@@ -122,8 +140,10 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
     for id in ids {
         let node = graph.node(id);
         let operands = node.inputs.clone();
-        let plan: KernelPlan = ClusterCompiler::compile(&mut session, graph, id, node)
-            .map_err(|e| e.at_origin(&node.origin))?;
+        let plan = match session.kept_plan(id) {
+            Some(plan) => plan,
+            None => session.compile(graph, id, &mut made)?,
+        };
         if options.release_constants {
             release_constants(graph, &operands, &plan, &mut uses, &options.constants)?;
         }
@@ -131,6 +151,9 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
     }
     let code_bytes = session.jit.code_bytes();
     let finished = session.jit.finish()?;
+    if let Some(plans) = &options.plans {
+        plans.keep(made, &session.kernels, &session.fallbacks, &finished);
+    }
     let kernels = session
         .kernels
         .into_iter()
