@@ -135,35 +135,40 @@ fn check_variables(p: &Program, violations: &mut Vec<String>) {
 
 /// Every output is written, by the only partition that names it.
 fn check_outputs(p: &Program, violations: &mut Vec<String>) {
-    for (i, spec) in p.outputs.iter().enumerate() {
-        let is_output = |part: &Partition, id: &BufferId| {
-            part.buffers
-                .get(id.0 as usize)
-                .is_some_and(|b| b.loc == Loc::Output(i as u32))
-        };
-        let names = |part: &&Partition| part.buffers.iter().any(|b| b.loc == Loc::Output(i as u32));
-        let writes = |part: &Partition| {
-            part.steps
-                .iter()
-                .any(|s| s.kind.accesses().1.iter().any(|id| is_output(part, id)))
-        };
-        let (n_naming, written) = (
-            p.partitions.iter().filter(names).count(),
-            p.partitions.iter().any(writes),
-        );
-        if n_naming > 1 {
-            violations.push(format!(
-                "program {:?}: output {:?} is named by {n_naming} partitions",
-                p.name, spec.name
-            ));
+    let mut naming = vec![0; p.outputs.len()];
+    let mut is_written = vec![false; p.outputs.len()];
+    for partition in &p.partitions {
+        for i in outputs_among(partition.buffers.iter()) {
+            naming.get_mut(i).into_iter().for_each(|n| *n += 1);
         }
-        if !written && !spec.shape.contains(&0) {
-            violations.push(format!(
-                "program {:?}: output {:?} is never written",
-                p.name, spec.name
-            ));
+        for step in &partition.steps {
+            let written = step.kind.accesses().1;
+            let written = written
+                .iter()
+                .map(|id| partition.buffers.get(id.0 as usize));
+            for i in outputs_among(written.flatten()) {
+                is_written.get_mut(i).into_iter().for_each(|w| *w = true);
+            }
         }
     }
+    for (i, spec) in p.outputs.iter().enumerate() {
+        let label = || format!("program {:?}: output {:?}", p.name, spec.name);
+        if naming[i] > 1 {
+            violations.push(format!("{} is named by {} partitions", label(), naming[i]));
+        }
+        if !is_written[i] && !spec.shape.contains(&0) {
+            violations.push(format!("{} is never written", label()));
+        }
+    }
+}
+
+/// The outputs that are at some of these buffers, each once.
+fn outputs_among<'b>(buffers: impl Iterator<Item = &'b Buffer>) -> BTreeSet<usize> {
+    let output = |b: &Buffer| match b.loc {
+        Loc::Output(i) => Some(i as usize),
+        _ => None,
+    };
+    buffers.filter_map(output).collect()
 }
 
 fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<String>, depth: usize) {
@@ -185,19 +190,15 @@ fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<Stri
             nested: Vec::new(),
         };
         check.step(i, step);
-        let label = format!("{}: step {i} ({})", partition.device, step.origin);
-        violations.extend(
-            check
-                .problems
-                .iter()
-                .map(|problem| format!("{label}: {problem}")),
-        );
-        violations.extend(
-            check
-                .nested
-                .iter()
-                .map(|problem| format!("{label}: in sub-program: {problem}")),
-        );
+        let nested = check.nested.iter().map(|p| format!("in sub-program: {p}"));
+        let problems = check.problems.iter().cloned().chain(nested);
+        let label = |problem| {
+            format!(
+                "{}: step {i} ({}): {problem}",
+                partition.device, step.origin
+            )
+        };
+        violations.extend(problems.map(label));
     }
     if violations.len() == n_before {
         check_hazards(partition, violations);
