@@ -1,9 +1,10 @@
 //! What is decided once for all shapes of a model.
 
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Op};
+use crate::ir::{Graph, Op, Type};
 use crate::options::Options;
 use crate::pipeline::{Fused, OnOneDevice, Partitioned, fused};
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 /// The kernels of all shapes, if there are such.
@@ -77,6 +78,47 @@ impl AnyShape {
         }
         Ok(())
     }
+}
+
+/// The work that a further set of shapes of a model takes, for `check`.
+pub(crate) struct ShapeWork {
+    /// The dims that may have any size.
+    pub(crate) symbols: Vec<String>,
+    /// Why each set of shapes goes all the way by itself; `None` where kernels are chosen once.
+    pub(crate) reason: Option<String>,
+}
+
+impl ShapeWork {
+    /// What there is to do for a graph with inputs of these types; `None` where all are constant.
+    pub(crate) fn of(
+        inputs: &[(String, Type)],
+        graph: Result<Graph>,
+        options: &Options,
+    ) -> Option<ShapeWork> {
+        let symbols = symbols_of(inputs);
+        if symbols.is_empty() {
+            return None;
+        }
+        let reason = match AnyShape::of(graph, options) {
+            AnyShape::Failed(why) => Some(why),
+            AnyShape::Fused(_) | AnyShape::None => None,
+        };
+        Some(ShapeWork {
+            symbols: symbols.into_iter().collect(),
+            reason,
+        })
+    }
+}
+
+/// The symbols of some types.
+pub(crate) fn symbols_of(inputs: &[(String, Type)]) -> BTreeSet<String> {
+    let mut symbols = BTreeSet::new();
+    for dim in inputs.iter().flat_map(|(_, ty)| ty.shape.iter()) {
+        dim.visit_symbols(&mut |s| {
+            symbols.insert(s.to_owned());
+        });
+    }
+    symbols
 }
 
 impl Symbolic {

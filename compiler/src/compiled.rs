@@ -221,7 +221,7 @@ fn in_range(dim: &str, size: Option<usize>, options: &Options) -> Result<()> {
 }
 
 /// Names and types of a graph's inputs, and names of its outputs.
-fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
+pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
     let inputs = g
         .inputs
         .iter()

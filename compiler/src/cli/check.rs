@@ -3,11 +3,13 @@
 use super::args::DimFlags;
 use super::output::outln;
 use super::{load, print_json};
+use crate::any_shape::{ShapeWork, symbols_of};
 use crate::codegen::cpu::why_loops;
-use crate::compiled::{Source, bound};
+use crate::compiled::{Source, bound, interface};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph};
+use crate::ir::{Bindings, Graph, Type};
 use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
+use crate::options::Options;
 use crate::units::{plural, printable};
 use clap::Args;
 use serde_json::{Value, json};
@@ -33,24 +35,52 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     match load::model(&args.model)? {
         Source::Onnx(m) => check_model(&m, dims, args.json),
         Source::Graph(g) => {
-            check_graph(&bound(&g, &dims)?, args.json);
+            check_graph(bound(&g, &dims)?, args.json);
             Ok(())
         }
     }
 }
 
 /// A graph in text form has been checked when it was read.
-fn check_graph(g: &Graph, json: bool) {
+fn check_graph(g: Graph, json: bool) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, node) in g.nodes() {
         *counts.entry(node.op.name()).or_default() += 1;
     }
+    let n_nodes = g.n_nodes();
+    let inputs = interface(&g).0;
+    let shapes = ShapeWork::of(&inputs, Ok(g), &Options::default());
     if json {
         let problems: [Value; 0] = [];
-        let report = json!({ "nodes": g.n_nodes(), "problems": problems, "ops": counts });
+        let shapes = shapes.map(|s| s.json());
+        let report =
+            json!({ "nodes": n_nodes, "problems": problems, "ops": counts, "shapes": shapes });
         print_json("check", report);
     } else {
-        outln!("{}, all of known ops", plural(g.n_nodes(), "node"));
+        outln!("{}, all of known ops", plural(n_nodes, "node"));
+        shapes.iter().for_each(ShapeWork::print);
+    }
+}
+
+impl ShapeWork {
+    fn print(&self) {
+        let symbols: Vec<_> = self.symbols.iter().map(|s| printable(s)).collect();
+        let symbols = symbols.join(", ");
+        match &self.reason {
+            None => outln!("shapes: kernels are chosen once for all sizes of {symbols}"),
+            Some(why) => {
+                let why = printable(why);
+                outln!("shapes: compiled anew for each set of sizes of {symbols}: {why}");
+            }
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "symbols": self.symbols,
+            "compiled_once": self.reason.is_none(),
+            "reason": self.reason,
+        })
     }
 }
 
@@ -59,16 +89,23 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         dims,
         ..Specialisation::default()
     };
-    let capabilities = m.capabilities(&spec, why_loops)?;
-    let shape_inputs = match capabilities.problems.is_empty() {
-        true => m.required_values(&spec)?,
+    let inputs = m.interface(&spec)?.0;
+    let (capabilities, sized) = capabilities(m, &spec, &inputs)?;
+    let can_compile = capabilities.problems.is_empty();
+    let shape_inputs = match can_compile {
+        true => m.required_values(&sized)?,
         false => BTreeSet::new(),
+    };
+    let shapes = match can_compile && shape_inputs.is_empty() {
+        true => ShapeWork::of(&inputs, m.graph(&spec), &Options::default()),
+        false => None,
     };
     let report = Report {
         n_nodes: capabilities.operators.values().map(n_nodes).sum(),
         n_bad: capabilities.problems.iter().map(|p| p.nodes.len()).sum(),
         capabilities,
         shape_inputs,
+        shapes,
     };
     if json {
         print_json("check", report.json());
@@ -76,6 +113,32 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         report.print();
     }
     report.verdict()
+}
+
+/// Sizes that are tried for all symbols together where there are problems without sizes.
+const TRIED: [usize; 3] = [1, 2, 16];
+
+/// The treatment of each node, and the sizes that it is for: none where these do not matter. An
+/// operand that may or may not be broadcast, for instance, is a problem until sizes are known.
+fn capabilities(
+    m: &Model,
+    spec: &Specialisation,
+    inputs: &[(String, Type)],
+) -> Result<(Capabilities, Specialisation)> {
+    let without_sizes = m.capabilities(spec, why_loops)?;
+    if without_sizes.problems.is_empty() {
+        return Ok((without_sizes, spec.clone()));
+    }
+    let symbols = symbols_of(inputs);
+    for n in TRIED.into_iter().filter(|_| !symbols.is_empty()) {
+        let mut sized = spec.clone();
+        sized.dims.extend(symbols.iter().map(|s| (s.clone(), n)));
+        let found = m.capabilities(&sized, why_loops)?;
+        if found.problems.is_empty() {
+            return Ok((found, sized));
+        }
+    }
+    Ok((without_sizes, spec.clone()))
 }
 
 fn n_nodes(operator: &OperatorReport) -> usize {
@@ -87,6 +150,8 @@ struct Report {
     capabilities: Capabilities,
     /// Inputs whose values decide shapes.
     shape_inputs: BTreeSet<String>,
+    /// What further shapes take, where some are not constant.
+    shapes: Option<ShapeWork>,
     n_nodes: usize,
     /// Nodes that cannot be compiled.
     n_bad: usize,
@@ -108,6 +173,7 @@ impl Report {
         for name in &self.shape_inputs {
             outln!("  input {name:?} decides shapes: code is specialised for each of its values");
         }
+        self.shapes.iter().for_each(ShapeWork::print);
         outln!(
             "devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed"
         );
@@ -126,6 +192,7 @@ impl Report {
             "nodes": self.n_nodes,
             "problems": problems.collect::<Vec<_>>(),
             "shape_inputs": self.shape_inputs,
+            "shapes": self.shapes.as_ref().map(ShapeWork::json),
             "ops": counts,
             "capabilities": operators_json(&self.capabilities),
             "notes": notes.collect::<Vec<_>>(),

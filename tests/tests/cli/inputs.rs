@@ -2,6 +2,8 @@
 
 use super::{data, run};
 use crate::process::gristmill;
+use gristmill::onnx::proto::*;
+use prost::Message;
 
 /// Two embeddings: a table of 2 rows, and one of 1000.
 const EMBEDDINGS: &str = r#"graph "g" {
@@ -115,6 +117,73 @@ fn graphs_are_checked_in_json_too() {
         (&value["nodes"], &value["ops"]["gather"]),
         (&4.into(), &2.into())
     );
+}
+
+/// `x + y`, of one dim each.
+fn sum(dims: [&str; 2]) -> ModelProto {
+    let row = |(name, dim): (&str, &str)| ValueInfoProto {
+        name: name.to_owned(),
+        r#type: Some(TypeProto {
+            value: Some(TypeValue::Tensor(TensorTypeProto {
+                elem_type: 1,
+                shape: Some(TensorShapeProto {
+                    dim: vec![DimensionProto {
+                        value: Some(DimensionValue::Param(dim.to_owned())),
+                    }],
+                }),
+            })),
+        }),
+    };
+    let add = NodeProto {
+        op_type: "Add".to_owned(),
+        input: vec!["x".to_owned(), "y".to_owned()],
+        output: vec!["z".to_owned()],
+        ..Default::default()
+    };
+    let graph = GraphProto {
+        name: "sum".to_owned(),
+        node: vec![add],
+        input: ["x", "y"].into_iter().zip(dims).map(row).collect(),
+        output: vec![row(("z", dims[0]))],
+        ..Default::default()
+    };
+    ModelProto {
+        ir_version: 9,
+        graph: Some(graph),
+        opset_import: vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: 18,
+        }],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn the_work_of_further_shapes_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let checked = |dims, flags: &[&str]| {
+        std::fs::write(folder.path().join("m.onnx"), sum(dims).encode_to_vec()).unwrap();
+        let words = ["check", "m.onnx"].iter().chain(flags).copied();
+        let ended = gristmill(folder.path(), &words.collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let out = checked(["n", "n"], &[]);
+    let expected = "shapes: kernels are chosen once for all sizes of n\n";
+    assert!(out.contains(expected), "{out}");
+    // Whether one of them is broadcast is known for given sizes only.
+    let out = checked(["n", "m"], &[]);
+    let expected = "shapes: compiled anew for each set of sizes of m, n: ";
+    assert!(out.contains(expected), "{out}");
+    let out = checked(["n", "m"], &["--set", "n=1"]);
+    assert!(out.contains("for all sizes of m\n"), "{out}");
+    let out = checked(["n", "m"], &["--set", "n=4", "--set", "m=1"]);
+    assert!(!out.contains("shapes:"), "{out}");
+    let json: serde_json::Value = serde_json::from_str(&checked(["n", "m"], &["--json"])).unwrap();
+    let shapes = &json["shapes"];
+    assert_eq!(shapes["compiled_once"], false);
+    assert_eq!(shapes["symbols"], serde_json::json!(["m", "n"]));
+    assert!(shapes["reason"].as_str().unwrap().contains("broadcast"));
 }
 
 #[test]
