@@ -222,10 +222,11 @@ impl Sampling {
 
     /// The tokens to choose from, in descending order of their logits.
     fn most_likely(&self, logits: &[f32]) -> Vec<usize> {
-        let k = match self.temperature > 0.0 {
-            true => self.top_k.clamp(1, logits.len()),
-            false => 1,
-        };
+        if self.temperature <= 0.0 {
+            let best = (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a });
+            return best.into_iter().collect();
+        }
+        let k = self.top_k.clamp(1, logits.len());
         let descending = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]);
         let mut tokens: Vec<usize> = (0..logits.len()).collect();
         tokens.select_nth_unstable_by(k - 1, descending);
