@@ -33,6 +33,9 @@ use tile::Lhs;
 const ROW_BLOCK: usize = 448;
 /// Multiply-adds that are worth an item of their own: some 10 us.
 const ITEM_MULTIPLY_ADDS: usize = 1 << 20;
+/// A product of fewer rows takes about as long as one of so many: it waits for its right-hand side,
+/// which a thread reads at 40 GB/s or less where it does not fit the caches.
+const LEAST_ROWS: usize = 8;
 
 /// One batch dimension. Strides are in elements; `b`'s counts packed elements.
 #[repr(C)]
@@ -164,6 +167,11 @@ impl GemmDesc {
         self.n_batch() * self.n_row_blocks() * self.n_panel_blocks()
     }
 
+    /// Multiply-adds, or as many as take the time of reading the right-hand sides if that is longer.
+    pub fn work(&self) -> usize {
+        work(self.m, self.n, self.k).saturating_mul(self.n_batch())
+    }
+
     fn nr(&self) -> usize {
         Isa::from_u32(self.isa).map_or(1, Isa::nr)
     }
@@ -175,6 +183,11 @@ impl GemmDesc {
     fn n_panel_blocks(&self) -> usize {
         n_parts(self.n.div_ceil(self.nr()), self.panel_block)
     }
+}
+
+/// See [`GemmDesc::work`].
+fn work(m: usize, n: usize, k: usize) -> usize {
+    m.max(LEAST_ROWS).saturating_mul(n).saturating_mul(k)
 }
 
 /// Rows and panels per item of an `m x n x k` product done `n_batch` times by `n_threads` threads.
@@ -194,7 +207,7 @@ pub(crate) fn plan_blocks(
     } else {
         1
     };
-    let worth = (m * n * k * n_batch / ITEM_MULTIPLY_ADDS).max(1);
+    let worth = (work(m, n, k).saturating_mul(n_batch) / ITEM_MULTIPLY_ADDS).max(1);
     // A multiple of the threads, so that all end together.
     let wanted = if n_threads <= 1 || worth < 2 {
         1

@@ -370,6 +370,17 @@ fn every_item_is_covered_once_by_a_plan() {
 }
 
 #[test]
+fn a_row_is_shared_where_its_weights_are_large() {
+    let items = |n: usize, k| {
+        let (_, panels) = plan_blocks(1, n, k, 1, 32, 2);
+        n.div_ceil(32).div_ceil(panels)
+    };
+    assert_eq!(items(128, 128), 1, "64 KiB");
+    assert_eq!(items(768, 768), 4, "2.3 MB");
+    assert_eq!(items(3072, 768), 8);
+}
+
+#[test]
 fn nonsense_is_refused() {
     let mut desc = GemmDesc::new(Isa::current(), 1, 1, 1);
     let ptrs = [std::ptr::null_mut::<u8>(); 4];

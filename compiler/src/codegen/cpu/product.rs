@@ -52,7 +52,7 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
         ),
         workspace_bytes: 0,
         items: desc.n_items(),
-        cost_ns: product.cost_ns(),
+        cost_ns: product.cost_ns(&desc),
     };
     Ok(product.finish(id, call))
 }
@@ -147,9 +147,9 @@ impl Product {
         desc
     }
 
-    fn cost_ns(&self) -> u64 {
+    fn cost_ns(&self, desc: &GemmDesc) -> u64 {
         let n_elements = self.n_rows() * self.n_columns();
-        contraction_ns(n_elements * self.sides.k, n_elements, &self.chain)
+        contraction_ns(desc.work(), n_elements, &self.chain)
     }
 
     fn finish(self, id: NodeId, call: Call) -> Task {
