@@ -183,8 +183,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// Largest size of a dim: no tensor may have more bytes than this.
-pub const MAX_DIM_SIZE: usize = 1 << 40;
+pub use crate::ir::MAX_DIM_SIZE;
 
 /// Sizes that a symbolic dim may have, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

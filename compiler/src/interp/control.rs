@@ -20,9 +20,21 @@ fn row(t: &Tensor, i: usize) -> Result<Tensor> {
 fn stack(rows: &[Tensor], region: &Graph, output: usize, bindings: &Bindings) -> Result<Tensor> {
     let Some(first) = rows.first() else {
         let ty = region.ty(region.outputs[output].value);
-        let shape = concrete(&ty.shape, bindings)?;
+        // No iteration has shown extents that are known inside of the region only.
+        let shape: Vec<usize> = ty
+            .shape
+            .bind(bindings)
+            .iter()
+            .map(|d| d.as_usize().unwrap_or(0))
+            .collect();
         return Ok(Tensor::zeros(ty.dtype, &[&[0], shape.as_slice()].concat())?);
     };
+    if let Some(other) = rows.iter().find(|r| r.shape() != first.shape()) {
+        let (a, b) = (first.shape(), other.shape());
+        return Err(Error::invalid(format!(
+            "results of shapes {a:?} and {b:?} cannot be stacked"
+        )));
+    }
     let one = [&[1], first.shape()].concat();
     let rows: Vec<Tensor> = rows
         .iter()
@@ -125,8 +137,8 @@ impl Machine<'_> {
             state.take(*carried, results);
             i += 1;
         }
-        if !state.stacks.is_empty() {
-            check_trip(i, extent(trip, bindings)?)?;
+        if let Some(rows) = trip.as_usize().filter(|_| !state.stacks.is_empty()) {
+            check_trip(i, rows)?;
         }
         state.results(body, 1, bindings)
     }

@@ -16,8 +16,8 @@ mod tests;
 pub use budget::WorkBudget;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ir::eval::{Evaluator, eval_tensors};
-use crate::ir::{Bindings, Graph, Node, Op, Type, ValueId};
+use crate::ir::eval::{Evaluator, eval_selection, eval_tensors};
+use crate::ir::{Bindings, Dim, Graph, MAX_DIM_SIZE, Node, Op, Shape, Type, ValueId};
 use budget::Meter;
 use gristmill_runtime::Tensor;
 use std::collections::BTreeMap;
@@ -91,6 +91,17 @@ pub fn eval_within(
     within(budget, |m| m.eval(op, inputs, regions, &Bindings::new()))
 }
 
+/// Computes the results of the segment of a number.
+pub type RunSegment<'a> = &'a dyn Fn(usize, &[Tensor]) -> Result<Vec<Tensor>>;
+
+/// Runs a graph as [`run`] does, but its segments by `segment`.
+pub fn run_segments(graph: &Graph, inputs: &[Tensor], segment: RunSegment) -> Result<Vec<Tensor>> {
+    let mut store = Store::new();
+    let mut machine = Machine::new(&mut store, Meter::unlimited());
+    machine.segment = Some(segment);
+    machine.run(graph, inputs, &Bindings::new())
+}
+
 /// The results of `evaluate`, unless it exceeds the budget.
 fn within(
     budget: &mut WorkBudget,
@@ -112,6 +123,8 @@ struct Machine<'a> {
     /// Tensors sent so far, by key.
     mail: BTreeMap<String, Tensor>,
     meter: Meter,
+    /// Runs segments, which are interpreted without it.
+    segment: Option<RunSegment<'a>>,
 }
 
 impl<'a> Machine<'a> {
@@ -120,6 +133,7 @@ impl<'a> Machine<'a> {
             store,
             mail: BTreeMap::new(),
             meter,
+            segment: None,
         }
     }
 }
@@ -132,27 +146,33 @@ impl Machine<'_> {
         bindings.extend(graph.bindings_for(&shapes)?);
         let mut values = Values::new(graph, inputs)?;
         for (_, node) in graph.nodes() {
-            self.step(graph, node, &mut values, &bindings)?;
+            self.step(graph, node, &mut values, &mut bindings)?;
             values.release_operands(node);
         }
         let outputs = graph.outputs.iter();
         outputs.map(|o| values.get(o.value).cloned()).collect()
     }
 
-    /// Evaluates one node and stores its results, whose types must be the declared ones.
+    /// Evaluates one node and stores its results, whose types must be the declared ones. Symbols in
+    /// these that have no value yet get it from the results.
     fn step(
         &mut self,
         graph: &Graph,
         node: &Node,
         values: &mut Values,
-        bindings: &Bindings,
+        bindings: &mut Bindings,
     ) -> Result<()> {
         let inputs = node.inputs.iter().map(|&v| values.get(v));
         let inputs: Vec<&Tensor> = inputs.collect::<Result<_>>()?;
         let results = self
             .eval(&node.op, &inputs, &node.regions, bindings)
             .map_err(|e| e.at_origin(&node.origin))?;
+        if let Op::Extent { symbol } = &node.op {
+            let n = extent_of(symbol, &results[0]).map_err(|e| e.at_origin(&node.origin))?;
+            bindings.insert(symbol.clone(), n);
+        }
         for (&v, t) in node.outputs.iter().zip(results) {
+            bind_open(graph.ty(v), &t, bindings);
             check_type(graph.ty(v), &t, bindings).map_err(|m| {
                 Error::internal(m)
                     .context(node.op.name())
@@ -207,8 +227,14 @@ impl Machine<'_> {
             Evaluator::Scan => self.scan(op, inputs, only_region(regions)?, bindings),
             Evaluator::Body => {
                 let inputs: Vec<Tensor> = inputs.iter().map(|&t| t.clone()).collect();
-                self.run(only_region(regions)?, &inputs, bindings)
+                match (op, self.segment) {
+                    (Op::Segment { number }, Some(run)) => run(*number, &inputs),
+                    _ => self.run(only_region(regions)?, &inputs, bindings),
+                }
             }
+            Evaluator::Selection(_) => eval_selection(op, inputs),
+            Evaluator::Extent => Ok(vec![inputs[0].clone()]),
+            Evaluator::Shaped => Ok(vec![shaped(op, inputs[0])?]),
             Evaluator::Read => Ok(vec![self.read(op)?]),
             Evaluator::Assign => self.assign(op, inputs[0]),
             Evaluator::Send => self.send(op, inputs[0]),
@@ -301,6 +327,43 @@ impl Values {
             }
         }
     }
+}
+
+/// The value that a scalar gives a symbol.
+pub(crate) fn extent_of(symbol: &str, value: &Tensor) -> Result<usize> {
+    let n = value.as_slice::<i64>()[0];
+    let extent = usize::try_from(n).ok().filter(|n| *n <= MAX_DIM_SIZE);
+    extent.ok_or_else(|| {
+        Error::invalid(format!(
+            "dim {symbol:?}, which the data decides, is {n}: sizes go from 0 up to {MAX_DIM_SIZE}"
+        ))
+    })
+}
+
+/// Gives symbols without a value that of the extents of a tensor.
+fn bind_open(ty: &Type, t: &Tensor, bindings: &mut Bindings) {
+    for (symbol, &n) in ty.shape.iter().map(Dim::as_symbol).zip(t.shape()) {
+        if let Some(symbol) = symbol.filter(|s| !bindings.contains_key(*s)) {
+            bindings.insert(symbol.to_owned(), n);
+        }
+    }
+}
+
+/// The operand, if its shape is what it has to be as far as that is known.
+fn shaped(op: &Op, x: &Tensor) -> Result<Tensor> {
+    let Op::Shaped { shape } = op else {
+        return Err(mismatch(op));
+    };
+    let mut extents = shape.iter().zip(x.shape());
+    if shape.len() == x.shape().len()
+        && extents.all(|(d, &n)| d.as_const().is_none_or(|d| d == n as i64))
+    {
+        return Ok(x.clone());
+    }
+    let (got, shape) = (x.shape(), Shape(shape.clone()));
+    Err(Error::invalid(format!(
+        "the data gives shape {got:?} where {shape} is needed"
+    )))
 }
 
 /// Errors when a result has another type than the graph declares.

@@ -81,6 +81,21 @@ pub fn unquote(text: &str) -> Option<String> {
     Some(out)
 }
 
+impl<T: Attr> Attr for Option<T> {
+    fn print(&self) -> String {
+        self.as_ref().map_or("none".to_owned(), Attr::print)
+    }
+    fn parse(text: &str) -> Option<Option<T>> {
+        match text {
+            "none" => Some(None),
+            text => T::parse(text).map(Some),
+        }
+    }
+    fn map_dims(&self, f: &dyn Fn(&Dim) -> Dim) -> Option<T> {
+        self.as_ref().map(|value| value.map_dims(f))
+    }
+}
+
 impl<T: Attr> Attr for Vec<T> {
     fn print(&self) -> String {
         format!(

@@ -340,6 +340,22 @@ impl GraphBuilder {
         )
     }
 
+    /// Positions of the elements other than 0, `[rank, count]`: as many as a run shows, which `count`
+    /// stands for from here on. See [`Op::NonZero`].
+    #[track_caller]
+    pub fn non_zero(&mut self, x: ValueId, count: &str) -> Result<ValueId> {
+        let count = Dim::symbol(count);
+        self.add1(Op::NonZero { count }, &[x])
+    }
+
+    /// Lets `symbol` stand for the value of an `i64` of rank 0 from here on, as a dim. The result is
+    /// the operand. See [`Op::Extent`].
+    #[track_caller]
+    pub fn extent(&mut self, x: ValueId, symbol: &str) -> Result<ValueId> {
+        let symbol = symbol.to_owned();
+        self.add1(Op::Extent { symbol }, &[x])
+    }
+
     /// Reduces values of one type element by element, and gives each the result where it is made:
     /// see [`Op::AllReduce`]. In a device scope all happens there.
     #[track_caller]

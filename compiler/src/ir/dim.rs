@@ -28,6 +28,9 @@ pub struct Dim {
 /// Terms of a product beyond which it is not multiplied out.
 const MAX_TERMS: usize = 64;
 
+/// Largest size of a dim: no tensor may have more bytes than this.
+pub const MAX_DIM_SIZE: usize = 1 << 40;
+
 /// Values of symbols.
 pub type Bindings = BTreeMap<String, usize>;
 

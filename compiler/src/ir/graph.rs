@@ -7,6 +7,7 @@ use super::request::Requested;
 use super::types::Type;
 use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
+use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -135,6 +136,23 @@ impl Node {
     /// True when operand `i` only has to be made before this runs: it is not needed where this runs.
     pub fn only_orders(&self, i: usize) -> bool {
         matches!(self.op, Op::AllReduceRank { rank, .. } if rank != i)
+    }
+
+    /// Calls `f` with the symbols in attributes and result types of the node, which is one of `g`,
+    /// and of those in its regions.
+    pub fn visit_symbols(&self, g: &Graph, f: &mut dyn FnMut(&str)) {
+        let visitor = RefCell::new(&mut *f);
+        self.op.map_dims(&|dim| {
+            dim.visit_symbols(&mut |s| (visitor.borrow_mut())(s));
+            dim.clone()
+        });
+        for dim in self.outputs.iter().flat_map(|&v| g.ty(v).shape.iter()) {
+            dim.visit_symbols(f);
+        }
+        for region in &self.regions {
+            let nodes = region.nodes.iter();
+            nodes.for_each(|inner| inner.visit_symbols(region, f));
+        }
     }
 }
 

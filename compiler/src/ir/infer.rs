@@ -1,20 +1,28 @@
 //! Type rules: result types of each op from operand types. Messages name the expected and the found.
 
-use super::attr::Attr;
-use super::dim::Dim;
-use super::graph::Graph;
-use super::ops::{Layout, MAX_ROI_SAMPLES, Op, PadMode, PoolKind, ReduceKind, Window};
-use super::types::{Shape, Type};
-use gristmill_runtime::DType;
-
-/// Result types, or the reason why the operands do not fit.
-pub type Inferred = Result<Vec<Type>, String>;
-
+/// Binds the attributes of an op, or errors: the table pairs each rule with its op.
 macro_rules! attrs {
     ($op:expr, $variant:ident { $($field:ident),* }) => {
         let Op::$variant { $($field),* , .. } = $op else { return Err(format!("type rule of {} used for {}", stringify!($variant), $op.name())) };
     };
 }
+
+mod control;
+
+pub(super) use control::{
+    extent, if_, loop_, non_max_suppression, non_zero, scan, segment, shaped, unique,
+};
+
+use super::attr::Attr;
+use super::dim::Dim;
+use super::graph::Graph;
+use super::ops::{Layout, MAX_ROI_SAMPLES, Op, PadMode, PoolKind, ReduceKind, Window};
+use super::types::{Shape, Type};
+use control::{check_region, region_results};
+use gristmill_runtime::DType;
+
+/// Result types, or the reason why the operands do not fit.
+pub type Inferred = Result<Vec<Type>, String>;
 
 fn one(dtype: DType, shape: Vec<Dim>) -> Inferred {
     Ok(vec![Type {
@@ -103,7 +111,11 @@ pub(super) fn reshape(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         shape: Shape(shape.clone()),
     };
     let (from, to) = (args[0].shape.n_elements(), out.shape.n_elements());
-    if from != to {
+    // What cannot be told before all symbols have values is checked then.
+    if (from.clone() - to.clone())
+        .as_const()
+        .is_some_and(|n| n != 0)
+    {
         return Err(format!("{} has {from} elements, {out} has {to}", args[0]));
     }
     Ok(vec![out])
@@ -757,139 +769,6 @@ pub(super) fn cum_sum(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         return Err("cumulative sum of bool".into());
     }
     Ok(vec![args[0].clone()])
-}
-
-fn check_region(what: &str, region: &Graph, expected: &[Type]) -> Result<(), String> {
-    let found: Vec<Type> = region
-        .inputs
-        .iter()
-        .map(|&v| region.ty(v).clone())
-        .collect();
-    if found != expected {
-        let show = |ts: &[Type]| {
-            ts.iter()
-                .map(Type::to_string)
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        return Err(format!(
-            "{what} takes ({}), is given ({})",
-            show(&found),
-            show(expected)
-        ));
-    }
-    Ok(())
-}
-
-fn region_results(region: &Graph) -> Vec<Type> {
-    region
-        .outputs
-        .iter()
-        .map(|o| region.ty(o.value).clone())
-        .collect()
-}
-
-pub(super) fn if_(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    let [then, other] = regions else {
-        return Err(format!("expected 2 regions, got {}", regions.len()));
-    };
-    if args[0].dtype != DType::Bool || !args[0].shape.n_elements().is(1) {
-        return Err(format!("condition must be one bool, got {}", args[0]));
-    }
-    check_region("then region", then, &args[1..])?;
-    check_region("else region", other, &args[1..])?;
-    let (a, b) = (region_results(then), region_results(other));
-    if a != b {
-        return Err("the regions give different types".into());
-    }
-    Ok(a)
-}
-
-fn stacked(t: &Type, n: &Dim) -> Type {
-    Type {
-        dtype: t.dtype,
-        shape: std::iter::once(n.clone())
-            .chain(t.shape.iter().cloned())
-            .collect(),
-    }
-}
-
-pub(super) fn loop_(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    attrs!(op, Loop { carried, trip });
-    let [body] = regions else {
-        return Err(format!("expected 1 region, got {}", regions.len()));
-    };
-    if args.len() < 2 + carried || args[0].dtype != DType::I64 || args[1].dtype != DType::Bool {
-        return Err(
-            "operands must begin with trip count i64[], condition bool[] and the carried values"
-                .into(),
-        );
-    }
-    let expected: Vec<Type> = [
-        Type::new(DType::I64, Vec::<Dim>::new()),
-        Type::new(DType::Bool, Vec::<Dim>::new()),
-    ]
-    .into_iter()
-    .chain(args[2..].iter().cloned())
-    .collect();
-    check_region("body", body, &expected)?;
-    let results = region_results(body);
-    if results.len() < 1 + carried
-        || results[0].dtype != DType::Bool
-        || results[1..=*carried] != args[2..2 + carried]
-    {
-        return Err(
-            "the body must give the condition, then carried values of unchanged types".into(),
-        );
-    }
-    let carried_types = results[1..=*carried].to_vec();
-    Ok(carried_types
-        .into_iter()
-        .chain(results[1 + carried..].iter().map(|t| stacked(t, trip)))
-        .collect())
-}
-
-pub(super) fn scan(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    attrs!(
-        op,
-        Scan {
-            carried,
-            scanned,
-            length
-        }
-    );
-    let [body] = regions else {
-        return Err(format!("expected 1 region, got {}", regions.len()));
-    };
-    if args.len() < carried + scanned {
-        return Err(format!(
-            "expected {carried} carried and {scanned} scanned operands, got {}",
-            args.len()
-        ));
-    }
-    let mut expected = args[..*carried].to_vec();
-    for t in &args[*carried..carried + scanned] {
-        if t.shape.first() != Some(length) {
-            return Err(format!(
-                "scanned operand {t} must have {length} elements along axis 0"
-            ));
-        }
-        expected.push(Type {
-            dtype: t.dtype,
-            shape: Shape(t.shape[1..].to_vec()),
-        });
-    }
-    expected.extend_from_slice(&args[carried + scanned..]);
-    check_region("body", body, &expected)?;
-    let results = region_results(body);
-    if results.len() < *carried || results[..*carried] != args[..*carried] {
-        return Err("the body must give carried values of unchanged types first".into());
-    }
-    Ok(results[..*carried]
-        .iter()
-        .cloned()
-        .chain(results[*carried..].iter().map(|t| stacked(t, length)))
-        .collect())
 }
 
 pub(super) fn read_variable(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {

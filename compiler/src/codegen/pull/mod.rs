@@ -109,14 +109,13 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             }
             Op::Pad { low, mode, .. } => self.pad(e, node, low, *mode, at),
             Op::Concat { axis } => self.concat(e, node, *axis, 0, at),
-            Op::Gather { axis } => self.gather(e, node, *axis, at),
-            Op::GatherElements { axis } => self.gather_elements(e, node, *axis, at),
-            Op::GatherNd { batch_dims } => self.gather_nd(e, node, *batch_dims, at),
-            Op::Reduce { .. } => self.reduce(e, node, at),
-            Op::ArgReduce { .. } => self.arg_reduce(e, node, at),
-            Op::MatMul => self.matmul(e, node, at),
-            Op::Conv { .. } => self.conv(e, node, at),
-            Op::ConvTranspose { .. } => self.conv_transpose(e, node, at),
+            Op::Gather { .. } | Op::GatherElements { .. } | Op::GatherNd { .. } => {
+                self.gathered(e, node, at)
+            }
+            Op::Reduce { .. } | Op::ArgReduce { .. } => self.reduction(e, node, at),
+            Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } => {
+                self.contraction(e, node, at)
+            }
             Op::Pool { .. } | Op::MaxPoolIndices { .. } => self.pool(e, node, result, at),
             Op::RoiAlign { .. } => self.roi_align(e, node, at),
             // Constants of several elements are in memory, composite ops are written out, and the
@@ -133,6 +132,12 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             | Op::If
             | Op::Loop { .. }
             | Op::Scan { .. }
+            | Op::NonZero { .. }
+            | Op::Unique { .. }
+            | Op::NonMaxSuppression { .. }
+            | Op::Extent { .. }
+            | Op::Shaped { .. }
+            | Op::Segment { .. }
             | Op::ReadVariable { .. }
             | Op::AssignVariable { .. }
             | Op::Send { .. }
@@ -141,6 +146,35 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             | Op::AllReduceRank { .. }
             | Op::Collective { .. }
             | Op::Cluster { .. }) => Err(no_code(op)),
+        }
+    }
+
+    fn gathered<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
+        match node.op {
+            Op::GatherElements { axis } => self.gather_elements(e, node, axis, at),
+            Op::GatherNd { batch_dims } => self.gather_nd(e, node, batch_dims, at),
+            Op::Gather { axis } => self.gather(e, node, axis, at),
+            _ => Err(no_code(&node.op)),
+        }
+    }
+
+    fn reduction<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
+        match node.op {
+            Op::ArgReduce { .. } => self.arg_reduce(e, node, at),
+            _ => self.reduce(e, node, at),
+        }
+    }
+
+    fn contraction<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        match node.op {
+            Op::Conv { .. } => self.conv(e, node, at),
+            Op::ConvTranspose { .. } => self.conv_transpose(e, node, at),
+            _ => self.matmul(e, node, at),
         }
     }
 

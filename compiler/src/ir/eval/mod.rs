@@ -15,12 +15,14 @@ mod pool;
 mod reduce;
 mod roi;
 pub mod scalar;
+mod select;
 mod sort;
 pub(crate) mod view;
 
 pub use erf::erf;
 pub use map::run_program;
 pub(super) use roi::roi_align;
+pub(super) use select::{non_max_suppression, non_zero, unique};
 
 use super::dim::{Bindings, Dim};
 use super::ops::Op;
@@ -41,8 +43,14 @@ pub enum Evaluator {
     Repeat,
     /// `Scan`: runs its region for each element of sequences.
     Scan,
-    /// A cluster: runs its region once.
+    /// A cluster or a segment: runs its region once.
     Body,
+    /// From operands and attributes alone; the results have as many elements as these decide.
+    Selection(fn(&Call) -> Result<Vec<Tensor>>),
+    /// Gives a symbol its value.
+    Extent,
+    /// The operand, its extents checked.
+    Shaped,
     /// Reads a variable.
     Read,
     /// Assigns a variable.
@@ -87,6 +95,19 @@ pub fn eval_tensors(op: &Op, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         inputs,
         shape: &shapes[0],
     })
+}
+
+/// Evaluates an op whose operands decide the extents of its results.
+pub fn eval_selection(op: &Op, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let Evaluator::Selection(eval) = op.spec().eval else {
+        let message = format!("{} does not select elements", op.name());
+        return Err(Error::internal(message));
+    };
+    let ty = |t: &&Tensor| Type::new(t.dtype(), t.shape().iter().copied());
+    let types: Vec<Type> = inputs.iter().map(ty).collect();
+    (op.spec().infer)(op, &types, &[]).map_err(Error::invalid)?;
+    let shape = &[];
+    eval(&Call { op, inputs, shape })
 }
 
 /// Shapes of the results by the op's type rule. Errors when operands do not fit, or sizes are impossible.
