@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Op, Type};
 use crate::options::Options;
-use crate::pipeline::{Fused, OnOneDevice, Partitioned, fused};
+use crate::passes;
+use crate::pipeline::{Fused, OnOneDevice, Partitioned, fused_for};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -26,9 +27,9 @@ pub(crate) struct Symbolic {
 }
 
 impl AnyShape {
-    /// Chooses kernels for all shapes of a graph.
-    pub(crate) fn of(graph: Result<Graph>, options: &Options) -> AnyShape {
-        match graph.and_then(|graph| Symbolic::of(graph, options)) {
+    /// Chooses kernels for all shapes of a graph, of whose inputs some are known.
+    pub(crate) fn of(graph: Result<Graph>, shapes: &[Vec<usize>], options: &Options) -> AnyShape {
+        match graph.and_then(|graph| Symbolic::of(graph, shapes, options)) {
             Ok(symbolic) => AnyShape::Fused(Box::new(symbolic)),
             Err(e) => AnyShape::Failed(e.to_string()),
         }
@@ -95,18 +96,30 @@ impl ShapeWork {
         graph: Result<Graph>,
         options: &Options,
     ) -> Option<ShapeWork> {
-        let symbols = symbols_of(inputs);
-        if symbols.is_empty() {
-            return None;
-        }
-        let reason = match AnyShape::of(graph, options) {
-            AnyShape::Failed(why) => Some(why),
-            AnyShape::Fused(_) | AnyShape::None => None,
+        let mut symbols = symbols_of(inputs);
+        let reason = match graph {
+            Ok(g) if passes::has_run_time_extents(&g) => {
+                let host = passes::cut(&g).ok()?;
+                let parts = passes::segments(&host);
+                parts.iter().for_each(|part| symbols.extend(part.symbols()));
+                let mut parts = parts.into_iter();
+                parts.find_map(|part| why_anew(Ok(part.clone()), options))
+            }
+            graph if symbols.is_empty() => return graph.err().and(None),
+            graph => why_anew(graph, options),
         };
         Some(ShapeWork {
             symbols: symbols.into_iter().collect(),
             reason,
         })
+    }
+}
+
+/// The reason why each set of shapes of a graph goes all the way by itself.
+fn why_anew(graph: Result<Graph>, options: &Options) -> Option<String> {
+    match AnyShape::of(graph, &[], options) {
+        AnyShape::Failed(why) => Some(why),
+        AnyShape::Fused(_) | AnyShape::None => None,
     }
 }
 
@@ -122,14 +135,15 @@ pub(crate) fn symbols_of(inputs: &[(String, Type)]) -> BTreeSet<String> {
 }
 
 impl Symbolic {
-    fn of(graph: Graph, options: &Options) -> Result<Symbolic> {
+    fn of(graph: Graph, shapes: &[Vec<usize>], options: &Options) -> Result<Symbolic> {
         if has_sums(&graph) {
             let why = "how devices exchange operands of an all_reduce depends on their sizes";
             return Err(Error::unsupported(why));
         }
+        let first = graph.bindings_for(shapes).unwrap_or_default();
         Ok(Symbolic {
             inputs: inputs_of(&graph),
-            fused: fused(graph, options)?,
+            fused: fused_for(graph, &first, options)?,
             on_one_device: OnceLock::new(),
         })
     }

@@ -1,15 +1,19 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
+mod segmented;
+
 use crate::any_shape::AnyShape;
 use crate::codegen::cpu::CodeStore;
 use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
+use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{MAX_DIM_SIZE, Options};
 use crate::partition::Part;
+use crate::passes;
 use crate::pipeline::{
     self, Fused, Lowered, Partitioned, Planned, Stage, generate, partitioned, plan, replan,
 };
@@ -22,6 +26,7 @@ use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources};
 use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
+use segmented::{PartShapes, Segmented, Watch};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -62,6 +67,9 @@ pub(crate) struct InputShapes {
 /// [`Compiled::specialisations`] reports how many there are, and [`Options::specialisation_bytes`]
 /// bounds the memory that they hold. All share weights, threads, arenas and variables.
 ///
+/// Where the data decides extents, such as how many boxes a detector finds, the model is compiled
+/// in segments, each when a run first shows its extents: see [`Compiled::is_whole`].
+///
 /// Any number of threads may run it at once: see [`Options::max_in_flight`].
 pub struct Compiled {
     source: Source,
@@ -73,16 +81,35 @@ pub struct Compiled {
     /// Kernels of all shapes, made when the first is needed.
     any_shape: OnceLock<AnyShape>,
     specialisations: Specialisations<Executable>,
-    /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
+    /// The model in parts, where extents are known during a run only.
+    segmented: Option<Segmented>,
+    shared: Arc<Shared>,
+}
+
+/// What all specialisations of a model have in common.
+pub(crate) struct Shared {
+    /// Drivers of the devices that have memory of their own, and the limits of that.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
-    /// Weights of all specialisations.
+    /// Weights.
     constants: Arc<ConstantStore>,
-    /// Machine code of all specialisations.
+    /// Machine code.
     code: Arc<CodeStore>,
-    /// Threads and arenas of all specialisations.
+    /// Threads and arenas.
     pool: Arc<Pool>,
-    /// Variables of all specialisations.
+    /// Variables.
     resources: Arc<Resources>,
+}
+
+impl Shared {
+    fn of(options: &Options) -> Shared {
+        Shared {
+            drivers: Mutex::default(),
+            constants: Arc::default(),
+            code: Arc::default(),
+            pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
+            resources: options.resources.clone().unwrap_or_default(),
+        }
+    }
 }
 
 /// Bytes of what describes a step: buffers, operands and names; and with the graphs that it was made
@@ -109,50 +136,13 @@ pub struct Outputs(Vec<(String, Tensor)>);
 /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops.
 pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
     let compiled = prepare(source, options)?;
-    let shapes: Option<Vec<Vec<usize>>> = compiled
-        .inputs
-        .iter()
-        .map(|(_, t)| t.static_shape())
-        .collect();
-    if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
-        let values = BTreeMap::new();
-        compiled.specialise(InputShapes { shapes, values })?;
-    }
+    compiled.compile_static()?;
     Ok(compiled)
 }
 
 /// As [`compile`], but without any code yet: for [`Compiled::plan`], which needs none.
 pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
-    let source = source.into();
-    let (symbolic, value_inputs) = match &source {
-        Source::Onnx(m) => {
-            let spec = onnx::Specialisation {
-                dims: options.dims.clone(),
-                ..Default::default()
-            };
-            let required = m.required_values(&spec)?;
-            (m.interface(&spec)?, required.into_iter().collect())
-        }
-        Source::Graph(g) => {
-            let bound = bound(g, &options.dims)?;
-            (interface(&bound), BTreeSet::new())
-        }
-    };
-    check_ranges(&symbolic.0, options)?;
-    Ok(Compiled {
-        source,
-        options: options.clone(),
-        inputs: symbolic.0,
-        outputs: symbolic.1,
-        value_inputs,
-        any_shape: OnceLock::new(),
-        specialisations: Specialisations::new(options.specialisation_bytes),
-        drivers: Mutex::default(),
-        constants: Arc::default(),
-        code: Arc::default(),
-        pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
-        resources: options.resources.clone().unwrap_or_default(),
-    })
+    Compiled::of(source.into(), options, &Arc::new(Shared::of(options)))
 }
 
 /// A graph with sizes in the place of symbols. Errors with a symbol that it does not have, as the import of a model does.
@@ -169,7 +159,7 @@ pub(crate) fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
             let known = known.iter().map(String::as_str);
             Err(Error::invalid(unknown("dim", dim, known)))
         }
-        None => crate::passes::specialise(g, dims),
+        None => passes::specialise(g, dims),
     }
 }
 
@@ -232,6 +222,64 @@ pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
 }
 
 impl Compiled {
+    /// A model that has `shared` in common with others.
+    pub(crate) fn of(source: Source, options: &Options, shared: &Arc<Shared>) -> Result<Compiled> {
+        let (symbolic, value_inputs) = match &source {
+            Source::Onnx(m) => {
+                let spec = onnx::Specialisation {
+                    dims: options.dims.clone(),
+                    ..Default::default()
+                };
+                let required = m.required_values(&spec)?;
+                (m.interface(&spec)?, required.into_iter().collect())
+            }
+            Source::Graph(g) => {
+                let bound = bound(g, &options.dims)?;
+                (interface(&bound), BTreeSet::new())
+            }
+        };
+        check_ranges(&symbolic.0, options)?;
+        let mut compiled = Compiled {
+            source,
+            options: options.clone(),
+            inputs: symbolic.0,
+            outputs: symbolic.1,
+            value_inputs,
+            any_shape: OnceLock::new(),
+            specialisations: Specialisations::new(options.specialisation_bytes),
+            segmented: None,
+            shared: shared.clone(),
+        };
+        compiled.segmented = compiled.in_segments()?;
+        Ok(compiled)
+    }
+
+    /// The parts of the model, where extents are known during a run only.
+    fn in_segments(&self) -> Result<Option<Segmented>> {
+        let has_extents = match &self.source {
+            Source::Onnx(m) => m.has_run_time_extents(&self.options.dims)?,
+            Source::Graph(g) => passes::has_run_time_extents(g),
+        };
+        match has_extents {
+            true => Segmented::of(self.symbolic_graph()?, &self.options, &self.shared).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Generates code for shapes that are known now.
+    pub(crate) fn compile_static(&self) -> Result<()> {
+        if let Some(segmented) = &self.segmented {
+            return segmented.compile_static();
+        }
+        let shapes = self.inputs.iter().map(|(_, t)| t.static_shape());
+        let shapes: Option<Vec<Vec<usize>>> = shapes.collect();
+        if let (Some(shapes), true) = (shapes, self.value_inputs.is_empty()) {
+            let values = BTreeMap::new();
+            self.specialise(InputShapes { shapes, values })?;
+        }
+        Ok(())
+    }
+
     /// Names and types of the inputs; dims not bound by [`Options::dims`] are symbols.
     pub fn inputs(&self) -> &[(String, Type)] {
         &self.inputs
@@ -261,33 +309,52 @@ impl Compiled {
         &self.outputs
     }
 
+    /// False when the data decides extents of the model: then it is compiled in segments, and there
+    /// is no [`Executable`] for all of it.
+    pub fn is_whole(&self) -> bool {
+        self.segmented.is_none()
+    }
+
+    /// The parts of a model that are compiled one by one, since extents between them are known
+    /// during a run only; one where the model is compiled as a whole.
+    pub fn n_segments(&self) -> usize {
+        self.segmented.as_ref().map_or(1, Segmented::n_segments)
+    }
+
     /// Number of specialisations that are held: those made so far without those evicted. Of those
     /// whose kernels were chosen once for all shapes, which are made again within milliseconds, no
     /// more than 64 are held.
     pub fn specialisations(&self) -> usize {
-        self.specialisations.len()
+        self.parts().map(|part| part.specialisations.len()).sum()
     }
 
     /// The variables of the model: those that every shape reads and assigns.
     pub fn resources(&self) -> &Arc<Resources> {
-        &self.resources
+        &self.shared.resources
     }
 
     /// Number of threads that run the model, those of callers not included, whatever the number of
     /// its shapes.
     pub fn n_threads(&self) -> usize {
-        self.pool.n_started()
+        self.shared.pool.n_started()
     }
 
     /// Bytes of weights, code and device memory that the specialisations hold; weights that several
     /// have count once.
     pub fn held_bytes(&self) -> u64 {
-        self.specialisations.bytes()
+        self.parts().map(|part| part.specialisations.bytes()).sum()
     }
 
     /// Number of specialisations that were evicted to keep [`Options::specialisation_bytes`].
     pub fn evictions(&self) -> usize {
-        self.specialisations.n_evicted()
+        let parts = self.parts();
+        parts.map(|part| part.specialisations.n_evicted()).sum()
+    }
+
+    /// The segments; the model itself where it is compiled as a whole.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Compiled> {
+        let parts = self.segmented.as_ref().map(Segmented::parts);
+        parts.unwrap_or(std::slice::from_ref(self)).iter()
     }
 
     /// Runs the model once. Inputs are given by name, each exactly once.
@@ -297,9 +364,24 @@ impl Compiled {
         &self,
         inputs: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Result<Outputs> {
-        let tensors = self.bind(inputs)?;
-        let executable = self.for_inputs(&tensors)?;
-        executable.run(&tensors)
+        self.run_ordered(&self.bind(inputs)?)
+    }
+
+    /// Runs the model once with inputs in the order of [`Compiled::inputs`], whose types were
+    /// checked, as [`Compiled::bind`] does.
+    pub fn run_ordered(&self, tensors: &[Tensor]) -> Result<Outputs> {
+        self.run_watched(tensors, &|_, _| Ok(()))
+    }
+
+    /// [`Compiled::run_ordered`]; `watch` sees the segments of a model before they run.
+    pub(crate) fn run_watched(&self, tensors: &[Tensor], watch: Watch) -> Result<Outputs> {
+        match &self.segmented {
+            Some(segmented) => {
+                let results = segmented.run(tensors, watch)?;
+                Ok(Outputs(self.outputs.iter().cloned().zip(results).collect()))
+            }
+            None => self.for_inputs(tensors)?.run(tensors),
+        }
     }
 
     /// The placement for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
@@ -353,13 +435,24 @@ impl Compiled {
     }
 
     /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
+    ///
+    /// Errors with `Unsupported` where the data decides extents: see [`Compiled::is_whole`].
     pub fn for_inputs(&self, tensors: &[Tensor]) -> Result<Arc<Executable>> {
+        self.check_whole()?;
         self.specialise(self.shapes_of(tensors))
     }
 
     /// Names of the inputs whose values decide shapes.
     pub(crate) fn value_inputs(&self) -> &BTreeSet<String> {
         &self.value_inputs
+    }
+
+    /// Errors when the model is compiled in parts.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        match &self.segmented {
+            Some(segmented) => Err(segmented.not_whole()),
+            None => Ok(()),
+        }
     }
 
     fn shapes_of(&self, tensors: &[Tensor]) -> InputShapes {
@@ -461,8 +554,8 @@ impl Compiled {
             lowered.release_graphs();
         }
         let exec_options = ExecOptions {
-            pool: self.pool.clone(),
-            resources: self.resources.clone(),
+            pool: self.shared.pool.clone(),
+            resources: self.shared.resources.clone(),
             drivers: self.drivers(&lowered.program)?,
             ..Default::default()
         };
@@ -480,7 +573,11 @@ impl Compiled {
 
     /// A driver for each device of a program that has memory of its own, opened when it is first used.
     fn drivers(&self, program: &Program) -> Result<BTreeMap<DeviceName, Arc<dyn Driver>>> {
-        let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut drivers = self
+            .shared
+            .drivers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for device in program.partitions.iter().map(|p| &p.device) {
             if !drivers.contains_key(device)
                 && let Some(driver) = gpus::driver(
@@ -511,7 +608,7 @@ impl Compiled {
 
     /// One graph per device for given shapes.
     fn partitioned(&self, inputs: &InputShapes) -> Result<Partitioned> {
-        let any_shape = self.any_shape();
+        let any_shape = self.any_shape(inputs);
         if let Some(parts) = any_shape.bind_on_one_device(&inputs.shapes, &self.options) {
             return Ok(parts);
         }
@@ -523,16 +620,28 @@ impl Compiled {
     }
 
     fn lower(&self, mut parts: Partitioned) -> Result<Lowered> {
-        parts.settings.codegen.constants = self.constants.clone();
+        parts.settings.codegen.constants = self.shared.constants.clone();
         if parts.report.of_any_shape {
-            parts.settings.codegen.code = Some(self.code.clone());
+            parts.settings.codegen.code = Some(self.shared.code.clone());
         }
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
     }
 
+    /// The text of a stage; `shapes` gives those of the inputs.
+    pub(crate) fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
+        match (&self.segmented, shapes(self)) {
+            (Some(_), _) | (None, Err(_)) if stage == Stage::Graph => self.symbolic_text(full),
+            (Some(segmented), _) => segmented.text(stage, full, shapes),
+            (None, shapes) => self.lower_for(stage, &shapes?)?.text(stage, full),
+        }
+    }
+
     /// The text of [`Stage::Graph`] where sizes of dims are not known.
-    pub(crate) fn symbolic_text(&self, full: bool) -> Result<String> {
+    fn symbolic_text(&self, full: bool) -> Result<String> {
+        if self.segmented.is_some() {
+            return Ok(self.symbolic_graph()?.to_text(PrintOptions::of(full)));
+        }
         pipeline::symbolic_text(self.symbolic_graph()?, &self.options, full)
     }
 
@@ -550,7 +659,8 @@ impl Compiled {
 
     /// Fused kernels for given shapes: those of all shapes, where there are such and they take these.
     fn fused(&self, inputs: &InputShapes) -> Result<Fused> {
-        let why = match self.any_shape().bind(&inputs.shapes, &self.options) {
+        self.check_whole()?;
+        let why = match self.any_shape(inputs).bind(&inputs.shapes, &self.options) {
             Ok(bound) => return Ok(bound),
             Err(why) => why,
         };
@@ -561,16 +671,17 @@ impl Compiled {
         Ok(fused)
     }
 
-    fn any_shape(&self) -> &AnyShape {
-        self.any_shape.get_or_init(|| self.of_any_shape())
+    /// The kernels of all shapes, of which these are the first.
+    fn any_shape(&self, first: &InputShapes) -> &AnyShape {
+        self.any_shape.get_or_init(|| self.of_any_shape(first))
     }
 
-    fn of_any_shape(&self) -> AnyShape {
+    fn of_any_shape(&self, first: &InputShapes) -> AnyShape {
         let mut inputs = self.inputs.iter();
         let is_static = inputs.all(|(_, ty)| ty.static_shape().is_some());
         match is_static || !self.value_inputs.is_empty() {
             true => AnyShape::None,
-            false => AnyShape::of(self.symbolic_graph(), &self.options),
+            false => AnyShape::of(self.symbolic_graph(), &first.shapes, &self.options),
         }
     }
 
@@ -588,7 +699,7 @@ impl Compiled {
             Source::Graph(g) => {
                 let mut bindings = g.bindings_for(&inputs.shapes)?;
                 bindings.extend(self.options.dims.clone());
-                crate::passes::specialise(g, &bindings)
+                passes::specialise(g, &bindings)
             }
         }
     }

@@ -61,10 +61,7 @@ use std::collections::BTreeMap;
 /// Errors with `InvalidInput` where a dim has no size, except for [`Stage::Graph`], or the value of an input decides shapes; otherwise as [`crate::compile`].
 pub fn text(model: impl Into<Source>, options: &Options, stage: Stage) -> Result<String> {
     let compiled = prepare(model, &portable(options))?;
-    match shapes(&compiled) {
-        Err(_) if stage == Stage::Graph => compiled.symbolic_text(false),
-        shapes => compiled.lower_for(stage, &shapes?)?.text(stage, false),
-    }
+    compiled.text(stage, false, &shapes)
 }
 
 /// The options without the facts about this machine that follow from no option.

@@ -5,6 +5,7 @@ use super::import::{Importer, Visit, Visited, Weights};
 use super::load::{Model, Specialisation};
 use crate::error::Result;
 use crate::ir::{Graph, Node, Op, OpClass};
+use crate::passes::decides_extents;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -19,6 +20,8 @@ pub enum Treatment {
     Decomposed,
     /// At least in part by generated loops over single elements: right, but slow on large tensors.
     Fallback,
+    /// By the host, between parts that are compiled: the data decides extents of the results.
+    Host,
     /// Not at all; a problem says why.
     Impossible,
     /// Not decided, because an operand is impossible.
@@ -27,9 +30,11 @@ pub enum Treatment {
 
 impl Treatment {
     /// All, from nothing to do to nothing that can be done.
-    pub const ALL: [Treatment; 6] = {
+    pub const ALL: [Treatment; 7] = {
         use Treatment::*;
-        [Folded, Native, Decomposed, Fallback, Impossible, Undecided]
+        [
+            Folded, Native, Decomposed, Fallback, Host, Impossible, Undecided,
+        ]
     };
 
     /// Text name.
@@ -39,6 +44,7 @@ impl Treatment {
             Treatment::Native => "native",
             Treatment::Decomposed => "decomposed",
             Treatment::Fallback => "fallback",
+            Treatment::Host => "host",
             Treatment::Impossible => "impossible",
             Treatment::Undecided => "undecided",
         }
@@ -146,6 +152,8 @@ fn notes(visits: &[Visit]) -> Vec<Note> {
 struct ComputedNode {
     /// Op and dtype, when it is computed by loops over single elements.
     slow: Option<String>,
+    /// True when its results give symbols their values.
+    decides_extents: bool,
 }
 
 /// The IR nodes by origin, regions included, but those that only rename elements.
@@ -161,6 +169,7 @@ fn collect<'g>(g: &'g Graph, why_loops: WhyLoops, made: &mut BTreeMap<&'g str, V
                 .or_default()
                 .push(ComputedNode {
                     slow: slow(g, node, why_loops),
+                    decides_extents: decides_extents(node),
                 });
         }
     }
@@ -199,6 +208,7 @@ fn made_by<'m>(
 fn treatment(made: &[&ComputedNode]) -> Treatment {
     match made {
         [] => Treatment::Folded,
+        all if all.iter().any(|m| m.decides_extents) => Treatment::Host,
         all if all.iter().any(|m| m.slow.is_some()) => Treatment::Fallback,
         [_] => Treatment::Native,
         _ => Treatment::Decomposed,

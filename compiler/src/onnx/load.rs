@@ -7,6 +7,7 @@ use super::skim::skim;
 use super::tensor::External;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Type};
+use crate::passes::has_run_time_extents;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::files;
 use prost::Message;
@@ -149,6 +150,16 @@ impl Model {
     /// fixed at import.
     pub fn required_values(&self, spec: &Specialisation) -> Result<BTreeSet<String>> {
         Ok(Importer::run(self, spec, Weights::Skip)?.needs)
+    }
+
+    /// True when extents of the model, dims bound as given, are known during a run only.
+    pub(crate) fn has_run_time_extents(&self, dims: &BTreeMap<String, usize>) -> Result<bool> {
+        let spec = Specialisation {
+            dims: dims.clone(),
+            ..Specialisation::default()
+        };
+        let graph = Importer::run(self, &spec, Weights::Skip)?.graph;
+        Ok(graph.is_some_and(|g| has_run_time_extents(&g)))
     }
 
     /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the

@@ -4,6 +4,7 @@ mod capability;
 mod contrib;
 mod control;
 mod image;
+mod run_time;
 
 use super::proto::*;
 use super::*;
@@ -291,7 +292,7 @@ fn outer_values_become_operands_of_regions() {
 #[test]
 fn shape_inputs_are_reported_and_taken() {
     let mut g = unary(vec![node("Reshape", &["x", "shape"], &["y"])]);
-    g.input.push(info("shape", 7, &["2"]));
+    g.input.push(info("shape", 7, &["rank"]));
     let m = model(g);
     let spec = Specialisation::default();
     assert_eq!(Vec::from_iter(m.required_values(&spec).unwrap()), ["shape"]);

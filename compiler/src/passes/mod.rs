@@ -10,6 +10,7 @@ mod precision;
 mod quantized;
 mod rebuild;
 mod region_constants;
+mod segments;
 mod specialise;
 
 pub use all_reduce::expand_all_reduce;
@@ -20,6 +21,7 @@ pub use precision::lower_precision;
 pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
+pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise};
 
 use crate::error::Result;

@@ -43,6 +43,11 @@ impl Rebuild {
         }
     }
 
+    /// True when old value `v` was mapped.
+    pub fn has(&self, v: ValueId) -> bool {
+        self.values[v.0 as usize].is_some()
+    }
+
     /// The new value for an old one. Panics when it was not mapped yet, which a topological walk
     /// excludes.
     pub fn get(&self, v: ValueId) -> ValueId {

@@ -9,12 +9,13 @@ use super::{fusion, pricing, request};
 use crate::cluster::{Fusion, Traffic, cluster_at};
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::ir::{Bindings, Graph, Node, Requested};
+use crate::ir::{Bindings, Dim, Graph, Node, Op, Requested};
 use crate::options::{AllReduce, DimRange, Options, Precision};
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report};
 use crate::{passes, rewrite};
 use gristmill_runtime::device::DeviceKind;
+use std::collections::BTreeSet;
 
 /// Results of the stages up to fused kernels.
 #[derive(Clone)]
@@ -35,10 +36,15 @@ pub struct Fused {
 
 /// Lowers a graph, whose dims may be symbolic, to fused kernels.
 pub fn fused(graph: Graph, options: &Options) -> Result<Fused> {
+    fused_for(graph, &Bindings::new(), options)
+}
+
+/// [`fused`] for a graph that is first run with some sizes of its symbols.
+pub fn fused_for(graph: Graph, first: &Bindings, options: &Options) -> Result<Fused> {
     let mut p = Passes::new(options);
     let mut request = request(options);
     let graph = prepared(graph, &mut request, &mut p)?;
-    let sizes = representative(&graph, options);
+    let sizes = representative(&graph, first, options);
     let rewritten = simplified(&graph, &sizes, &request, &mut p)?;
     let graph = p.keep(graph);
     let (clusters, traffic) = clustered(&rewritten, &sizes, &mut p)?;
@@ -113,14 +119,53 @@ fn kept(g: &Graph, sizes: &Bindings, options: &Options) -> Result<Graph> {
 const EXTENTS: [usize; 8] = [31, 37, 41, 43, 47, 53, 59, 61];
 
 /// Sizes of the symbols of a graph by which choices are priced: the geometric mean of a declared
-/// range, some tens of elements otherwise.
-fn representative(g: &Graph, options: &Options) -> Bindings {
-    let sized = g.symbols().into_iter().enumerate().map(|(i, symbol)| {
-        let range = options.ranges.get(&symbol);
-        let size = range.map_or(EXTENTS[i % EXTENTS.len()], middle);
-        (symbol, size)
+/// range, some tens of elements otherwise. Where such sizes contradict each other, as those of a
+/// slice and of what it is cut from may, others are tried.
+fn representative(g: &Graph, first: &Bindings, options: &Options) -> Bindings {
+    let symbols: Vec<String> = g.symbols();
+    let sized = |size: &dyn Fn(usize, &String) -> usize| -> Bindings {
+        let sizes = symbols.iter().enumerate().map(|(i, symbol)| {
+            let range = options.ranges.get(symbol);
+            (
+                symbol.clone(),
+                range.map_or_else(|| size(i, symbol), middle),
+            )
+        });
+        sizes.collect()
+    };
+    let different = sized(&|i, _| EXTENTS[i % EXTENTS.len()]);
+    if passes::specialise(g, &different).is_ok() {
+        return different;
+    }
+    let starts = starts(g);
+    let alike = sized(&|_, symbol| {
+        if starts.contains(symbol) {
+            0
+        } else {
+            EXTENTS[0]
+        }
     });
-    sized.collect()
+    let first = sized(&|i, symbol| {
+        first
+            .get(symbol)
+            .copied()
+            .unwrap_or(EXTENTS[i % EXTENTS.len()])
+    });
+    let mut others = [alike, first].into_iter();
+    let fits = others.find(|sizes| passes::specialise(g, sizes).is_ok());
+    fits.unwrap_or(different)
+}
+
+/// Symbols that slices begin at.
+fn starts(g: &Graph) -> BTreeSet<String> {
+    let mut symbols = BTreeSet::new();
+    for (_, node) in g.nodes() {
+        if let Op::Slice { starts: from, .. } = &node.op {
+            symbols.extend(from.iter().filter_map(Dim::as_symbol).map(str::to_owned));
+        }
+        symbols.extend(node.regions.iter().flat_map(starts));
+    }
+    symbols
 }
 
 fn middle(range: &DimRange) -> usize {

@@ -5,7 +5,7 @@ mod on_one_device;
 mod stage;
 mod timing;
 
-pub use fused::{Fused, fused};
+pub use fused::{Fused, fused, fused_for};
 pub(crate) use on_one_device::OnOneDevice;
 pub use stage::Stage;
 
@@ -141,6 +141,14 @@ fn request(options: &Options) -> Request {
         kept: options.kept.clone(),
         ..Request::default()
     }
+}
+
+/// The graph with the pins of the options as requests of its nodes.
+///
+/// Errors when a pin finds no node.
+pub(crate) fn with_pins(mut graph: Graph, options: &Options) -> Result<Graph> {
+    place::apply_pins(&mut graph, &mut request(options))?;
+    Ok(graph)
 }
 
 fn placed(clusters: &Graph, request: &mut Request, p: &mut Passes) -> Result<Placement> {

@@ -60,6 +60,8 @@ macro_rules! stages {
 stages! {
     /// the imported graph, constants folded
     Graph "graph" Compilation |l, print| Ok(l.graph.to_text(print));
+    /// the parts that are compiled one by one, where a run decides extents
+    Segments "segments" Compilation |l, print| Ok(l.graph.to_text(print));
     /// after equality saturation
     Rewritten "rewritten" Compilation |l, print| Ok(l.rewritten.to_text(print));
     /// one node per kernel

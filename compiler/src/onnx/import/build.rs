@@ -64,7 +64,8 @@ impl Ctx<'_, '_> {
 impl Ctx<'_, '_> {
     /// An element-wise op.
     pub fn map(&mut self, op: ScalarOp, args: &[ValueId]) -> Result<ValueId> {
-        self.b().map(op, args)
+        let args = self.fitted(args)?;
+        self.b().map(op, &args)
     }
 
     /// An element-wise op of a value and a constant converted to its dtype.

@@ -160,6 +160,21 @@ impl<'c, 'm> Ctx<'c, 'm> {
         }
     }
 
+    /// Operands whose elements, one after the other, are those of the result.
+    pub(super) fn parts_of_result(&self) -> Vec<V> {
+        let n = match self.node.op_type.as_str() {
+            "Concat" => self.inputs.len(),
+            "Cast" | "Reshape" | "Squeeze" | "Unsqueeze" => 1,
+            _ => 0,
+        };
+        let is_flat = |v: &V| self.im.ty(*v).is_ok_and(|ty| ty.rank() <= 1);
+        let operands: Vec<V> = self.inputs.iter().take(n).copied().flatten().collect();
+        match n == 1 || operands.iter().all(is_flat) {
+            true => operands,
+            false => Vec::new(),
+        }
+    }
+
     /// True when all operands that are given are constants.
     pub fn all_known(&self) -> bool {
         let known = |v: &V| {
@@ -244,12 +259,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
         Ok(Some(ints.into_iter().map(Dim::constant).collect()))
     }
 
-    /// Row-major elements of the integer operand `i`, symbols allowed; an error when not known.
+    /// Row-major elements of the integer operand `i`, which are extents: symbols where they are not
+    /// known; an error when they must be.
     pub fn dims(&mut self, i: usize) -> Result<Vec<Dim>> {
-        match self.try_dims(i)? {
-            Some(d) => Ok(d),
-            None => Err(self.unknown(i)),
-        }
+        let elements = self.elements(i)?.into_iter();
+        elements.map(|e| self.extent_of(e)).collect()
     }
 
     /// Elements of the integer operand `i`, which must be a constant; `None` when absent.

@@ -106,6 +106,9 @@ impl<'m> Importer<'m> {
             home: 0,
         });
         if let Some(ty) = ty {
+            for dim in ty.shape.iter() {
+                dim.visit_symbols(&mut |s| self.symbols.extend([s.to_owned()]));
+            }
             let id = self.frames[0].b.input(&info.name, ty.dtype, ty.shape.0);
             if value.is_none() {
                 self.frames[0].ids.insert(v, id);

@@ -11,6 +11,7 @@ mod fold;
 mod interface;
 mod nodes;
 mod prune;
+mod run_time;
 mod subgraphs;
 mod symbolic;
 mod values;
@@ -18,6 +19,7 @@ mod values;
 pub(super) use build::{moved_axis, product};
 pub(super) use ctx::{Ctx, OpDef, Out, Outs, axes_of, axis_of, one};
 pub(super) use interface::declared_type;
+pub(super) use run_time::Element;
 
 use super::load::{Model, Opsets, Specialisation};
 use super::proto::{AttributeProto, FunctionProto, TensorProto};
@@ -77,6 +79,8 @@ struct Frame {
     ids: HashMap<V, ValueId>,
     /// Outer values that the region uses, in the order of its trailing inputs.
     captures: Vec<V>,
+    /// Symbols that get their values from elements of the frame.
+    extents: HashMap<ValueId, Dim>,
 }
 
 struct Scope<'m> {
@@ -160,6 +164,16 @@ pub(super) struct Importer<'m> {
     /// Rules that the node being imported follows beside the ONNX reference.
     rules: Vec<&'static str>,
     needs: BTreeSet<String>,
+    /// True where operands that shapes depend on may be known during a run only.
+    run_time: bool,
+    /// Symbols of the inputs.
+    symbols: BTreeSet<String>,
+    /// Number of symbols made for extents that a run shows.
+    n_symbols: usize,
+    /// The elements, one tensor each, that symbols get their values from.
+    extent_values: HashMap<String, V>,
+    /// Integer values whose elements are those of others, one after the other.
+    parts: HashMap<V, Vec<V>>,
     folding: WorkBudget,
     n_nodes: usize,
     depth: usize,
@@ -168,9 +182,31 @@ pub(super) struct Importer<'m> {
 impl<'m> Importer<'m> {
     /// Imports the main graph. Errors only when `spec` does not fit the model; the rest is in
     /// [`Imported`].
+    ///
+    /// Extents that depend on data are left to the run. Where that does not go, the inputs that they
+    /// depend on are needed.
     pub fn run(model: &'m Model, spec: &Specialisation, weights: Weights) -> Result<Imported> {
+        let left_to_run = Importer::attempt_run(model, spec, weights, true)?;
+        if left_to_run.errors.is_empty() {
+            return Ok(left_to_run);
+        }
+        let by_value = Importer::attempt_run(model, spec, weights, false)?;
+        let messages: BTreeSet<String> = by_value.errors.iter().map(Error::to_string).collect();
+        let mut errors = left_to_run.errors.iter();
+        match errors.any(|e| messages.contains(&e.to_string())) {
+            true => Ok(left_to_run),
+            false => Ok(by_value),
+        }
+    }
+
+    fn attempt_run(
+        model: &'m Model,
+        spec: &Specialisation,
+        weights: Weights,
+        run_time: bool,
+    ) -> Result<Imported> {
         let g = model.graph_proto();
-        let mut im = Importer::new(model, weights);
+        let mut im = Importer::new(model, weights, run_time);
         im.initialisers(g);
         im.inputs(g, spec)?;
         im.nodes(&g.node);
@@ -181,7 +217,7 @@ impl<'m> Importer<'m> {
         im.finish()
     }
 
-    fn new(model: &'m Model, weights: Weights) -> Importer<'m> {
+    fn new(model: &'m Model, weights: Weights, run_time: bool) -> Importer<'m> {
         let scope = Scope {
             names: HashMap::new(),
             call: None,
@@ -198,6 +234,11 @@ impl<'m> Importer<'m> {
             visits: Vec::new(),
             rules: Vec::new(),
             needs: BTreeSet::new(),
+            run_time,
+            symbols: BTreeSet::new(),
+            n_symbols: 0,
+            extent_values: HashMap::new(),
+            parts: HashMap::new(),
             folding: fold::budget(),
             n_nodes: 0,
             depth: 0,
@@ -297,6 +338,7 @@ impl Frame {
             b: GraphBuilder::new(name),
             ids: HashMap::new(),
             captures: Vec::new(),
+            extents: HashMap::new(),
         }
     }
 }

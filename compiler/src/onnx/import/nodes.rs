@@ -159,7 +159,10 @@ impl<'m> Importer<'m> {
             }
         };
         let foldable = def.fold && cx.all_known();
-        self.bind(node, outs, foldable)
+        let parts = cx.parts_of_result();
+        let results = self.bind(node, outs, foldable)?;
+        self.note_parts(&results, parts);
+        Ok(results)
     }
 
     /// Results of a handler as values of the model.

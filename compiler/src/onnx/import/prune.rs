@@ -2,8 +2,8 @@
 //! superfluous.
 
 use crate::error::Result;
-use crate::ir::{Graph, Node, ValueId};
-use std::collections::HashMap;
+use crate::ir::{Graph, Node, Op, ValueId};
+use std::collections::{BTreeSet, HashMap};
 
 /// The graph without unused nodes. Inputs stay.
 pub(super) fn prune(g: &Graph) -> Result<Graph> {
@@ -24,15 +24,24 @@ pub(super) fn prune(g: &Graph) -> Result<Graph> {
     Ok(out)
 }
 
-/// Flags of the values that outputs are computed from.
+/// Flags of the values that outputs, and the symbols of their nodes, are computed from.
 fn live_values(g: &Graph) -> Vec<bool> {
     let mut live = vec![false; g.n_values()];
     for o in &g.outputs {
         live[o.value.0 as usize] = true;
     }
+    let mut symbols = BTreeSet::new();
     for (_, node) in g.nodes().rev() {
+        if let Op::Extent { symbol } = &node.op
+            && symbols.contains(symbol)
+        {
+            live[node.outputs[0].0 as usize] = true;
+        }
         if is_live(node, &live) {
             node.inputs.iter().for_each(|v| live[v.0 as usize] = true);
+            node.visit_symbols(g, &mut |s| {
+                symbols.insert(s.to_owned());
+            });
         }
     }
     live

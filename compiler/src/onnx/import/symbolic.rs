@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::ir::dim::Atom;
 use crate::ir::{Dim, GraphBuilder, ReduceKind, ScalarOp, Type, ValueId};
 use gristmill_runtime::Tensor;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Elements with symbols in them that are computed when a graph runs.
 const MAX_SYMBOLIC: usize = 64;
@@ -27,16 +27,21 @@ pub(super) fn depends_on_symbols(part: &str, dims: &[Dim]) -> Error {
 /// A tensor whose elements are expressions over symbols, computed from the extents when the graph
 /// runs.
 ///
-/// The value of a symbol is a sum of that many ones. Binding the symbols makes all of this
-/// constant.
-pub(super) fn symbolic_tensor(b: &mut GraphBuilder, dims: &[Dim], ty: &Type) -> Result<ValueId> {
+/// The value of a symbol is that of `known`, or else a sum of that many ones. Binding the symbols
+/// makes all of this constant.
+pub(super) fn symbolic_tensor(
+    b: &mut GraphBuilder,
+    dims: &[Dim],
+    ty: &Type,
+    known: &BTreeMap<String, ValueId>,
+) -> Result<ValueId> {
     let n = dims.len();
     if n > MAX_SYMBOLIC {
         return Err(depends_on_symbols(&format!("{n} elements"), dims));
     }
     let mut elements = Vec::new();
     for d in dims {
-        let e = symbolic_scalar(b, d)?;
+        let e = symbolic_scalar(b, d, known)?;
         elements.push(b.reshape(e, [1usize])?);
     }
     let all = match elements[..] {
@@ -47,11 +52,16 @@ pub(super) fn symbolic_tensor(b: &mut GraphBuilder, dims: &[Dim], ty: &Type) -> 
     b.reshape(all, ty.shape.0.iter())
 }
 
-fn symbolic_scalar(b: &mut GraphBuilder, d: &Dim) -> Result<ValueId> {
+/// A dim as an `i64` of rank 0; see [`symbolic_tensor`].
+pub(super) fn symbolic_scalar(
+    b: &mut GraphBuilder,
+    d: &Dim,
+    known: &BTreeMap<String, ValueId>,
+) -> Result<ValueId> {
     let (constant, atoms) = d.parts();
     let mut sum = b.constant(Tensor::scalar(constant));
     for (atom, k) in atoms {
-        let value = symbolic_atom(b, atom)?;
+        let value = symbolic_atom(b, atom, known)?;
         let k = b.constant(Tensor::scalar(k));
         let term = b.mul(value, k)?;
         sum = b.add_(sum, term)?;
@@ -59,8 +69,13 @@ fn symbolic_scalar(b: &mut GraphBuilder, d: &Dim) -> Result<ValueId> {
     Ok(sum)
 }
 
-fn symbolic_atom(b: &mut GraphBuilder, atom: &Atom) -> Result<ValueId> {
+fn symbolic_atom(
+    b: &mut GraphBuilder,
+    atom: &Atom,
+    known: &BTreeMap<String, ValueId>,
+) -> Result<ValueId> {
     match atom {
+        Atom::Symbol(s) if known.contains_key(&**s) => Ok(known[&**s]),
         Atom::Symbol(s) => {
             let one = b.constant(Tensor::scalar(1i64));
             let ones = b.broadcast(one, [Dim::symbol(s)])?;
@@ -68,13 +83,16 @@ fn symbolic_atom(b: &mut GraphBuilder, atom: &Atom) -> Result<ValueId> {
         }
         Atom::FloorDiv(d, by) => {
             // Floor by way of the remainder that has the sign of the divisor: division truncates.
-            let (x, by) = (symbolic_scalar(b, d)?, b.constant(Tensor::scalar(*by)));
+            let (x, by) = (
+                symbolic_scalar(b, d, known)?,
+                b.constant(Tensor::scalar(*by)),
+            );
             let rest = b.map(ScalarOp::Mod, &[x, by])?;
             let exact = b.sub(x, rest)?;
             b.div(exact, by)
         }
         Atom::Mul(x, y) => {
-            let (x, y) = (symbolic_scalar(b, x)?, symbolic_scalar(b, y)?);
+            let (x, y) = (symbolic_scalar(b, x, known)?, symbolic_scalar(b, y, known)?);
             b.mul(x, y)
         }
     }

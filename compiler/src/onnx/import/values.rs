@@ -28,7 +28,7 @@ impl Importer<'_> {
         self.materialise_in(v, self.frames.len() - 1)
     }
 
-    fn materialise_in(&mut self, v: V, frame: usize) -> Result<ValueId> {
+    pub(super) fn materialise_in(&mut self, v: V, frame: usize) -> Result<ValueId> {
         if let Some(&id) = self.frames[frame].ids.get(&v) {
             return Ok(id);
         }
@@ -59,7 +59,8 @@ impl Importer<'_> {
             }
             Some(Contents::Dims(dims)) => {
                 let (dims, ty) = (dims.clone(), self.ty(v)?.clone());
-                symbolic_tensor(&mut self.frames[frame].b, &dims, &ty)
+                let known = self.symbol_values(&dims, frame)?;
+                symbolic_tensor(&mut self.frames[frame].b, &dims, &ty, &known)
                     .map_err(|e| e.context(format!("{name:?}")))
             }
             Some(Contents::List(_)) => Err(not_a_tensor(name)),

@@ -1,9 +1,9 @@
 //! Operators that make tensors from attributes, shapes or ranges, and those that pass operands on.
 
 use super::super::import::{Contents, Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, one};
-use super::MANY;
+use super::{MANY, run_time};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Op, ScalarOp, Shape, Type};
+use crate::ir::{Dim, Op, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 pub(super) const OPS: &[OpDef] = &[
@@ -123,8 +123,11 @@ fn size(cx: &mut Ctx) -> Result<Outs> {
 
 fn range(cx: &mut Ctx) -> Result<Outs> {
     cx.ignore(&["stash_type"]);
-    cx.require(&[0, 1, 2])?;
     let dtype = cx.ty(0)?.dtype;
+    if cx.is_run_time() && !is_known_range(cx)? {
+        return run_time_range(cx, dtype);
+    }
+    cx.require(&[0, 1, 2])?;
     if dtype.is_float() {
         return float_range(cx, dtype);
     }
@@ -147,6 +150,47 @@ fn range(cx: &mut Ctx) -> Result<Outs> {
         Some(c) => one(cx.add_real(x, c as f64)?),
         None => Err(cx.unknown(0)),
     }
+}
+
+/// True when the length of a range is known at import, and so are its elements.
+fn is_known_range(cx: &mut Ctx) -> Result<bool> {
+    let start = cx.constant(0)?.is_some();
+    let limit = cx.constant(1)?.is_some() || cx.is_symbolic(1) && !cx.ty(0)?.dtype.is_float();
+    Ok(start && limit && cx.constant(2)?.is_some())
+}
+
+/// `start + i * delta` for operands that a run shows; floats in `f64`, rounded once.
+fn run_time_range(cx: &mut Ctx, dtype: DType) -> Result<Outs> {
+    let wide = if dtype.is_float() {
+        DType::F64
+    } else {
+        DType::I64
+    };
+    let mut operands = cx.first::<3>()?;
+    for v in &mut operands {
+        let scalar = cx.reshape(*v, Vec::<Dim>::new())?;
+        *v = cx.cast(scalar, wide)?;
+    }
+    let [start, limit, step] = operands;
+    let n = match dtype.is_float() {
+        true => float_length(cx, start, limit, step)?,
+        false => run_time::range_length(cx, start, limit, step)?,
+    };
+    let n = cx.extent(n)?;
+    let i = cx.iota([n], 0)?;
+    let i = cx.cast(i, wide)?;
+    let passed = cx.mul(i, step)?;
+    let x = cx.add_(start, passed)?;
+    one(cx.cast(x, dtype)?)
+}
+
+/// Number of elements of a range of `f64`.
+fn float_length(cx: &mut Ctx, start: ValueId, limit: ValueId, step: ValueId) -> Result<ValueId> {
+    let span = cx.sub(limit, start)?;
+    let steps = cx.div(span, step)?;
+    let steps = cx.map(ScalarOp::Ceil, &[steps])?;
+    let steps = cx.with_real(ScalarOp::Max, steps, 0.0)?;
+    cx.cast(steps, DType::I64)
 }
 
 fn range_length(start: &Dim, limit: Dim, step: i64) -> Result<Dim> {

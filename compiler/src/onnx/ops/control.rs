@@ -45,8 +45,36 @@ fn both_branches<'m>(
     }
     let mut args = vec![cx.val(0)?];
     args.extend(captured(cx, &other)?);
-    cx.b()
-        .add_with_regions(Op::If, &args, vec![then.graph, other.graph])
+    let mut regions = vec![then.graph, other.graph];
+    if cx.is_run_time() {
+        share_types(cx, &mut regions)?;
+    }
+    cx.b().add_with_regions(Op::If, &args, regions)
+}
+
+/// Gives results of both branches one type: extents that differ are those that a run shows.
+fn share_types(cx: &mut Ctx, branches: &mut [Graph]) -> Result<()> {
+    let results = |g: &Graph| -> Vec<Type> {
+        let values = g.outputs.iter().map(|o| o.value);
+        values.map(|v| g.ty(v).clone()).collect()
+    };
+    let (then, other) = (results(&branches[0]), results(&branches[1]));
+    for (i, (a, b)) in then.iter().zip(&other).enumerate() {
+        if a == b || (a.dtype, a.rank()) != (b.dtype, b.rank()) {
+            continue;
+        }
+        let extents = a.shape.iter().zip(b.shape.iter());
+        let shape: Vec<Dim> = extents
+            .map(|(a, b)| if a == b { a.clone() } else { cx.new_symbol() })
+            .collect();
+        for branch in branches.iter_mut() {
+            let shape = shape.clone();
+            let v = branch.outputs[i].value;
+            let shaped = branch.add1(Op::Shaped { shape }, &[v], &Origin::new(&cx.path()))?;
+            branch.outputs[i].value = shaped;
+        }
+    }
+    Ok(())
 }
 
 /// Outer values that a region uses, as IR values.
@@ -76,6 +104,29 @@ fn repeat(cx: &mut Ctx) -> Result<Outs> {
         Ok(values) => return Ok(values.into_iter().map(Out::Value).collect()),
         Err(e) => e,
     };
+    if !cx.is_run_time() {
+        return unrolled_loop(cx, body, n_carried, why);
+    }
+    let n_symbols = cx.n_symbols();
+    let unrolled = cx.attempt(|cx| unrolled_loop(cx, body, n_carried, why));
+    if unrolled.is_ok() && cx.n_symbols() == n_symbols {
+        return unrolled;
+    }
+    // Iterations with extents of their own are better compiled once.
+    match cx.attempt(|cx| run_time_loop(cx, body, n_carried)) {
+        Ok(values) => Ok(values.into_iter().map(Out::Value).collect()),
+        Err(why) => unrolled.map_err(|_| why),
+    }
+}
+
+/// A loop of known length, its body imported once per iteration. Errors with `why` where that
+/// would be too often.
+fn unrolled_loop<'m>(
+    cx: &mut Ctx<'_, 'm>,
+    body: &'m GraphProto,
+    n_carried: usize,
+    why: Error,
+) -> Result<Outs> {
     cx.require(&[0, 1])?;
     let trips = match cx.has(0) {
         true => cx.first_int(0)?.unwrap_or(0),
@@ -97,28 +148,75 @@ fn known_condition(cx: &mut Ctx) -> Result<bool> {
     }
 }
 
+/// A loop whose extents are known before it runs.
 fn region_loop<'m>(
     cx: &mut Ctx<'_, 'm>,
     body: &'m GraphProto,
     n_carried: usize,
 ) -> Result<Vec<ValueId>> {
+    let formals = formals_of(cx, n_carried)?;
+    let n_symbols = cx.n_symbols();
+    let region = cx.try_region(body, &formals, &[], "body")?;
+    if cx.n_symbols() != n_symbols {
+        return Err(Error::unsupported("extents in the body depend on the data"));
+    }
+    let trip = exact_trips(cx, &region.graph, n_carried)?;
+    loop_of(cx, region, n_carried, trip)
+}
+
+/// Types of counter, condition and carried values in a body.
+fn formals_of(cx: &Ctx, n_carried: usize) -> Result<Vec<Type>> {
     let mut formals = vec![scalar_type(DType::I64), scalar_type(DType::Bool)];
     for i in 0..n_carried {
         formals.push(cx.ty(2 + i)?);
     }
-    let region = cx.try_region(body, &formals, &[], "body")?;
+    Ok(formals)
+}
+
+/// A loop with extents that only its run shows: the number of rows of stacked results, and those of
+/// carried values that change.
+fn run_time_loop<'m>(
+    cx: &mut Ctx<'_, 'm>,
+    body: &'m GraphProto,
+    n_carried: usize,
+) -> Result<Vec<ValueId>> {
+    let mut formals = formals_of(cx, n_carried)?;
+    loop {
+        let region = cx.try_region(body, &formals, &[], "body")?;
+        let results = region.graph.outputs.iter().skip(1).map(|o| o.value);
+        let results: Vec<Type> = results.map(|v| region.graph.ty(v).clone()).collect();
+        if !open_changed(cx, &mut formals[2..], &results) {
+            let trip = match exact_trips(cx, &region.graph, n_carried) {
+                Ok(trip) => trip,
+                Err(_) => cx.new_symbol(),
+            };
+            return loop_of(cx, region, n_carried, trip);
+        }
+    }
+}
+
+/// Replaces extents of carried values that an iteration changes by symbols of their own; false when
+/// there are none.
+fn open_changed(cx: &mut Ctx, formals: &mut [Type], results: &[Type]) -> bool {
+    let mut is_changed = false;
+    for (formal, result) in formals.iter_mut().zip(results) {
+        for (d, new) in formal.shape.0.iter_mut().zip(result.shape.iter()) {
+            if d != new && !d.as_symbol().is_some_and(|_| cx.is_decided_by_run(d)) {
+                *d = cx.new_symbol();
+                is_changed = true;
+            }
+        }
+    }
+    is_changed
+}
+
+fn loop_of(cx: &mut Ctx, region: Region, n_carried: usize, trip: Dim) -> Result<Vec<ValueId>> {
     let mut graph = region.graph.clone();
-    let condition = graph.outputs.first().map(|o| o.value);
-    let condition = condition.ok_or_else(|| Error::invalid("the body has no results"))?;
     if !cx.has(1) {
         // Without a condition operand that of the body does not count.
         let yes = graph.add_constant(Tensor::scalar(true), &Origin::default());
         graph.outputs[0].value = yes;
     }
-    let trip = match graph.outputs.len() > 1 + n_carried {
-        true => exact_trips(cx, &graph, condition)?,
-        false => Dim::constant(0),
-    };
     let mut args = loop_operands(cx, n_carried)?;
     args.extend(captured(cx, &region)?);
     let op = Op::Loop {
@@ -154,7 +252,12 @@ fn scalar_operand(cx: &mut Ctx, i: usize, default: Tensor) -> Result<ValueId> {
 
 /// The number of iterations, which stacked results have as their extent: known only if no condition
 /// can end the loop.
-fn exact_trips(cx: &mut Ctx, body: &Graph, condition: ValueId) -> Result<Dim> {
+fn exact_trips(cx: &mut Ctx, body: &Graph, n_carried: usize) -> Result<Dim> {
+    let condition = body.outputs.first().map(|o| o.value);
+    let condition = condition.ok_or_else(|| Error::invalid("the body has no results"))?;
+    if body.outputs.len() <= 1 + n_carried {
+        return Ok(Dim::constant(0));
+    }
     let is_true = |t: &Tensor| t.as_bytes().first() == Some(&1);
     let goes_on =
         body.value(condition).def == Def::Input(1) || body.single(condition).is_some_and(is_true);

@@ -74,16 +74,17 @@ fn one_hot(cx: &mut Ctx) -> Result<Outs> {
     // Negative indices count from the end.
     let zero = cx.scalar(DType::I64, 0.0);
     let negative = cx.map(ScalarOp::Lt, &[x, zero])?;
-    let wrapped = cx.add_real(x, depth as f64)?;
+    let n = cx.dim_value(&depth)?;
+    let wrapped = cx.add_(x, n)?;
     let x = cx.select(negative, wrapped, x)?;
-    dims[axis] = depth.into();
+    dims[axis] = depth;
     let position = cx.iota(dims, axis)?;
     let hot = cx.eq(x, position)?;
     let (off, on) = (pick(cx, values, 0)?, pick(cx, values, 1)?);
     one(cx.select(hot, on, off)?)
 }
 
-fn one_hot_depth(cx: &mut Ctx) -> Result<i64> {
+fn one_hot_depth(cx: &mut Ctx) -> Result<Dim> {
     let depth = match cx.constant(1)? {
         Some(t) if t.len() == 1 => Dim::constant(t.to_f64s()[0] as i64),
         _ => {
@@ -93,7 +94,8 @@ fn one_hot_depth(cx: &mut Ctx) -> Result<i64> {
     };
     match depth.as_const() {
         Some(n) if n < 0 => Err(Error::invalid(format!("depth {n} is negative"))),
-        Some(n) => Ok(n),
+        Some(_) => Ok(depth),
+        None if cx.is_decided_by_run(&depth) => Ok(depth),
         None => Err(cx.unknown(1)),
     }
 }
@@ -104,9 +106,19 @@ fn pick(cx: &mut Ctx, v: ValueId, i: usize) -> Result<ValueId> {
     cx.reshape(e, Vec::<Dim>::new())
 }
 
-/// The shape of the result depends on the values: a constant operand only.
+/// The shape of the result depends on the values.
 fn non_zero(cx: &mut Ctx) -> Result<Outs> {
-    let t = cx.tensor(0)?;
+    if let Some(t) = cx.constant(0)? {
+        return known_non_zero(t);
+    }
+    if !cx.is_run_time() {
+        return Err(cx.unknown(0));
+    }
+    let (x, count) = (cx.val(0)?, cx.new_symbol());
+    one(cx.add(Op::NonZero { count }, &[x])?)
+}
+
+fn known_non_zero(t: Tensor) -> Result<Outs> {
     if t.size_bytes() > FOLD_LIMIT_BYTES {
         let message = format!("of a tensor of {} bytes", t.size_bytes());
         return Err(Error::unsupported(message));
@@ -126,19 +138,32 @@ fn non_zero(cx: &mut Ctx) -> Result<Outs> {
     Ok(vec![Out::tensor(places)])
 }
 
-/// The slices along `axis` (of the flat tensor without it) for which the constant condition holds.
+/// The slices along `axis` (of the flat tensor without it) for which the condition holds.
 fn compress(cx: &mut Ctx) -> Result<Outs> {
-    let condition = cx.ints_in(1)?;
+    let indices = chosen(cx)?;
     let shape = cx.ty(0)?.shape;
     let x = cx.val(0)?;
     let (x, axis) = match cx.opt_i("axis")? {
         Some(a) => (x, axis_of(a, shape.rank())?),
         None => (cx.reshape(x, [shape.n_elements()])?, 0),
     };
+    one(cx.gather(x, indices, axis)?)
+}
+
+/// Positions where the condition, operand 1, holds.
+fn chosen(cx: &mut Ctx) -> Result<ValueId> {
+    if cx.is_run_time() && cx.constant(1)?.is_none() {
+        let (condition, count) = (cx.val(1)?, cx.new_symbol());
+        let places = Op::NonZero {
+            count: count.clone(),
+        };
+        let places = cx.add(places, &[condition])?;
+        return cx.reshape(places, [count]);
+    }
+    let condition = cx.ints_in(1)?;
     let chosen = (0i64..).zip(&condition).filter(|(_, c)| **c != 0);
     let places: Vec<i64> = chosen.map(|(i, _)| i).collect();
-    let indices = cx.i64s(&places, &[places.len()])?;
-    one(cx.gather(x, indices, axis)?)
+    cx.i64s(&places, &[places.len()])
 }
 
 /// Reverses the first `lens[b]` elements along `time_axis` of each batch element.

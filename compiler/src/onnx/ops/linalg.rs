@@ -2,9 +2,9 @@
 
 use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one, product};
 use crate::error::{Error, Result};
+use crate::interp;
 use crate::ir::{Dim, Extremum, Op, Shape, ValueId};
-use gristmill_runtime::{DType, Tensor};
-use std::cmp::Ordering;
+use gristmill_runtime::DType;
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Det", (1, 1), determinant),
@@ -117,106 +117,29 @@ fn pivot_row(cx: &mut Ctx, rest: ValueId) -> Result<ValueId> {
     cx.add(best, &[magnitude])
 }
 
-/// The shape of the results depends on the values: a constant operand only. Results: distinct
-/// elements (or slices), where each comes first, which one each element is, and how often each
-/// comes.
+/// Distinct elements (or slices), where each comes first, which one each element is, and how often
+/// each comes. The shape of the results depends on the values.
 fn unique(cx: &mut Ctx) -> Result<Outs> {
     let sorted = cx.flag("sorted", true)?;
-    let axis = cx.opt_i("axis")?;
-    let t = cx.tensor(0)?;
-    if t.size_bytes() > FOLD_LIMIT_BYTES {
-        let message = format!("of a tensor of {} bytes", t.size_bytes());
-        return Err(Error::unsupported(message));
+    let axis = match cx.opt_i("axis")? {
+        Some(axis) => Some(axis_of(axis, cx.ty(0)?.rank())?),
+        None => None,
+    };
+    let known = cx.constant(0)?;
+    if known.is_none() && !cx.is_run_time() {
+        return Err(cx.unknown(0));
     }
-    let slices = Slices::new(&t, axis)?;
-    let groups = slices.groups(sorted);
-    let firsts: Vec<i64> = groups.iter().map(|g| g[0] as i64).collect();
-    let counts: Vec<i64> = groups.iter().map(|g| g.len() as i64).collect();
-    let mut inverse = vec![0i64; slices.n];
-    for (k, group) in groups.iter().enumerate() {
-        group.iter().for_each(|&i| inverse[i] = k as i64);
-    }
-    let mut x = cx.val(0)?;
-    if axis.is_none() {
-        x = cx.reshape(x, [slices.n])?;
-    }
-    let places = cx.i64s(&firsts, &[firsts.len()])?;
-    let y = cx.gather(x, places, slices.axis)?;
-    Ok(vec![
-        Out::Value(y),
-        list(&firsts)?,
-        list(&inverse)?,
-        list(&counts)?,
-    ])
-}
-
-fn list(v: &[i64]) -> Result<Out> {
-    Ok(Out::tensor(Tensor::from_slice(v, &[v.len()])?))
-}
-
-/// The slices of a tensor along one axis; its elements without one.
-struct Slices {
-    values: Vec<f64>,
-    axis: usize,
-    outer: usize,
-    n: usize,
-    inner: usize,
-}
-
-impl Slices {
-    fn new(t: &Tensor, axis: Option<i64>) -> Result<Slices> {
-        let shape = match axis {
-            Some(_) => t.shape().to_vec(),
-            None => vec![t.len()],
-        };
-        let axis = axis_of(axis.unwrap_or(0), shape.len())?;
-        Ok(Slices {
-            values: t.to_f64s(),
-            axis,
-            outer: shape[..axis].iter().product(),
-            n: shape[axis],
-            inner: shape[axis + 1..].iter().product(),
-        })
-    }
-
-    /// The elements of slice `i`.
-    fn elements(&self, i: usize) -> impl Iterator<Item = f64> {
-        let places = 0..self.outer * self.inner;
-        places.map(move |e| {
-            let row = e / self.inner * self.n + i;
-            self.values[row * self.inner + e % self.inner]
-        })
-    }
-
-    fn compare(&self, a: usize, b: usize) -> Ordering {
-        let pairs = self.elements(a).zip(self.elements(b));
-        let mut orders = pairs.map(|(x, y)| x.partial_cmp(&y).unwrap_or(Ordering::Less));
-        orders.find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
-    }
-
-    fn begins_with_nan(&self, i: usize) -> bool {
-        self.elements(i).next().is_some_and(f64::is_nan)
-    }
-
-    /// Equal slices together, each group ascending; groups by value, NaN last, or by first
-    /// occurrence.
-    fn groups(&self, sorted: bool) -> Vec<Vec<usize>> {
-        let mut order: Vec<usize> = (0..self.n).collect();
-        order.sort_by(|&a, &b| {
-            let nan_last = self.begins_with_nan(a).cmp(&self.begins_with_nan(b));
-            nan_last.then_with(|| self.compare(a, b))
-        });
-        let mut groups: Vec<Vec<usize>> = Vec::new();
-        for i in order {
-            match groups.last_mut() {
-                Some(g) if self.compare(g[0], i).is_eq() => g.push(i),
-                _ => groups.push(vec![i]),
-            }
-        }
-        groups.iter_mut().for_each(|g| g.sort_unstable());
-        if !sorted {
-            groups.sort_by_key(|g| g[0]);
-        }
-        groups
-    }
+    let count = cx.new_symbol();
+    let op = Op::Unique {
+        count,
+        axis,
+        sorted,
+    };
+    let Some(t) = known.filter(|t| t.size_bytes() <= FOLD_LIMIT_BYTES) else {
+        let x = cx.val(0)?;
+        let results = cx.b().add(op, &[x])?;
+        return Ok(results.into_iter().map(Out::Value).collect());
+    };
+    let results = interp::eval(&op, &[&t], &[])?;
+    Ok(results.into_iter().map(Out::tensor).collect())
 }

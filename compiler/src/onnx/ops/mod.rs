@@ -19,6 +19,7 @@ mod recurrent;
 mod reduce;
 mod resize;
 mod roi;
+mod run_time;
 mod sequence;
 mod signal;
 mod state;

@@ -1,7 +1,8 @@
 //! Operators that move elements without computing: reshapes, slices, joins, padding.
 
-use super::super::import::{Ctx, OpDef, Out, Outs, axes_of, axis_of, one, product};
+use super::super::import::{Ctx, Element, OpDef, Out, Outs, axes_of, axis_of, one, product};
 use super::MANY;
+use super::run_time;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, PadMode, ScalarOp, Shape, ValueId, broadcast_shapes};
 
@@ -86,8 +87,11 @@ fn reshape(cx: &mut Ctx) -> Result<Outs> {
         let message = format!("the shape must be a vector, is {shape}");
         return Err(Error::invalid(message));
     }
-    let wanted = cx.dims(1)?;
-    let target = reshape_target(&cx.ty(0)?.shape, &wanted, allow_zero)?;
+    let (from, wanted) = (cx.ty(0)?.shape, cx.elements(1)?);
+    let target = match run_time::known(&wanted) {
+        Some(wanted) => reshape_target(&from, &wanted, allow_zero)?,
+        None => run_time::reshape_target(cx, &from, &wanted, allow_zero)?,
+    };
     let x = cx.val(0)?;
     one(cx.reshape(x, target)?)
 }
@@ -166,9 +170,22 @@ fn expand(cx: &mut Ctx) -> Result<Outs> {
     if let Some(d) = wanted.iter().find(|d| d.as_const().is_some_and(|c| c < 0)) {
         return Err(Error::invalid(format!("extent {d} is negative")));
     }
-    let shape = broadcast_shapes(&cx.ty(0)?.shape, &wanted).map_err(Error::invalid)?;
+    let from = cx.ty(0)?.shape;
+    let wanted = agreed(cx, &from, wanted);
+    let shape = broadcast_shapes(&from, &wanted).map_err(Error::invalid)?;
     let x = cx.val(0)?;
     one(cx.broadcast(x, shape)?)
+}
+
+/// A target of a broadcast; what only a run shows can be no other extent than that of an axis which
+/// has more than one element.
+fn agreed(cx: &Ctx, from: &Shape, mut wanted: Vec<Dim>) -> Vec<Dim> {
+    for (w, d) in wanted.iter_mut().rev().zip(from.iter().rev()) {
+        if cx.is_decided_by_run(w) && d.as_const().is_some_and(|c| c != 1) {
+            w.clone_from(d);
+        }
+    }
+    wanted
 }
 
 fn tile(cx: &mut Ctx) -> Result<Outs> {
@@ -322,7 +339,6 @@ fn constant_range(start: i64, end: i64, step: i64, n: i64) -> (i64, i64) {
 /// A bound of a slice counted from the start of an axis; `last` is the bound for far beyond the
 /// end.
 fn slice_position(p: &Dim, step: i64, extent: &Dim, last: &Dim) -> Dim {
-    const FAR: i64 = i32::MAX as i64;
     match p.as_const() {
         Some(c) if c >= FAR => last.clone(),
         Some(c) if c <= -FAR => Dim::constant(if step < 0 { -1 } else { 0 }),
@@ -350,7 +366,8 @@ fn slice(cx: &mut Ctx) -> Result<Outs> {
     let mut steps = vec![1; shape.rank()];
     for (i, &axis) in axes.iter().enumerate() {
         let axis = axis_of(axis, shape.rank())?;
-        (from[axis], sizes[axis]) = slice_range(&starts[i], &ends[i], given[i], &shape[axis])?;
+        let bounds = (&starts[i], &ends[i]);
+        (from[axis], sizes[axis]) = start_and_size(cx, bounds, given[i], &shape[axis])?;
         if !sizes[axis].is(0) && !sizes[axis].is(1) {
             steps[axis] = given[i];
         }
@@ -367,10 +384,37 @@ fn slice(cx: &mut Ctx) -> Result<Outs> {
     one(cx.add(op, &[x])?)
 }
 
+/// Start and size of a slice of one axis between two bounds.
+fn start_and_size(
+    cx: &mut Ctx,
+    (start, end): (&Element, &Element),
+    step: i64,
+    extent: &Dim,
+) -> Result<(Dim, Dim)> {
+    if let (Element::Known(start), Element::Known(end)) = (start, end)
+        && !is_clamped_by_run(cx, start, end, extent)
+    {
+        return slice_range(start, end, step, extent);
+    }
+    run_time::slice_range(cx, start, end, step, extent)
+}
+
+/// True where only a run shows whether bounds of a slice are inside of an axis.
+fn is_clamped_by_run(cx: &Ctx, start: &Dim, end: &Dim, extent: &Dim) -> bool {
+    let is_whole = start.is(0) && (end == extent || end.as_const().is_some_and(|e| e >= FAR));
+    !is_whole
+        && [start, end, extent]
+            .into_iter()
+            .any(|d| cx.is_decided_by_run(d))
+}
+
+/// Bounds of slices from here on are those of the axis.
+const FAR: i64 = i32::MAX as i64;
+
 /// Operands of a slice, one element per axis that it cuts.
 struct Ranges {
-    starts: Vec<Dim>,
-    ends: Vec<Dim>,
+    starts: Vec<Element>,
+    ends: Vec<Element>,
     axes: Vec<i64>,
     steps: Vec<i64>,
 }
@@ -381,11 +425,15 @@ fn ranges(cx: &mut Ctx) -> Result<Ranges> {
         let (Some(starts), Some(ends)) = (cx.ints("starts")?, cx.ints("ends")?) else {
             return Err(Error::invalid("starts and ends are missing"));
         };
-        (constants(starts), constants(ends), cx.ints("axes")?, None)
+        let known = |v: Vec<i64>| constants(v).into_iter().map(Element::Known).collect();
+        (known(starts), known(ends), cx.ints("axes")?, None)
     } else {
-        cx.require(&[1, 2, 3, 4])?;
+        match cx.is_run_time() {
+            true => cx.require(&[3, 4])?,
+            false => cx.require(&[1, 2, 3, 4])?,
+        }
         let (axes, steps) = (cx.opt_ints_in(3)?, cx.opt_ints_in(4)?);
-        (cx.dims(1)?, cx.dims(2)?, axes, steps)
+        (cx.elements(1)?, cx.elements(2)?, axes, steps)
     };
     let n = starts.len();
     let axes = axes.unwrap_or_else(|| (0..n as i64).collect());

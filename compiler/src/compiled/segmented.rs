@@ -1,0 +1,134 @@
+//! Models whose extents are not all known before a run: segments that are compiled one by one, and
+//! the nodes between them.
+
+use super::{Compiled, Executable, InputShapes, Shared};
+use crate::error::{Error, Result};
+use crate::interp;
+use crate::ir::print::PrintOptions;
+use crate::ir::{Bindings, Graph};
+use crate::options::Options;
+use crate::passes;
+use crate::pipeline::{Stage, with_pins};
+use gristmill_runtime::Tensor;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Sees a segment, by its number, before it runs.
+pub(crate) type Watch<'a> = &'a dyn Fn(usize, &Executable) -> Result<()>;
+
+/// Gives the shapes of the inputs of a segment.
+pub(crate) type PartShapes<'a> = &'a dyn Fn(&Compiled) -> Result<InputShapes>;
+
+/// A model in segments.
+///
+/// Nodes between them, which give symbols their values, are run by the interpreter. Tensors go from
+/// segment to segment through the memory of the host.
+pub(crate) struct Segmented {
+    /// The segments, in their order, as nodes.
+    graph: Graph,
+    parts: Vec<Compiled>,
+}
+
+impl Segmented {
+    /// Cuts a graph, in which the sizes of `options` stand for their symbols.
+    pub(crate) fn of(graph: Graph, options: &Options, shared: &Arc<Shared>) -> Result<Segmented> {
+        if options.plan.is_some() {
+            let message = "a plan is for a model that is compiled as a whole; extents of this one are known during a run only";
+            return Err(Error::unsupported(message).hint("leave the plan out"));
+        }
+        let graph = passes::cut(&with_pins(graph, options)?)?;
+        let parts = passes::segments(&graph).into_iter();
+        let parts = parts.map(|part| Compiled::of(part.into(), &options_of(part, options), shared));
+        let parts = parts.collect::<Result<_>>()?;
+        Ok(Segmented { graph, parts })
+    }
+
+    pub(crate) fn n_segments(&self) -> usize {
+        self.parts.len()
+    }
+
+    pub(crate) fn parts(&self) -> &[Compiled] {
+        &self.parts
+    }
+
+    pub(crate) fn compile_static(&self) -> Result<()> {
+        self.parts.iter().try_for_each(Compiled::compile_static)
+    }
+
+    /// The results for inputs of the declared types; `watch` sees each segment before it runs.
+    pub(crate) fn run(&self, inputs: &[Tensor], watch: Watch) -> Result<Vec<Tensor>> {
+        let segment = |number: usize, inputs: &[Tensor]| {
+            let part = &self.parts[number];
+            let results = part.run_part(number, inputs, watch);
+            results.map_err(|e| part.with_sizes(e, inputs))
+        };
+        interp::run_segments(&self.graph, inputs, &segment)
+    }
+
+    /// The text of a stage of each segment, and of [`Stage::Segments`]. `shapes` gives those of the
+    /// inputs of a segment, unless a run decides them.
+    pub(crate) fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
+        if stage == Stage::Segments {
+            return Ok(self.graph.to_text(PrintOptions::of(full)));
+        }
+        let mut text = String::new();
+        for (number, part) in self.parts.iter().enumerate() {
+            text += &format!("// segment {number}\n");
+            match shapes(part) {
+                Ok(shapes) => text += &part.lower_for(stage, &shapes)?.text(stage, full)?,
+                Err(_) => text += "// a run decides its extents: see the stage \"segments\"\n",
+            }
+        }
+        Ok(text)
+    }
+
+    /// The error where there would have to be one program.
+    pub(crate) fn not_whole(&self) -> Error {
+        let n = self.n_segments();
+        Error::unsupported(format!(
+            "the data decides extents of this model, so that it is compiled in {n} segments: there is no one program for it"
+        ))
+        .hint("Compiled::run runs it")
+    }
+}
+
+impl Compiled {
+    fn run_part(&self, number: usize, inputs: &[Tensor], watch: Watch) -> Result<Vec<Tensor>> {
+        let executable = self.for_inputs(inputs)?;
+        watch(number, &executable)?;
+        Ok(executable.run(inputs)?.into_tensors())
+    }
+
+    /// The error of a segment, with the sizes of symbols in its inputs.
+    fn with_sizes(&self, e: Error, inputs: &[Tensor]) -> Error {
+        let sizes = self.sizes_of(inputs);
+        match sizes.is_empty() {
+            true => e,
+            false => e.context(format!("where {}", sizes.join(", "))),
+        }
+    }
+
+    /// Symbols in the inputs of a segment, each with its size.
+    fn sizes_of(&self, inputs: &[Tensor]) -> Vec<String> {
+        let types = self.inputs().iter().map(|(_, ty)| ty);
+        let extents = types
+            .zip(inputs)
+            .flat_map(|(ty, t)| ty.shape.iter().zip(t.shape()));
+        let sizes = extents.filter_map(|(d, n)| Some(format!("{} is {n}", d.as_symbol()?)));
+        let sizes: BTreeSet<String> = sizes.collect();
+        sizes.into_iter().take(MAX_NAMED).collect()
+    }
+}
+
+/// Most symbols that an error names.
+const MAX_NAMED: usize = 8;
+
+/// The options for a segment: sizes are in its graph, and so are pins, as requests of its nodes.
+fn options_of(part: &Graph, options: &Options) -> Options {
+    let known: BTreeSet<String> = part.symbols().into_iter().collect();
+    let mut options = options.clone();
+    options.dims = Bindings::new();
+    options.pins = Vec::new();
+    options.ranges.retain(|dim, _| known.contains(dim));
+    options
+}

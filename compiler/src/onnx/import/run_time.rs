@@ -1,0 +1,259 @@
+//! Extents that only a run shows, as symbols that get their values from a tensor.
+
+use super::symbolic::symbolic_scalar;
+use super::{Contents, Ctx, Importer, V};
+use crate::error::Result;
+use crate::ir::{Dim, Op, ScalarOp, Shape, ValueId};
+use gristmill_runtime::{DType, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most elements of an operand that extents are taken from.
+const MAX_ELEMENTS: usize = 64;
+
+/// An element of an operand that a shape is computed from.
+#[derive(Clone)]
+pub(in crate::onnx) enum Element {
+    /// Known at import.
+    Known(Dim),
+    /// Known during a run: an `i64` of rank 0.
+    Value(ValueId),
+}
+
+impl Importer<'_> {
+    /// A symbol that no dim of the model has, named after an operator.
+    pub(super) fn new_symbol(&mut self, operator: &str) -> Dim {
+        self.n_symbols += 1;
+        let name = format!("{}.{}", operator.to_lowercase(), self.n_symbols);
+        match self.symbols.contains(&name) {
+            true => self.new_symbol(operator),
+            false => Dim::symbol(&name),
+        }
+    }
+
+    /// Notes that the elements of a result are those of some operands, one after the other.
+    pub(super) fn note_parts(&mut self, results: &[V], parts: Vec<V>) {
+        let is_integer = |v: &V| self.ty(*v).is_ok_and(|ty| ty.dtype.is_int());
+        if let [result] = results
+            && self.run_time
+            && !parts.is_empty()
+            && parts.iter().chain(results).all(is_integer)
+        {
+            self.parts.insert(*result, parts);
+        }
+    }
+
+    /// Row-major elements of an integer value; `None` when they are too many, or their number is
+    /// not known.
+    fn elements(&mut self, v: V) -> Result<Option<Vec<Element>>> {
+        if let Some(known) = self.known_dims(v)? {
+            return Ok(Some(known.into_iter().map(Element::Known).collect()));
+        }
+        if let Some(parts) = self.parts.get(&v).cloned() {
+            let mut all = Vec::new();
+            for part in parts {
+                let Some(elements) = self.elements(part)? else {
+                    return Ok(None);
+                };
+                all.extend(elements);
+            }
+            return Ok((all.len() <= MAX_ELEMENTS).then_some(all));
+        }
+        let n = self.ty(v)?.shape.n_elements().as_usize();
+        let Some(n) = n.filter(|n| *n <= MAX_ELEMENTS) else {
+            return Ok(None);
+        };
+        let x = self.materialise(v)?;
+        let b = self.b();
+        let x = b.cast(x, DType::I64)?;
+        let flat = b.reshape(x, [n])?;
+        let mut elements = Vec::new();
+        for i in 0..n {
+            let element = b.slice_axis(flat, 0, i, 1)?;
+            let element = b.reshape(element, Vec::<Dim>::new())?;
+            elements.push(Element::Value(element));
+        }
+        Ok(Some(elements))
+    }
+
+    /// Row-major elements of an integer value when they are known, symbols allowed.
+    fn known_dims(&mut self, v: V) -> Result<Option<Vec<Dim>>> {
+        if let Some(Contents::Dims(dims)) = &self.slots[v.0 as usize].known {
+            return Ok(Some(dims.clone()));
+        }
+        let constant = self.constant(v)?;
+        let ints = constant.and_then(|t| super::super::tensor::to_i64s(&t));
+        Ok(ints.map(|ints| ints.into_iter().map(Dim::constant).collect()))
+    }
+
+    /// IR values, in a frame, of the symbols of some dims that are elements of tensors.
+    pub(super) fn symbol_values(
+        &mut self,
+        dims: &[Dim],
+        frame: usize,
+    ) -> Result<BTreeMap<String, ValueId>> {
+        let mut symbols = BTreeSet::new();
+        for dim in dims {
+            dim.visit_symbols(&mut |s| {
+                symbols.insert(s.to_owned());
+            });
+        }
+        let mut values = BTreeMap::new();
+        for symbol in symbols {
+            if let Some(&v) = self.extent_values.get(&symbol) {
+                values.insert(symbol, self.materialise_in(v, frame)?);
+            }
+        }
+        Ok(values)
+    }
+}
+
+impl Ctx<'_, '_> {
+    /// True where extents may be left to a run.
+    pub fn is_run_time(&self) -> bool {
+        self.im.run_time
+    }
+
+    /// Elements of the integer operand `i`; an error where they must be known, and are not.
+    pub fn elements(&mut self, i: usize) -> Result<Vec<Element>> {
+        if let Some(known) = self.try_dims(i)? {
+            return Ok(known.into_iter().map(Element::Known).collect());
+        }
+        let is_integer = self.ty(i)?.dtype.is_int();
+        let v = self.v(i)?;
+        match self.im.run_time && is_integer {
+            true => self.im.elements(v)?.ok_or_else(|| self.unknown(i)),
+            false => Err(self.unknown(i)),
+        }
+    }
+
+    /// The extent that an element is.
+    pub fn extent_of(&mut self, element: Element) -> Result<Dim> {
+        match element {
+            Element::Known(dim) => Ok(dim),
+            Element::Value(value) => self.extent(value),
+        }
+    }
+
+    /// The extent that an `i64` of rank 0 decides during a run, as a symbol.
+    pub fn extent(&mut self, value: ValueId) -> Result<Dim> {
+        let frame = self.im.frames.len() - 1;
+        if let Some(known) = self.im.frames[frame].extents.get(&value) {
+            return Ok(known.clone());
+        }
+        let dim = self.new_symbol();
+        let symbol = dim.to_string();
+        let scalar = self.add(
+            Op::Extent {
+                symbol: symbol.clone(),
+            },
+            &[value],
+        )?;
+        let v = self.made(scalar);
+        self.im.extent_values.insert(symbol, v);
+        self.im.frames[frame].extents.insert(value, dim.clone());
+        Ok(dim)
+    }
+
+    /// Number of symbols made so far.
+    pub fn n_symbols(&self) -> usize {
+        self.im.n_symbols
+    }
+
+    /// Runs `f`; when it fails, all that it reported is forgotten and its error is given.
+    pub fn attempt<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let (n_errors, needs) = (self.im.errors.len(), self.im.needs.clone());
+        let result = f(self);
+        if result.is_err() {
+            self.im.errors.truncate(n_errors);
+            self.im.needs = needs;
+        }
+        result
+    }
+
+    /// A symbol of its own.
+    pub fn new_symbol(&mut self) -> Dim {
+        self.im.new_symbol(&self.node.op_type)
+    }
+
+    /// An element as an `i64` of rank 0.
+    pub fn element_value(&mut self, element: &Element) -> Result<ValueId> {
+        match element {
+            Element::Known(dim) => self.dim_value(dim),
+            Element::Value(value) => Ok(*value),
+        }
+    }
+
+    /// The value of a dim as an `i64` of rank 0.
+    pub fn dim_value(&mut self, dim: &Dim) -> Result<ValueId> {
+        let frame = self.im.frames.len() - 1;
+        let values = self.im.symbol_values(std::slice::from_ref(dim), frame)?;
+        symbolic_scalar(self.b(), dim, &values)
+    }
+
+    /// An `i64` constant of rank 0.
+    pub fn int(&mut self, value: i64) -> ValueId {
+        self.b().constant(Tensor::scalar(value))
+    }
+
+    /// Operands of an element-wise op, whose extents are equal or 1: those that only a run shows
+    /// are taken to be equal to what they meet, which the run checks.
+    pub fn fitted(&mut self, args: &[ValueId]) -> Result<Vec<ValueId>> {
+        if !self.im.run_time || args.len() < 2 {
+            return Ok(args.to_vec());
+        }
+        let shapes: Vec<Shape> = args.iter().map(|&v| self.shape_of(v)).collect();
+        let rank = shapes.iter().map(Shape::rank).max().unwrap_or(0);
+        let widest: Vec<Option<Dim>> = (0..rank).map(|axis| self.widest(&shapes, axis)).collect();
+        let mut fitted = Vec::new();
+        for (&v, shape) in args.iter().zip(&shapes) {
+            let extents = shape.iter().zip(&widest[rank - shape.rank()..]);
+            let extents = extents.map(|(d, wide)| match wide {
+                Some(wide) if !d.is(1) => wide.clone(),
+                _ => d.clone(),
+            });
+            fitted.push(self.shaped(v, extents.collect())?);
+        }
+        Ok(fitted)
+    }
+
+    /// The extent of an axis of a result, counted from the end of each shape, where several differ
+    /// and one is decided by a run.
+    fn widest(&self, shapes: &[Shape], axis: usize) -> Option<Dim> {
+        let rank = shapes.iter().map(Shape::rank).max()?;
+        let extents = shapes
+            .iter()
+            .filter_map(|s| s.get((axis + s.rank()).checked_sub(rank)?));
+        let wide: BTreeSet<&Dim> = extents.filter(|d| !d.is(1)).collect();
+        let is_open = |d: &&Dim| self.is_decided_by_run(d);
+        if wide.len() < 2 || !wide.iter().any(is_open) {
+            return None;
+        }
+        let known = wide.iter().find(|d| !is_open(d));
+        known.or(wide.first()).map(|d| (*d).clone())
+    }
+
+    /// True when a symbol of the dim gets its value during a run.
+    pub fn is_decided_by_run(&self, dim: &Dim) -> bool {
+        let mut is_decided = false;
+        dim.visit_symbols(&mut |s| is_decided |= !self.im.symbols.contains(s));
+        is_decided
+    }
+
+    /// The value with these extents, which the run checks where they are not known to be its own.
+    pub fn shaped(&mut self, v: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
+        match *self.shape_of(v) == shape[..] {
+            true => Ok(v),
+            false => self.add(Op::Shaped { shape }, &[v]),
+        }
+    }
+
+    /// `a` where it is less than `b`.
+    pub fn lesser(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
+        self.map(ScalarOp::Min, &[a, b])
+    }
+
+    /// `a` where it is greater than `b`.
+    pub fn greater(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
+        self.map(ScalarOp::Max, &[a, b])
+    }
+}
