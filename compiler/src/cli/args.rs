@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Flags of every verb that compiles.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct CompileArgs {
     /// Logical devices: `cpu:2` for two logical CPUs, or names such as `/device:CPU:0`, separated by commas.
     #[arg(long, default_value = "cpu:1", value_name = "LIST")]
@@ -94,7 +94,7 @@ pub struct CompileArgs {
 }
 
 /// Flags that say how large symbolic dims are.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct DimFlags {
     /// Value of a symbolic dim, e.g. `batch=8`.
     #[arg(long, value_name = "DIM=N")]
@@ -188,6 +188,19 @@ impl CompileArgs {
             errln!("{}", lowered.report.text(self.verbose).trim_end());
         }
         Ok(())
+    }
+
+    /// [`CompileArgs::report`] for a part of a model.
+    pub fn report_segment(&self, number: usize, lowered: &Lowered) -> Result<()> {
+        if self.verbose > 0 || self.log_device_placement {
+            errln!("segment {number}");
+        }
+        let folder = self.dump_dir.as_ref();
+        let part = CompileArgs {
+            dump_dir: folder.map(|folder| folder.join(format!("segment-{number}"))),
+            ..self.clone()
+        };
+        part.report(lowered)
     }
 
     /// Prints the device of every op where `--log-device-placement` asks for it.

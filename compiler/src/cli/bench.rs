@@ -6,14 +6,14 @@ use super::output::{self, errln, outln};
 use super::{load, parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
-use crate::compiled::{Compiled, Executable, compile};
+use crate::compiled::{Compiled, Executable, Outputs, compile};
 use crate::cost::Measured;
 use crate::cost::measured::MAX_RECENT;
 use crate::cost::store;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::place::{Objective, Replacement};
-use crate::report::{Fallback, Report};
+use crate::report::Fallback;
 use crate::step_times::StepTime;
 use crate::units::{plural, printable, size, time_ns};
 use clap::Args;
@@ -53,7 +53,8 @@ pub struct BenchArgs {
 struct Prepared {
     options: Options,
     compiled: Compiled,
-    executable: Arc<Executable>,
+    /// The one program; none where a run decides extents.
+    executable: Option<Arc<Executable>>,
     inputs: Inputs,
     /// Number of callers that the user asked for.
     streams: Option<usize>,
@@ -64,14 +65,16 @@ struct Prepared {
 /// Runs the verb.
 pub fn bench(args: &BenchArgs) -> Result<()> {
     let p = prepare(args)?;
-    args.compile.report(&p.executable.lowered)?;
-    if args.compile.tune {
-        errln!("{}", p.executable.lowered.report.tuned_text().trim_end());
+    if let Some(executable) = &p.executable {
+        args.compile.report(&executable.lowered)?;
+        if args.compile.tune {
+            errln!("{}", executable.lowered.report.tuned_text().trim_end());
+        }
     }
     let times = measure(args, &p).map_err(|e| p.inputs.explain(e))?;
     let rss = peak_rss_bytes();
     if args.profile {
-        print_profile(&p.executable.profile());
+        print_profile(&p.whole()?.profile());
     }
     if args.json {
         print_json("bench", times.json(args, &p, rss));
@@ -92,7 +95,10 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     let started = Instant::now();
     let compiled = compile(source, &options)?;
     let inputs = inputs::gather(&args.inputs, &compiled)?;
-    let executable = compiled.for_inputs(&inputs.tensors)?;
+    let executable = match compiled.is_whole() || args.profile {
+        true => Some(compiled.for_inputs(&inputs.tensors)?),
+        false => None,
+    };
     Ok(Prepared {
         options,
         compiled,
@@ -107,12 +113,31 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
 impl Prepared {
     /// Threads that run the model at the same time.
     fn n_callers(&self) -> usize {
-        self.streams.unwrap_or(self.executable.n_in_flight())
+        let in_flight = self.executable.as_ref().map_or(1, |e| e.n_in_flight());
+        self.streams.unwrap_or(in_flight)
+    }
+
+    fn whole(&self) -> Result<&Arc<Executable>> {
+        let executable = self.executable.as_ref();
+        executable.ok_or_else(|| Error::internal("a model in segments has no one program"))
+    }
+
+    fn run(&self) -> Result<Outputs> {
+        self.compiled.run_ordered(&self.inputs.tensors)
+    }
+
+    /// Runs into the results of an earlier run where the model is one program.
+    fn run_into(&self, outputs: &mut [Tensor]) -> Result<()> {
+        match &self.executable {
+            Some(executable) => executable.run_into(&self.inputs.tensors, outputs),
+            None => self.run().map(drop),
+        }
     }
 }
 
 /// Ops that run in generated loops although they have a kernel.
-fn fallbacks(report: &Report) -> Vec<Value> {
+fn fallbacks(executable: &Executable) -> Vec<Value> {
+    let report = &executable.lowered.report;
     let row = |f: &Fallback| {
         json!({
             "node": f.node,
@@ -158,8 +183,13 @@ impl Times {
             let (rate, callers) = (self.per_second(), plural(n, "caller"));
             outln!("{rate:.1} inferences/s with {callers}");
         }
-        if let Some(stream) = p.executable.lowered.placement.stream {
-            let (period, n) = (time_ns(self.period()), p.executable.n_in_flight());
+        if p.executable.is_none() {
+            let n = plural(p.compiled.n_segments(), "segment");
+            outln!("{n}: the data decides extents between them");
+        }
+        let stream = p.executable.as_ref().map(|e| e.lowered.placement.stream);
+        if let Some(stream) = stream.flatten() {
+            let (period, n) = (time_ns(self.period()), p.n_callers());
             let predicted = stream.period;
             outln!("one run every {period} with {n} in flight, predicted {predicted}");
         }
@@ -182,7 +212,8 @@ impl Times {
             "peak_rss_bytes": rss,
             "seed": is_random.then_some(args.inputs.seed),
             "random_inputs": p.inputs.random,
-            "fallbacks": fallbacks(&p.executable.lowered.report),
+            "segments": p.compiled.n_segments(),
+            "fallbacks": p.executable.as_deref().map(fallbacks),
         })
     }
 }
@@ -226,7 +257,7 @@ fn keep_placement(p: &Prepared, measured: Measured, folder: &Path) -> Result<()>
     let (inputs, measured) = (&p.inputs.tensors, Arc::new(measured));
     let replacement = p.compiled.replan(inputs, &measured, HORIZON_STEPS)?;
     print_replacement(&replacement);
-    let clusters = &p.executable.lowered.clusters;
+    let clusters = &p.whole()?.lowered.clusters;
     let path = replacement.placement.keep(clusters, folder)?;
     errln!("the placement is kept in {}", path.display());
     Ok(())
@@ -263,14 +294,13 @@ fn print_profile(steps: &[StepTime]) {
 
 /// Measures after a warm-up of a tenth of the duration, with as many runs in flight as there can be.
 fn measure(args: &BenchArgs, p: &Prepared) -> Result<Times> {
-    let (executable, inputs) = (&p.executable, &p.inputs.tensors);
     let mut lanes = warmed_up(args, p)?;
     let started = Instant::now();
     let until = match args.iters {
         Some(n) => Until::count(n),
         None => Until::elapsed(args.duration),
     };
-    let mut sorted = run_lanes(executable, inputs, &mut lanes, &until)?;
+    let mut sorted = run_lanes(p, &mut lanes, &until)?;
     let total = started.elapsed().as_nanos() as u64;
     sorted.sort_unstable();
     Ok(Times { sorted, total })
@@ -278,18 +308,17 @@ fn measure(args: &BenchArgs, p: &Prepared) -> Result<Times> {
 
 /// Results of first runs, which later ones overwrite, for each run that can be in flight.
 fn warmed_up(args: &BenchArgs, p: &Prepared) -> Result<Vec<Vec<Tensor>>> {
-    let (executable, inputs) = (&p.executable, &p.inputs.tensors);
-    executable.run(inputs)?;
+    p.run()?;
     if args.profile {
-        executable.start_profile()?;
+        p.whole()?.start_profile()?;
     }
     let mut lanes = Vec::new();
     for _ in 0..p.n_callers() {
-        lanes.push(executable.run(inputs)?.into_tensors());
+        lanes.push(p.run()?.into_tensors());
     }
     if args.iters.is_none() {
         let until = Until::elapsed(args.duration / 10);
-        run_lanes(executable, inputs, &mut lanes, &until)?;
+        run_lanes(p, &mut lanes, &until)?;
     }
     Ok(lanes)
 }
@@ -331,19 +360,14 @@ impl Until {
 }
 
 /// Times of repeated runs, in each lane on a thread of its own.
-fn run_lanes(
-    executable: &Executable,
-    inputs: &[Tensor],
-    lanes: &mut [Vec<Tensor>],
-    until: &Until,
-) -> Result<Vec<u64>> {
+fn run_lanes(p: &Prepared, lanes: &mut [Vec<Tensor>], until: &Until) -> Result<Vec<u64>> {
     if let [lane] = lanes {
-        return run_lane(executable, inputs, lane, until);
+        return run_lane(p, lane, until);
     }
     std::thread::scope(|scope| {
         let threads: Vec<_> = lanes
             .iter_mut()
-            .map(|lane| scope.spawn(move || run_lane(executable, inputs, lane, until)))
+            .map(|lane| scope.spawn(move || run_lane(p, lane, until)))
             .collect();
         let mut times = Vec::new();
         for thread in threads {
@@ -355,16 +379,11 @@ fn run_lanes(
 }
 
 /// Times of repeated runs, one after the other, into the same tensors.
-fn run_lane(
-    executable: &Executable,
-    inputs: &[Tensor],
-    outputs: &mut [Tensor],
-    until: &Until,
-) -> Result<Vec<u64>> {
+fn run_lane(p: &Prepared, outputs: &mut [Tensor], until: &Until) -> Result<Vec<u64>> {
     let mut times = Vec::new();
     while until.begins_another() {
         let started = Instant::now();
-        executable.run_into(inputs, outputs)?;
+        p.run_into(outputs)?;
         times.push(started.elapsed().as_nanos() as u64);
     }
     Ok(times)

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Type};
 use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
 use crate::options::Options;
+use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
 use crate::units::{plural, printable};
 use clap::Args;
 use serde_json::{Value, json};
@@ -62,11 +63,54 @@ fn check_graph(g: Graph, json: bool) {
     }
 }
 
+/// Nodes whose results have as many elements as the data decides.
+struct RunTimeExtents {
+    /// Number of the graph's nodes by op.
+    nodes: BTreeMap<&'static str, usize>,
+    n_segments: usize,
+}
+
+impl RunTimeExtents {
+    fn of(g: &Graph) -> Result<Option<RunTimeExtents>> {
+        if !has_run_time_extents(g) {
+            return Ok(None);
+        }
+        let mut nodes = BTreeMap::new();
+        count_deciding(g, &mut nodes);
+        let n_segments = segments(&cut(g)?).len();
+        Ok(Some(RunTimeExtents { nodes, n_segments }))
+    }
+
+    fn print(&self) {
+        let nodes = self.nodes.iter().map(|(op, n)| format!("{n} {op}"));
+        let nodes = nodes.collect::<Vec<_>>().join(", ");
+        let parts = plural(self.n_segments, "segment");
+        outln!(
+            "extents: the data decides some ({nodes}): the host computes these nodes, {parts} between them are compiled"
+        );
+    }
+
+    fn json(&self) -> Value {
+        json!({ "nodes": self.nodes, "segments": self.n_segments })
+    }
+}
+
+fn count_deciding(g: &Graph, counts: &mut BTreeMap<&'static str, usize>) {
+    for (_, node) in g.nodes().filter(|(_, node)| decides_extents(node)) {
+        *counts.entry(node.op.name()).or_default() += 1;
+        node.regions.iter().for_each(|r| count_deciding(r, counts));
+    }
+}
+
 impl ShapeWork {
     fn print(&self) {
         let symbols: Vec<_> = self.symbols.iter().map(|s| printable(s)).collect();
         let symbols = symbols.join(", ");
         match &self.reason {
+            None if self.symbols.len() > N_NAMED => {
+                let n = self.symbols.len();
+                outln!("shapes: kernels are chosen once for all sizes of {n} dims");
+            }
             None => outln!("shapes: kernels are chosen once for all sizes of {symbols}"),
             Some(why) => {
                 let why = printable(why);
@@ -96,15 +140,21 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         true => m.required_values(&sized)?,
         false => BTreeSet::new(),
     };
-    let shapes = match can_compile && shape_inputs.is_empty() {
-        true => ShapeWork::of(&inputs, m.graph(&spec), &Options::default()),
+    let graph = match can_compile && shape_inputs.is_empty() {
+        true => Some(m.graph(&spec)),
         false => None,
     };
+    let run_time = match &graph {
+        Some(Ok(g)) => RunTimeExtents::of(g)?,
+        _ => None,
+    };
+    let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g, &Options::default()));
     let report = Report {
         n_nodes: capabilities.operators.values().map(n_nodes).sum(),
         n_bad: capabilities.problems.iter().map(|p| p.nodes.len()).sum(),
         capabilities,
         shape_inputs,
+        run_time,
         shapes,
     };
     if json {
@@ -150,6 +200,8 @@ struct Report {
     capabilities: Capabilities,
     /// Inputs whose values decide shapes.
     shape_inputs: BTreeSet<String>,
+    /// Extents that the data decides.
+    run_time: Option<RunTimeExtents>,
     /// What further shapes take, where some are not constant.
     shapes: Option<ShapeWork>,
     n_nodes: usize,
@@ -173,6 +225,7 @@ impl Report {
         for name in &self.shape_inputs {
             outln!("  input {name:?} decides shapes: code is specialised for each of its values");
         }
+        self.run_time.iter().for_each(RunTimeExtents::print);
         self.shapes.iter().for_each(ShapeWork::print);
         outln!(
             "devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed"
@@ -192,6 +245,7 @@ impl Report {
             "nodes": self.n_nodes,
             "problems": problems.collect::<Vec<_>>(),
             "shape_inputs": self.shape_inputs,
+            "run_time_extents": self.run_time.as_ref().map(RunTimeExtents::json),
             "shapes": self.shapes.as_ref().map(ShapeWork::json),
             "ops": counts,
             "capabilities": operators_json(&self.capabilities),

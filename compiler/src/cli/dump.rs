@@ -80,17 +80,14 @@ fn filter(pattern: &str, stage: Stage) -> Result<NodeFilter> {
 }
 
 fn text(args: &DumpArgs, stage: Stage, compiled: &Compiled) -> Result<String> {
-    let shapes = inputs::shapes(compiled);
     if let Some(folder) = &args.compile.dump_dir {
+        compiled.check_whole()?;
         // All stages are written, so that code is generated for all.
-        let lowered = compiled.lower_for(Stage::Asm, &shapes?)?;
+        let lowered = compiled.lower_for(Stage::Asm, &inputs::shapes(compiled)?)?;
         write_all(&lowered, folder)?;
         return lowered.text(stage, args.full);
     }
-    match shapes {
-        Err(_) if stage == Stage::Graph => compiled.symbolic_text(args.full),
-        shapes => compiled.lower_for(stage, &shapes?)?.text(stage, args.full),
-    }
+    compiled.text(stage, args.full, &inputs::shapes)
 }
 
 /// Writes every stage's text to `FOLDER/NN-stage.txt`.

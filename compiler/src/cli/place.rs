@@ -4,7 +4,7 @@ use super::args::CompileArgs;
 use super::objective::{Asked, Objective};
 use super::output::{self, outln};
 use super::{inputs, load, planned, print_json, print_value};
-use crate::compiled::prepare;
+use crate::compiled::{Compiled, prepare};
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
@@ -118,6 +118,10 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
+    let is_listed = !args.is_explained() && !args.json;
+    if is_listed && !compiled.is_whole() {
+        return place_segments(args, &compiled);
+    }
     // Shapes decide costs; no input is made but for values that decide shapes.
     let planned = compiled.plan_shapes(&inputs::shapes(&compiled)?)?;
     planned.report.warnings.iter().for_each(output::warning);
@@ -133,6 +137,23 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
         Some(e) => placement.summary(clusters) + &e.to_string(),
     };
     outln!("{}", text.trim_end());
+    Ok(())
+}
+
+/// Prints the placement of each segment whose extents are known before a run.
+fn place_segments(args: &PlaceArgs, compiled: &Compiled) -> Result<()> {
+    for (number, part) in compiled.parts().enumerate() {
+        outln!("segment {number}");
+        let Ok(shapes) = inputs::shapes(part) else {
+            outln!("  placed during a run, which decides its extents");
+            continue;
+        };
+        let planned = part.plan_shapes(&shapes)?;
+        planned.report.warnings.iter().for_each(output::warning);
+        let (placement, clusters) = (&planned.placement, &planned.clusters);
+        args.compile.log_placement(placement, clusters);
+        outln!("{}", placement.to_text(clusters).trim_end());
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use super::inputs::{self, InputArgs, Inputs};
 use super::output::{errln, outln};
 use super::{load, parse, print_json, summary};
 use crate::Tensor;
-use crate::compiled::{Executable, Outputs, Source, compile};
+use crate::compiled::{Compiled, Executable, Outputs, Source, compile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::{Comparison, allclose};
 use crate::options::{Options, Precision};
@@ -14,8 +14,9 @@ use clap::Args;
 use gristmill_runtime::dtype::Element;
 use gristmill_runtime::{npy, with_dtype};
 use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Arguments of `run`.
@@ -52,6 +53,8 @@ struct Ran {
     run_ns: u64,
     /// Right answers and their total.
     accuracy: Option<(usize, usize)>,
+    /// Number of parts that were compiled one by one.
+    n_segments: usize,
     /// Differences that a lower precision makes, by output.
     changes: Vec<(String, Comparison)>,
 }
@@ -81,10 +84,12 @@ fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
     let compiled = compile(source.clone(), options)?;
     let inputs = inputs::gather(&args.inputs, &compiled)?;
     inputs.announce(args.inputs.seed);
-    let executable = compiled.for_inputs(&inputs.tensors)?;
+    if compiled.is_whole() {
+        let executable = compiled.for_inputs(&inputs.tensors)?;
+        args.compile.report(&executable.lowered)?;
+    }
     let compile_ns = started.elapsed().as_nanos() as u64;
-    args.compile.report(&executable.lowered)?;
-    let (outputs, run_ns) = timed_run(&executable, &inputs)?;
+    let (outputs, run_ns) = timed_run(args, &compiled, &inputs)?;
     let labels = args.labels.as_deref();
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
     let changes = match options.precision {
@@ -92,6 +97,7 @@ fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
         _ => changes(source, options, &inputs.tensors, &outputs)?,
     };
     Ok(Ran {
+        n_segments: compiled.n_segments(),
         inputs,
         outputs,
         compile_ns,
@@ -101,9 +107,15 @@ fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
     })
 }
 
-fn timed_run(executable: &Arc<Executable>, inputs: &Inputs) -> Result<(Outputs, u64)> {
+/// The time of a model in segments is that of their compilation too.
+fn timed_run(args: &RunArgs, compiled: &Compiled, inputs: &Inputs) -> Result<(Outputs, u64)> {
+    let seen = RefCell::new(BTreeSet::new());
+    let report = |number: usize, executable: &Executable| match seen.borrow_mut().insert(number) {
+        true => args.compile.report_segment(number, &executable.lowered),
+        false => Ok(()),
+    };
     let started = Instant::now();
-    let outputs = executable.run(&inputs.tensors);
+    let outputs = compiled.run_watched(&inputs.tensors, &report);
     let run_ns = started.elapsed().as_nanos() as u64;
     Ok((outputs.map_err(|e| inputs.explain(e))?, run_ns))
 }
@@ -118,7 +130,12 @@ impl Ran {
             outln!("accuracy {percent:.2} % ({right} of {total})");
         }
         let (compiled, ran) = (time_ns(self.compile_ns), time_ns(self.run_ns));
-        outln!("compiled in {compiled}, ran in {ran}");
+        match self.n_segments {
+            0 | 1 => outln!("compiled in {compiled}, ran in {ran}"),
+            n => outln!(
+                "compiled in {compiled}, ran in {ran}: {n} segments, most of them compiled on the way"
+            ),
+        }
     }
 
     fn json(&self, args: &RunArgs, precision: Precision) -> Value {
@@ -131,6 +148,7 @@ impl Ran {
         json!({
             "compile_ns": self.compile_ns,
             "run_ns": self.run_ns,
+            "segments": self.n_segments,
             "outputs": outputs.collect::<Vec<_>>(),
             "accuracy": accuracy,
             "precision": precision.to_string(),
@@ -152,7 +170,7 @@ fn changes(
         precision: Precision::F32,
         ..options.clone()
     };
-    let exact = compile(source, &exact)?.for_inputs(inputs)?.run(inputs)?;
+    let exact = compile(source, &exact)?.run_ordered(inputs)?;
     let change = |((name, want), (_, got)): ((&str, &Tensor), (&str, &Tensor))| {
         (name.to_owned(), allclose(want, got, 0.0, 0.0))
     };
