@@ -23,5 +23,6 @@ mod placement_objectives;
 mod placement_page;
 mod placement_scale;
 mod process;
+mod run_time;
 mod serving;
 mod shapes;
