@@ -6,6 +6,8 @@
 //! in `f64`, and divides by the length before it is rounded down. Where the two rules give
 //! different results, `check` says so for the node.
 
+mod open;
+
 use super::super::import::{Ctx, OpDef, Out, Outs, axis_of, one};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Shape, ValueId};
@@ -127,6 +129,9 @@ fn resize(cx: &mut Ctx) -> Result<Outs> {
     let sampling = sampling(cx)?;
     let request = request(cx, &sampling)?;
     let shape = cx.ty(0)?.shape;
+    if request.is_open(&shape) {
+        return open::resize(cx, &sampling, &request, &shape);
+    }
     let targets = request.targets(&shape)?;
     let mut plans = Vec::new();
     for (i, (&axis, target)) in request.axes.iter().zip(targets).enumerate() {
@@ -201,10 +206,11 @@ fn request(cx: &mut Ctx, sampling: &Sampling) -> Result<Request> {
     let axes = resized_axes(cx)?;
     let crops = sampling.coordinates == Coordinates::TfCropAndResize;
     let old = cx.opset < 11;
-    cx.require(match (old, crops) {
-        (true, _) => &[1],
-        (false, true) => &[1, 2, 3],
-        (false, false) => &[2, 3],
+    cx.require(match (old, crops, cx.is_run_time()) {
+        (true, ..) => &[1],
+        (false, true, _) => &[1, 2, 3],
+        (false, false, false) => &[2, 3],
+        (false, false, true) => &[2],
     })?;
     let roi = if crops && !old {
         Some(cx.reals_in(1)?)
@@ -243,6 +249,10 @@ fn resized_axes(cx: &mut Ctx) -> Result<Vec<usize>> {
 }
 
 impl Request {
+    fn is_stretched(&self) -> bool {
+        self.policy == Policy::Stretch
+    }
+
     fn roi_of(&self, i: usize) -> (f32, f32) {
         match &self.roi {
             Some(roi) => (roi[i] as f32, roi[i + self.axes.len()] as f32),

@@ -1,9 +1,9 @@
 //! Extents that only a run shows: results are those of the same model with the values known at
 //! import, interpreted and compiled.
 
-use super::{graph_attribute, i64s, info, int, model, node};
+use super::{attribute, graph_attribute, i64s, info, int, model, node};
 use crate::compiled::{Compiled, compile};
-use crate::interp;
+use crate::interp::{self, compare::allclose};
 use crate::onnx::{Model, Specialisation, proto::*};
 use crate::options::Options;
 use gristmill_runtime::Tensor;
@@ -58,9 +58,14 @@ impl Checked {
         let by_value = self.model.graph(&spec).unwrap();
         let expected = interp::run(&by_value, inputs).unwrap();
         let graph = self.model.graph(&Specialisation::default()).unwrap();
-        assert_eq!(interp::run(&graph, inputs).unwrap(), expected);
+        let interpreted = interp::run(&graph, inputs).unwrap();
         let results = self.compiled.run_ordered(inputs).unwrap();
-        assert_eq!(results.into_tensors(), expected);
+        for found in [interpreted, results.into_tensors()] {
+            for (expected, found) in expected.iter().zip(&found) {
+                let close = allclose(expected, found, 1e-5, 1e-5);
+                assert!(close.ok, "{close}: {spec:?}");
+            }
+        }
     }
 
     fn error(&self, inputs: &[Tensor]) -> String {
@@ -157,6 +162,45 @@ fn ranges_and_repetitions_have_the_length_that_operands_say() {
     let huge = [floats(&[3, 4]), from, to, step, shape, wide, ints(&[1])];
     let results = m.compiled.run_ordered(&huge);
     assert!(results.is_err(), "no machine has 2^62 bytes");
+}
+
+fn text(name: &str, value: &'static str) -> AttributeProto {
+    AttributeProto {
+        s: prost::bytes::Bytes::from_static(value.as_bytes()),
+        ..attribute(name, attribute_type::STRING)
+    }
+}
+
+#[test]
+fn images_are_resized_to_lengths_that_operands_say() {
+    let coordinates = [
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+        "align_corners",
+        "asymmetric",
+        "tf_half_pixel_for_nn",
+    ];
+    for mode in ["nearest", "linear", "cubic"] {
+        for (i, coordinate) in coordinates.into_iter().enumerate() {
+            let mut resize = node("Resize", &["x", "", "", "sizes"], &["y"]);
+            let rounding = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][i % 4];
+            resize.attribute = vec![
+                text("mode", mode),
+                text("coordinate_transformation_mode", coordinate),
+                text("nearest_mode", rounding),
+                int("exclude_outside", (i % 2) as i64),
+            ];
+            let inputs = vec![
+                info("x", 1, &["1", "2", "5", "7"]),
+                info("sizes", 7, &["4"]),
+            ];
+            let m = Checked::new(graph(vec![resize], inputs, &["y"]));
+            for sizes in [[1, 2, 10, 7], [1, 2, 3, 3], [1, 2, 1, 16], [1, 2, 5, 7]] {
+                m.check(&[floats(&[1, 2, 5, 7]), ints(&sizes)]);
+            }
+        }
+    }
 }
 
 #[test]
