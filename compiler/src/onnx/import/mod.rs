@@ -193,9 +193,11 @@ impl<'m> Importer<'m> {
         let by_value = Importer::attempt_run(model, spec, weights, false)?;
         let messages: BTreeSet<String> = by_value.errors.iter().map(Error::to_string).collect();
         let mut errors = left_to_run.errors.iter();
-        match errors.any(|e| messages.contains(&e.to_string())) {
-            true => Ok(left_to_run),
-            false => Ok(by_value),
+        let values_would_help =
+            !by_value.needs.is_empty() && !errors.any(|e| messages.contains(&e.to_string()));
+        match by_value.errors.is_empty() || values_would_help {
+            true => Ok(by_value),
+            false => Ok(left_to_run),
         }
     }
 

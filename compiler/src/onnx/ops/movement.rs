@@ -505,6 +505,9 @@ fn pad(cx: &mut Ctx) -> Result<Outs> {
     let mode = cx.choice("mode", "constant", modes)?;
     let x = cx.val(0)?;
     let rank = cx.shape_of(x).rank();
+    if cx.opset >= 11 && cx.is_run_time() && cx.constant(1)?.is_none() {
+        return run_time_pad(cx, x, mode);
+    }
     let (pads, fill) = pads_and_fill(cx, x)?;
     let axes = match cx.opt_ints_in(3)? {
         Some(axes) => axes,
@@ -521,6 +524,29 @@ fn pad(cx: &mut Ctx) -> Result<Outs> {
         (low[a], high[a]) = (pads[i], pads[i + n]);
     }
     one(pad_by(cx, x, &low, &high, mode, fill)?)
+}
+
+/// Pads that are not known at import, and not negative.
+fn run_time_pad(cx: &mut Ctx, x: ValueId, mode: PadMode) -> Result<Outs> {
+    cx.require(&[3])?;
+    let (pads, fill) = (cx.dims(1)?, cx.opt(2)?);
+    let rank = cx.shape_of(x).rank();
+    let axes = cx.opt_ints_in(3)?;
+    let axes = axes.unwrap_or_else(|| (0..rank as i64).collect());
+    if pads.len() != 2 * axes.len() {
+        let (pads, n) = (Shape(pads), axes.len());
+        return Err(Error::invalid(format!("pads {pads} do not fit {n} axes")));
+    }
+    let (low, high) = pads.split_at(axes.len());
+    let mut y = x;
+    for (&axis, (low, high)) in axes.iter().zip(low.iter().zip(high)) {
+        let axis = axis_of(axis, rank)?;
+        y = match mode {
+            PadMode::Constant => run_time::bordered(cx, y, axis, [low, high], fill)?,
+            _ => run_time::continued(cx, y, axis, [low, high], mode)?,
+        };
+    }
+    one(y)
 }
 
 /// Attributes before version 11, operands since.

@@ -2,7 +2,7 @@
 
 use super::super::import::{Ctx, Element, product};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, ScalarOp, Shape, ValueId};
+use crate::ir::{Dim, PadMode, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::DType;
 
 /// The elements as dims, where all are known.
@@ -121,6 +121,64 @@ pub(super) fn range_length(
     let n = cx.div(rounded, pace)?;
     let (is_far, most) = (cx.is_far(start, limit)?, cx.int(i64::MAX));
     cx.select(is_far, most, n)
+}
+
+/// Adds elements of one value on both sides of an axis.
+pub(super) fn bordered(
+    cx: &mut Ctx,
+    x: ValueId,
+    axis: usize,
+    pads: [&Dim; 2],
+    fill: Option<ValueId>,
+) -> Result<ValueId> {
+    let Type { dtype, shape } = cx.type_of(x);
+    let fill = match fill {
+        Some(fill) => cx.reshape(fill, Vec::<Dim>::new())?,
+        None => cx.scalar(dtype, 0.0),
+    };
+    let mut parts = vec![x];
+    for (side, n) in pads.into_iter().enumerate().filter(|(_, n)| !n.is(0)) {
+        let mut border = shape.0.clone();
+        border[axis].clone_from(n);
+        let border = cx.broadcast(fill, border)?;
+        parts.insert(side * parts.len(), border);
+    }
+    match parts[..] {
+        [only] => Ok(only),
+        _ => cx.concat(&parts, axis),
+    }
+}
+
+/// Continues the elements of an axis on both sides.
+pub(super) fn continued(
+    cx: &mut Ctx,
+    x: ValueId,
+    axis: usize,
+    [low, high]: [&Dim; 2],
+    mode: PadMode,
+) -> Result<ValueId> {
+    let extent = cx.shape_of(x)[axis].clone();
+    let i = cx.iota([low.clone() + extent.clone() + high.clone()], 0)?;
+    let (low, n, one) = (cx.dim_value(low)?, cx.dim_value(&extent)?, cx.int(1));
+    let (i, last) = (cx.sub(i, low)?, cx.sub(n, one)?);
+    let zero = cx.int(0);
+    let place = match mode {
+        PadMode::Wrap => cx.map(ScalarOp::Mod, &[i, n])?,
+        PadMode::Reflect => {
+            let period = cx.add_(last, last)?;
+            let period = cx.greater(period, one)?;
+            let forth = cx.map(ScalarOp::Mod, &[i, period])?;
+            let back = cx.sub(period, forth)?;
+            cx.lesser(forth, back)?
+        }
+        _ => {
+            let i = cx.greater(i, zero)?;
+            cx.lesser(i, last)?
+        }
+    };
+    // An axis of one element has only that one.
+    let place = cx.lesser(place, last)?;
+    cx.gather(x, place, axis)
 }
 
 impl Ctx<'_, '_> {

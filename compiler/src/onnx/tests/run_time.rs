@@ -204,6 +204,25 @@ fn images_are_resized_to_lengths_that_operands_say() {
 }
 
 #[test]
+fn borders_are_as_wide_as_operands_say() {
+    for mode in ["constant", "edge", "reflect", "wrap"] {
+        let mut pad = node("Pad", &["x", "pads"], &["y"]);
+        pad.attribute = vec![text("mode", mode)];
+        let inputs = vec![info("x", 1, &["4", "5"]), info("pads", 7, &["4"])];
+        let mut g = graph(vec![pad], inputs, &["y"]);
+        g.name = mode.to_owned();
+        let m = Checked::new(g);
+        for pads in [[0, 1, 2, 3], [3, 0, 0, 4], [0, 0, 0, 0], [1, 1, 1, 1]] {
+            m.check(&[floats(&[4, 5]), ints(&pads)]);
+        }
+        assert!(
+            m.error(&[floats(&[4, 5]), ints(&[0, -1, 0, 0])])
+                .contains("is -1")
+        );
+    }
+}
+
+#[test]
 fn selections_take_the_elements_that_hold() {
     let mut unique = node("Unique", &["n"], &["u", "first", "inverse", "count"]);
     unique.attribute = vec![int("sorted", 0)];
