@@ -86,9 +86,22 @@ impl Content {
         Ok(Content::new(ty.dtype, shape, dims))
     }
 
-    /// Contents of operand `i`, a vector.
+    /// Contents of operand `i` to be moved: elements that only a run shows are among them.
+    fn moved(cx: &mut Ctx, i: usize) -> RuleResult<Content> {
+        let ty = cx.ty(i)?;
+        let shape = ty.static_shape().ok_or(Miss::Unknown)?;
+        let is_joined = cx.node.op_type == "Concat";
+        if ty.dtype.is_float() || !(cx.is_symbolic(i) || is_joined) {
+            return Content::of(cx, i);
+        }
+        let dims = cx.tracked(i)?.ok_or(Miss::Unknown)?;
+        tracked_size(&shape)?;
+        Ok(Content::new(ty.dtype, shape, dims))
+    }
+
+    /// Contents of operand `i`, a vector, to be moved.
     fn vector(cx: &mut Ctx, i: usize) -> RuleResult<Content> {
-        let c = Content::of(cx, i)?;
+        let c = Content::moved(cx, i)?;
         if c.shape.len() == 1 {
             Ok(c)
         } else {
@@ -99,6 +112,26 @@ impl Content {
     /// Elements of operand `i` without symbols.
     fn ints(cx: &mut Ctx, i: usize) -> RuleResult<Vec<i64>> {
         Content::of(cx, i)?.as_ints().ok_or(Miss::Unknown)
+    }
+
+    /// The elements for each position of a shape, at the position that `source` turns it into.
+    fn picked(&self, shape: Vec<usize>, source: impl Fn(&mut [usize])) -> Content {
+        let n: usize = shape.iter().product();
+        let mut dims = Vec::with_capacity(n);
+        for i in 0..n {
+            let (mut rest, mut at) = (i, vec![0; shape.len()]);
+            for axis in (0..shape.len()).rev() {
+                at[axis] = rest % shape[axis];
+                rest /= shape[axis];
+            }
+            source(&mut at);
+            let from = at
+                .iter()
+                .zip(&self.shape)
+                .fold(0, |from, (i, n)| from * n + i);
+            dims.push(self.dims[from].clone());
+        }
+        Content::new(self.dtype, shape, dims)
     }
 
     fn new(dtype: DType, shape: Vec<usize>, dims: Vec<Dim>) -> Content {
@@ -161,7 +194,7 @@ fn tracked_size(shape: &[usize]) -> RuleResult<usize> {
 /// Results of the node when operands with known contents determine them; `None` when the node is to
 /// be imported as usual.
 pub(super) fn rule(cx: &mut Ctx) -> Result<Option<Outs>> {
-    if !cx.any_symbolic() {
+    if !cx.any_symbolic() && !cx.is_mixed() {
         return Ok(None);
     }
     match results(cx) {
@@ -178,6 +211,7 @@ fn results(cx: &mut Ctx) -> RuleResult<Outs> {
         "Gather" => gather(cx)?,
         "Slice" if cx.opset >= 10 => slice(cx)?,
         "Concat" => concat(cx)?,
+        "Transpose" => transpose(cx)?,
         "Squeeze" | "Unsqueeze" | "Reshape" => reshape(cx)?,
         "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Max" | "Min" => arithmetic(cx)?,
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" => compare(cx)?,
@@ -199,7 +233,10 @@ fn negated(cx: &mut Ctx) -> RuleResult<Content> {
 
 fn cast(cx: &mut Ctx) -> RuleResult<Content> {
     let to = dtype_of(cx.i("to", 0)? as i32)?;
-    let mut c = Content::of(cx, 0)?;
+    let mut c = match to {
+        DType::Bool => Content::of(cx, 0)?,
+        _ => Content::moved(cx, 0)?,
+    };
     if to == DType::Bool {
         let truths: Option<Vec<Dim>> = c.dims.iter().map(truth).collect();
         c.dims = truths.ok_or(Miss::Unknown)?;
@@ -238,19 +275,45 @@ fn element(dims: &[Dim], i: i64) -> Result<&Dim> {
 }
 
 fn slice(cx: &mut Ctx) -> RuleResult<Content> {
-    let data = Content::vector(cx, 0)?;
+    let data = Content::moved(cx, 0)?;
     let start = single(Content::ints(cx, 1)?)?;
     let end = single(Content::ints(cx, 2)?)?;
-    let step = if cx.has(4) {
-        single(Content::ints(cx, 4)?)?
-    } else {
-        1
-    };
-    let n = data.dims.len();
+    let axis = optional(cx, 3, 0)?;
+    let step = optional(cx, 4, 1)?;
+    let axis = axis_of(axis, data.shape.len())?;
+    let n = data.shape[axis] as i64;
     let (from, size) = slice_range(&start.into(), &end.into(), step, &n.into())?;
     let (from, size) = (from.as_const().unwrap_or(0), size.as_const().unwrap_or(0));
-    let picked = (0..size).map(|i| data.dims[(from + i * step) as usize].clone());
-    Ok(Content::of_vector(data.dtype, picked.collect()))
+    let mut shape = data.shape.clone();
+    shape[axis] = size as usize;
+    Ok(data.picked(shape, |at| {
+        at[axis] = (from + at[axis] as i64 * step) as usize
+    }))
+}
+
+/// The only element of operand `i`.
+fn optional(cx: &mut Ctx, i: usize, default: i64) -> RuleResult<i64> {
+    match cx.has(i) {
+        true => single(Content::ints(cx, i)?),
+        false => Ok(default),
+    }
+}
+
+fn transpose(cx: &mut Ctx) -> RuleResult<Content> {
+    let data = Content::moved(cx, 0)?;
+    let rank = data.shape.len();
+    let perm = cx.usizes("perm")?;
+    let perm = perm.unwrap_or_else(|| (0..rank).rev().collect());
+    let mut sorted = perm.clone();
+    sorted.sort_unstable();
+    if !sorted.into_iter().eq(0..rank) {
+        return Err(Miss::Unknown);
+    }
+    let shape = perm.iter().map(|&p| data.shape[p]).collect();
+    Ok(data.picked(shape, |at| {
+        let moved = at.to_vec();
+        perm.iter().zip(moved).for_each(|(&p, i)| at[p] = i);
+    }))
 }
 
 fn single(ints: Vec<i64>) -> RuleResult<i64> {
@@ -272,7 +335,7 @@ fn concat(cx: &mut Ctx) -> RuleResult<Content> {
 }
 
 fn reshape(cx: &mut Ctx) -> RuleResult<Content> {
-    let mut c = Content::of(cx, 0)?;
+    let mut c = Content::moved(cx, 0)?;
     let to = reshaped_to(cx, &Shape::of(&c.shape))?;
     let shape = Shape(to).as_static().ok_or(Miss::Unknown)?;
     if shape.iter().product::<usize>() != c.dims.len() {

@@ -2,6 +2,7 @@
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
 use super::super::tensor::{dense_of, tensor_of, to_i64s};
+use super::run_time::has_element;
 use super::{Contents, FOLD_LIMIT_BYTES, Importer, Region, Slot, V};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Type, ValueId};
@@ -160,19 +161,17 @@ impl<'c, 'm> Ctx<'c, 'm> {
         }
     }
 
-    /// Operands whose elements, one after the other, are those of the result.
-    pub(super) fn parts_of_result(&self) -> Vec<V> {
-        let n = match self.node.op_type.as_str() {
-            "Concat" => self.inputs.len(),
-            "Cast" | "Reshape" | "Squeeze" | "Unsqueeze" => 1,
-            _ => 0,
-        };
-        let is_flat = |v: &V| self.im.ty(*v).is_ok_and(|ty| ty.rank() <= 1);
-        let operands: Vec<V> = self.inputs.iter().take(n).copied().flatten().collect();
-        match n == 1 || operands.iter().all(is_flat) {
-            true => operands,
-            false => Vec::new(),
+    /// The operand that has the elements of the result, in their order.
+    pub(super) fn source_of_result(&self) -> Option<V> {
+        match self.node.op_type.as_str() {
+            "Cast" | "Reshape" | "Squeeze" | "Unsqueeze" => self.inputs.first().copied().flatten(),
+            _ => None,
         }
+    }
+
+    /// The operands that are given.
+    pub(super) fn operands(&self) -> impl Iterator<Item = V> {
+        self.inputs.iter().copied().flatten()
     }
 
     /// True when all operands that are given are constants.
@@ -234,7 +233,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
             Err(e) => return e,
         };
         match &self.im.slots[v.0 as usize].known {
-            Some(Contents::Dims(dims)) => {
+            Some(Contents::Dims(dims)) if !dims.iter().any(has_element) => {
                 super::symbolic::depends_on_symbols(&format!("operand {i}"), dims)
             }
             _ => self.im.needs_value(v, &format!("operand {i}")),
@@ -248,7 +247,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
         }
         let v = self.v(i)?;
         if let Some(Contents::Dims(d)) = &self.im.slots[v.0 as usize].known {
-            return Ok(Some(d.clone()));
+            return Ok(Some(d.clone()).filter(|d| !d.iter().any(has_element)));
         }
         let Some(t) = self.im.constant(v)? else {
             return Ok(None);
@@ -389,10 +388,8 @@ impl<'c, 'm> Ctx<'c, 'm> {
         names: &[&'t str],
     ) -> Result<&'t str> {
         let given = self.s(attribute, default)?;
-        let found = names.iter().find(|name| **name == given);
-        found
-            .copied()
-            .ok_or_else(|| Error::invalid(unknown(attribute, &given, names.iter().copied())))
+        let found = names.iter().copied().find(|name| *name == given);
+        found.ok_or_else(|| Error::invalid(unknown(attribute, &given, names.iter().copied())))
     }
 
     /// The value that `choices` has for a string attribute; for `default` when it is absent.
@@ -544,16 +541,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// A value of the model that is this IR value of the current frame.
     pub fn made(&mut self, id: ValueId) -> V {
-        let ty = self.type_of(id);
-        let home = self.im.frames.len() - 1;
-        let v = self.im.slot(Slot {
-            name: "",
-            ty: Some(ty),
-            known: None,
-            home,
-        });
-        self.im.frames[home].ids.insert(v, id);
-        v
+        self.im.made(id)
     }
 
     /// The constant that a value of the model is, if it is one.

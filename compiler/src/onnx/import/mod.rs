@@ -81,6 +81,8 @@ struct Frame {
     captures: Vec<V>,
     /// Symbols that get their values from elements of the frame.
     extents: HashMap<ValueId, Dim>,
+    /// Symbols that stand for the elements of values.
+    elements: HashMap<V, Vec<Dim>>,
 }
 
 struct Scope<'m> {
@@ -172,8 +174,8 @@ pub(super) struct Importer<'m> {
     n_symbols: usize,
     /// The elements, one tensor each, that symbols get their values from.
     extent_values: HashMap<String, V>,
-    /// Integer values whose elements are those of others, one after the other.
-    parts: HashMap<V, Vec<V>>,
+    /// Integer values whose elements are those of another value, in their order.
+    sources: HashMap<V, V>,
     folding: WorkBudget,
     n_nodes: usize,
     depth: usize,
@@ -240,7 +242,7 @@ impl<'m> Importer<'m> {
             symbols: BTreeSet::new(),
             n_symbols: 0,
             extent_values: HashMap::new(),
-            parts: HashMap::new(),
+            sources: HashMap::new(),
             folding: fold::budget(),
             n_nodes: 0,
             depth: 0,
@@ -341,6 +343,7 @@ impl Frame {
             ids: HashMap::new(),
             captures: Vec::new(),
             extents: HashMap::new(),
+            elements: HashMap::new(),
         }
     }
 }

@@ -108,13 +108,13 @@ impl<'m> Importer<'m> {
     fn check_references(&self, node: &NodeProto) -> Result<()> {
         let in_function = self.scopes.iter().any(|s| s.call.is_some());
         let mut attributes = node.attribute.iter();
-        match attributes.find(|a| !a.ref_attr_name.is_empty() && !in_function) {
-            Some(a) => Err(Error::invalid(format!(
-                "attribute {:?} refers to a function's, outside a function",
-                a.name
-            ))),
-            None => Ok(()),
-        }
+        let refers = attributes.find(|a| !a.ref_attr_name.is_empty() && !in_function);
+        refers.map_or(Ok(()), |a| {
+            let (name, outside) = (&a.name, "a function's, outside a function");
+            Err(Error::invalid(format!(
+                "attribute {name:?} refers to {outside}"
+            )))
+        })
     }
 
     fn handled(
@@ -159,9 +159,9 @@ impl<'m> Importer<'m> {
             }
         };
         let foldable = def.fold && cx.all_known();
-        let parts = cx.parts_of_result();
+        let source = cx.source_of_result();
         let results = self.bind(node, outs, foldable)?;
-        self.note_parts(&results, parts);
+        self.note_source(&results, source);
         Ok(results)
     }
 

@@ -1,14 +1,29 @@
 //! Extents that only a run shows, as symbols that get their values from a tensor.
 
 use super::symbolic::symbolic_scalar;
-use super::{Contents, Ctx, Importer, V};
+use super::{Contents, Ctx, Importer, Slot, V};
 use crate::error::Result;
-use crate::ir::{Dim, Op, ScalarOp, Shape, ValueId};
+use crate::ir::{Dim, Op, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most elements of an operand that extents are taken from.
 const MAX_ELEMENTS: usize = 64;
+
+/// The beginning of symbols that stand for elements; no dim of a model begins so.
+const ELEMENT: char = '\0';
+
+/// True for a symbol that stands for an element, which may be negative.
+fn is_element(symbol: &str) -> bool {
+    symbol.starts_with(ELEMENT)
+}
+
+/// True for a dim that contains an element.
+pub(super) fn has_element(dim: &Dim) -> bool {
+    let mut has = false;
+    dim.visit_symbols(&mut |s| has |= is_element(s));
+    has
+}
 
 /// An element of an operand that a shape is computed from.
 #[derive(Clone)]
@@ -30,49 +45,92 @@ impl Importer<'_> {
         }
     }
 
-    /// Notes that the elements of a result are those of some operands, one after the other.
-    pub(super) fn note_parts(&mut self, results: &[V], parts: Vec<V>) {
+    /// Notes that an integer result has the elements of an operand, in their order.
+    pub(super) fn note_source(&mut self, results: &[V], operand: Option<V>) {
         let is_integer = |v: &V| self.ty(*v).is_ok_and(|ty| ty.dtype.is_int());
-        if let [result] = results
+        if let ([result], Some(operand)) = (results, operand)
             && self.run_time
-            && !parts.is_empty()
-            && parts.iter().chain(results).all(is_integer)
+            && operand != *result
+            && is_integer(&operand)
+            && is_integer(result)
         {
-            self.parts.insert(*result, parts);
+            let source = self.sources.get(&operand).copied();
+            self.sources.insert(*result, source.unwrap_or(operand));
         }
     }
 
     /// Row-major elements of an integer value; `None` when they are too many, or their number is
     /// not known.
     fn elements(&mut self, v: V) -> Result<Option<Vec<Element>>> {
-        if let Some(known) = self.known_dims(v)? {
-            return Ok(Some(known.into_iter().map(Element::Known).collect()));
-        }
-        if let Some(parts) = self.parts.get(&v).cloned() {
-            let mut all = Vec::new();
-            for part in parts {
-                let Some(elements) = self.elements(part)? else {
-                    return Ok(None);
-                };
-                all.extend(elements);
-            }
-            return Ok((all.len() <= MAX_ELEMENTS).then_some(all));
-        }
-        let n = self.ty(v)?.shape.n_elements().as_usize();
-        let Some(n) = n.filter(|n| *n <= MAX_ELEMENTS) else {
+        let Some(tracked) = self.tracked(v)? else {
             return Ok(None);
         };
-        let x = self.materialise(v)?;
+        let mut elements = Vec::new();
+        for dim in tracked {
+            let value = dim.as_symbol().filter(|s| is_element(s));
+            elements.push(match value.and_then(|s| self.extent_values.get(s)) {
+                Some(&v) => Element::Value(self.materialise(v)?),
+                None => Element::Known(dim),
+            });
+        }
+        Ok(Some(elements))
+    }
+
+    /// Row-major elements of an integer value, those that are not known as symbols of their own:
+    /// numbers of any sign, which may be moved and nothing else. `None` when they are too many.
+    fn tracked(&mut self, v: V) -> Result<Option<Vec<Dim>>> {
+        if let Some(known) = self.known_dims(v)? {
+            return Ok(Some(known));
+        }
+        let ty = self.ty(v)?;
+        let n = ty.shape.n_elements().as_usize();
+        match n.filter(|n| *n <= MAX_ELEMENTS && ty.dtype.is_int()) {
+            Some(n) => self.element_symbols(v, n).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn element_symbols(&mut self, v: V, n: usize) -> Result<Vec<Dim>> {
+        let source = self.sources.get(&v).copied().unwrap_or(v);
+        let frame = self.frames.len() - 1;
+        if let Some(known) = self.frames[frame].elements.get(&source) {
+            return Ok(known.clone());
+        }
+        let x = self.materialise(source)?;
         let b = self.b();
         let x = b.cast(x, DType::I64)?;
         let flat = b.reshape(x, [n])?;
-        let mut elements = Vec::new();
+        let mut symbols = Vec::new();
         for i in 0..n {
-            let element = b.slice_axis(flat, 0, i, 1)?;
-            let element = b.reshape(element, Vec::<Dim>::new())?;
-            elements.push(Element::Value(element));
+            symbols.push(self.element_symbol(flat, i)?);
         }
-        Ok(Some(elements))
+        self.frames[frame].elements.insert(source, symbols.clone());
+        Ok(symbols)
+    }
+
+    /// A symbol for element `i` of a vector.
+    fn element_symbol(&mut self, flat: ValueId, i: usize) -> Result<Dim> {
+        let element = self.b().slice_axis(flat, 0, i, 1)?;
+        let element = self.b().reshape(element, Vec::<Dim>::new())?;
+        self.n_symbols += 1;
+        let symbol = format!("{ELEMENT}{}", self.n_symbols);
+        let v = self.made(element);
+        self.extent_values.insert(symbol.clone(), v);
+        Ok(Dim::symbol(&symbol))
+    }
+
+    /// A value of the model that is this IR value of the current frame.
+    pub(super) fn made(&mut self, id: ValueId) -> V {
+        let ty = self.b().ty(id).clone();
+        let home = self.frames.len() - 1;
+        let v = self.slot(Slot {
+            name: "",
+            ty: Some(ty),
+            known: None,
+            home,
+        });
+        self.frames[home].ids.insert(v, id);
+        v
     }
 
     /// Row-major elements of an integer value when they are known, symbols allowed.
@@ -124,6 +182,28 @@ impl Ctx<'_, '_> {
             true => self.im.elements(v)?.ok_or_else(|| self.unknown(i)),
             false => Err(self.unknown(i)),
         }
+    }
+
+    /// Row-major elements of operand `i`, those that are not known as symbols of their own, which may
+    /// only be moved.
+    pub fn tracked(&mut self, i: usize) -> Result<Option<Vec<Dim>>> {
+        if !self.im.run_time || !self.has(i) {
+            return self.try_dims(i);
+        }
+        let v = self.v(i)?;
+        self.im.tracked(v)
+    }
+
+    /// True for a concatenation of integers of which some are known.
+    pub fn is_mixed(&self) -> bool {
+        if !self.im.run_time || self.node.op_type != "Concat" {
+            return false;
+        }
+        let slots = || self.operands().map(|v| &self.im.slots[v.0 as usize]);
+        let is_list = |ty: &Type| ty.dtype.is_int() && ty.rank() == 1;
+        slots().all(|s| s.ty.as_ref().is_some_and(is_list))
+            && slots().any(|s| s.known.is_some())
+            && slots().any(|s| s.known.is_none())
     }
 
     /// The extent that an element is.

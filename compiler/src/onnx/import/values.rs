@@ -75,8 +75,8 @@ impl Importer<'_> {
         let ty = self.ty(v)?.clone();
         let f = &mut self.frames[frame];
         f.captures.push(v);
-        let name = format!("outer_{}", f.captures.len() - 1);
-        Ok(f.b.input(&name, ty.dtype, ty.shape.0))
+        let n = f.captures.len() - 1;
+        Ok(f.b.input(&format!("outer_{n}"), ty.dtype, ty.shape.0))
     }
 
     /// Type of a large initialiser that is not to be read.

@@ -366,7 +366,7 @@ fn slice(cx: &mut Ctx) -> Result<Outs> {
     let mut steps = vec![1; shape.rank()];
     for (i, &axis) in axes.iter().enumerate() {
         let axis = axis_of(axis, shape.rank())?;
-        let bounds = (&starts[i], &ends[i]);
+        let bounds = [&starts[i], &ends[i]];
         (from[axis], sizes[axis]) = start_and_size(cx, bounds, given[i], &shape[axis])?;
         if !sizes[axis].is(0) && !sizes[axis].is(1) {
             steps[axis] = given[i];
@@ -387,16 +387,16 @@ fn slice(cx: &mut Ctx) -> Result<Outs> {
 /// Start and size of a slice of one axis between two bounds.
 fn start_and_size(
     cx: &mut Ctx,
-    (start, end): (&Element, &Element),
+    bounds: [&Element; 2],
     step: i64,
     extent: &Dim,
 ) -> Result<(Dim, Dim)> {
-    if let (Element::Known(start), Element::Known(end)) = (start, end)
-        && !is_clamped_by_run(cx, start, end, extent)
-    {
-        return slice_range(start, end, step, extent);
+    match bounds {
+        [Element::Known(a), Element::Known(b)] if !is_clamped_by_run(cx, a, b, extent) => {
+            slice_range(a, b, step, extent)
+        }
+        [a, b] => run_time::slice_range(cx, a, b, step, extent),
     }
-    run_time::slice_range(cx, start, end, step, extent)
 }
 
 /// True where only a run shows whether bounds of a slice are inside of an axis.
@@ -509,10 +509,7 @@ fn pad(cx: &mut Ctx) -> Result<Outs> {
         return run_time_pad(cx, x, mode);
     }
     let (pads, fill) = pads_and_fill(cx, x)?;
-    let axes = match cx.opt_ints_in(3)? {
-        Some(axes) => axes,
-        None => (0..rank as i64).collect(),
-    };
+    let axes = padded_axes(cx, rank)?;
     let n = axes.len();
     if pads.len() != 2 * n || pads.iter().any(|p| p.unsigned_abs() > i32::MAX as u64) {
         let message = format!("pads {pads:?} do not fit {n} axes");
@@ -526,13 +523,18 @@ fn pad(cx: &mut Ctx) -> Result<Outs> {
     one(pad_by(cx, x, &low, &high, mode, fill)?)
 }
 
+/// Axes that pads are for, negative ones counted from the end.
+fn padded_axes(cx: &mut Ctx, rank: usize) -> Result<Vec<i64>> {
+    let axes = cx.opt_ints_in(3)?;
+    Ok(axes.unwrap_or_else(|| (0..rank as i64).collect()))
+}
+
 /// Pads that are not known at import, and not negative.
 fn run_time_pad(cx: &mut Ctx, x: ValueId, mode: PadMode) -> Result<Outs> {
     cx.require(&[3])?;
     let (pads, fill) = (cx.dims(1)?, cx.opt(2)?);
     let rank = cx.shape_of(x).rank();
-    let axes = cx.opt_ints_in(3)?;
-    let axes = axes.unwrap_or_else(|| (0..rank as i64).collect());
+    let axes = padded_axes(cx, rank)?;
     if pads.len() != 2 * axes.len() {
         let (pads, n) = (Shape(pads), axes.len());
         return Err(Error::invalid(format!("pads {pads} do not fit {n} axes")));

@@ -161,24 +161,27 @@ pub(super) fn continued(
     let i = cx.iota([low.clone() + extent.clone() + high.clone()], 0)?;
     let (low, n, one) = (cx.dim_value(low)?, cx.dim_value(&extent)?, cx.int(1));
     let (i, last) = (cx.sub(i, low)?, cx.sub(n, one)?);
-    let zero = cx.int(0);
     let place = match mode {
         PadMode::Wrap => cx.map(ScalarOp::Mod, &[i, n])?,
-        PadMode::Reflect => {
-            let period = cx.add_(last, last)?;
-            let period = cx.greater(period, one)?;
-            let forth = cx.map(ScalarOp::Mod, &[i, period])?;
-            let back = cx.sub(period, forth)?;
-            cx.lesser(forth, back)?
-        }
+        PadMode::Reflect => reflected(cx, i, last)?,
         _ => {
-            let i = cx.greater(i, zero)?;
-            cx.lesser(i, last)?
+            let zero = cx.int(0);
+            cx.greater(i, zero)?
         }
     };
-    // An axis of one element has only that one.
+    // The edge goes on; and an axis of one element has only that one.
     let place = cx.lesser(place, last)?;
     cx.gather(x, place, axis)
+}
+
+/// Positions mirrored at the first element and at the last.
+fn reflected(cx: &mut Ctx, i: ValueId, last: ValueId) -> Result<ValueId> {
+    let one = cx.int(1);
+    let period = cx.add_(last, last)?;
+    let period = cx.greater(period, one)?;
+    let forth = cx.map(ScalarOp::Mod, &[i, period])?;
+    let back = cx.sub(period, forth)?;
+    cx.lesser(forth, back)
 }
 
 impl Ctx<'_, '_> {

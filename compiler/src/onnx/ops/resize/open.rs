@@ -36,7 +36,7 @@ impl Request {
             };
             let size = self.sizes.as_ref().and_then(|sizes| sizes.get(i));
             let is_known = |d: &Dim| d.as_const().is_some();
-            !stays && !(is_known(&shape[axis]) && size.is_none_or(is_known))
+            !stays && size.into_iter().chain([&shape[axis]]).any(|d| !is_known(d))
         };
         self.axes.iter().enumerate().any(is_open)
     }
@@ -63,12 +63,16 @@ pub(super) fn resize(
             ));
         }
     };
+    resampled(cx, sampling, &axes)
+}
+
+fn resampled(cx: &mut Ctx, sampling: &Sampling, axes: &[Axis]) -> Result<Outs> {
     let x = cx.val(0)?;
     let dtype = cx.dtype_of(x);
     let wide = if dtype.is_float() { dtype } else { DType::F32 };
     let is_moved_only = sampling.mode == Mode::Nearest;
     let mut y = if is_moved_only { x } else { cx.cast(x, wide)? };
-    for axis in &axes {
+    for axis in axes {
         let at = sampling.positions(cx, axis)?;
         y = match is_moved_only {
             true => {
@@ -168,7 +172,7 @@ impl Sampling {
 
     /// Positions of elements that are resampled: [`Sampling::position`].
     fn resampled(&self, cx: &mut Ctx, i: ValueId, lengths: Lengths) -> Result<ValueId> {
-        let Lengths { from, to, scale } = lengths;
+        let Lengths { to, scale, .. } = lengths;
         let middle = cx.add_real(i, 0.5)?;
         let scaled = cx.div(middle, scale)?;
         let half_pixel = cx.add_real(scaled, -0.5)?;
@@ -176,18 +180,9 @@ impl Sampling {
             Coordinates::TfHalfPixelForNn => Ok(scaled),
             Coordinates::Asymmetric => cx.div(i, scale),
             Coordinates::PytorchHalfPixel => unless_single(cx, to, half_pixel),
-            Coordinates::AlignCorners => {
-                let (span, steps) = (cx.add_real(from, -1.0)?, cx.add_real(to, -1.0)?);
-                let passed = cx.mul(i, span)?;
-                let at = cx.div(passed, steps)?;
-                unless_single(cx, to, at)
-            }
+            Coordinates::AlignCorners => aligned(cx, i, lengths),
             Coordinates::HalfPixelSymmetric => {
-                let exact = cx.mul(from, scale)?;
-                let adjustment = cx.div(to, exact)?;
-                let half = cx.mul_real(from, 0.5)?;
-                let moved = cx.mul(half, adjustment)?;
-                let offset = cx.sub(half, moved)?;
+                let offset = symmetric_offset(cx, lengths)?;
                 cx.add_(half_pixel, offset)
             }
             _ => Ok(half_pixel),
@@ -266,6 +261,24 @@ fn polynomial(cx: &mut Ctx, x: ValueId, coefficients: &[f64]) -> Result<ValueId>
         value = cx.add_real(risen, c)?;
     }
     Ok(value)
+}
+
+/// Positions that align the first elements, and the last.
+fn aligned(cx: &mut Ctx, i: ValueId, lengths: Lengths) -> Result<ValueId> {
+    let span = cx.add_real(lengths.from, -1.0)?;
+    let steps = cx.add_real(lengths.to, -1.0)?;
+    let passed = cx.mul(i, span)?;
+    let at = cx.div(passed, steps)?;
+    unless_single(cx, lengths.to, at)
+}
+
+/// Distance by which positions move so that the centres are aligned.
+fn symmetric_offset(cx: &mut Ctx, lengths: Lengths) -> Result<ValueId> {
+    let exact = cx.mul(lengths.from, lengths.scale)?;
+    let adjustment = cx.div(lengths.to, exact)?;
+    let half = cx.mul_real(lengths.from, 0.5)?;
+    let moved = cx.mul(half, adjustment)?;
+    cx.sub(half, moved)
 }
 
 /// Positions, but 0 where the result has one element.
