@@ -174,9 +174,12 @@ impl Machine<'_> {
         for (&v, t) in node.outputs.iter().zip(results) {
             bind_open(graph.ty(v), &t, bindings);
             check_type(graph.ty(v), &t, bindings).map_err(|m| {
-                Error::internal(m)
-                    .context(node.op.name())
-                    .at_origin(&node.origin)
+                let kind = match node.op.spec().eval {
+                    Evaluator::Selection(_) => ErrorKind::InvalidInput,
+                    _ => ErrorKind::Internal,
+                };
+                let e = Error::new(kind, m).context(node.op.name());
+                e.at_origin(&node.origin)
             })?;
             values.tensors[v.0 as usize] = Some(t);
         }

@@ -15,11 +15,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Elements of the largest result that is computed between segments: of counters and conditions.
 const MAX_SMALL: usize = 16;
 
-/// True when a node of the graph, or of its regions, gives a symbol its value during a run.
+/// True when a node of the graph, or of its regions, gives a symbol its value during a run, or when
+/// the graph was cut.
 pub fn has_run_time_extents(g: &Graph) -> bool {
     let known: BTreeSet<String> = g.symbols().into_iter().collect();
-    g.nodes()
-        .any(|(_, node)| decides_extents(node) || !unknown(g, node, &known).is_empty())
+    let is_cut = |node: &Node| matches!(node.op, Op::Segment { .. });
+    g.nodes().any(|(_, node)| {
+        is_cut(node) || decides_extents(node) || !unknown(g, node, &known).is_empty()
+    })
 }
 
 /// True for a node that gives symbols their values, and for one with such a node in a region.
@@ -51,9 +54,37 @@ fn unknown(g: &Graph, node: &Node, known: &BTreeSet<String>) -> BTreeSet<String>
 ///
 /// Errors when a symbol has no value where it is used, naming the node.
 pub fn cut(g: &Graph) -> Result<Graph> {
-    let mut ordered = g.clone();
+    let mut ordered = joined(g)?;
     ordered.order_state();
     cut_region(&ordered, &BTreeSet::new(), &mut 0)
+}
+
+/// The graph with the nodes of its segments in their place.
+fn joined(g: &Graph) -> Result<Graph> {
+    let mut whole = Rebuild::new(g);
+    for (id, node) in g.nodes() {
+        match (&node.op, &node.regions[..]) {
+            (Op::Segment { .. }, [body]) => {
+                let args = whole.inputs(node);
+                let results = inlined(&mut whole.graph, &joined(body)?, &args)?;
+                whole.set_all(&node.outputs, &results);
+            }
+            _ => whole.copy_with_regions(id, node, &joined)?,
+        }
+    }
+    Ok(whole.finish(g))
+}
+
+/// Copies the nodes of a region to a graph; gives its results.
+fn inlined(g: &mut Graph, body: &Graph, args: &[ValueId]) -> Result<Vec<ValueId>> {
+    let formals = body.inputs.iter().copied();
+    let mut values: HashMap<ValueId, ValueId> = formals.zip(args.iter().copied()).collect();
+    for (_, node) in body.nodes() {
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|v| values[v]).collect();
+        let outputs = g.add_copy(node, &inputs)?;
+        values.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    Ok(body.outputs.iter().map(|o| values[&o.value]).collect())
 }
 
 /// The segments of a graph that was cut, by number.

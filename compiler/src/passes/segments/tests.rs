@@ -55,3 +55,14 @@ fn a_selection_is_cut_where_its_extent_is_known() {
         check(&g, &[Tensor::from_slice(&x, &[n]).unwrap()]);
     }
 }
+
+/// A graph that was cut is one like any other: `dump --stage segments` prints it.
+#[test]
+fn a_graph_that_was_cut_can_be_compiled() {
+    let g = selection();
+    let again = Graph::parse(&cut(&g).unwrap().to_string()).unwrap();
+    let x = [Tensor::from_slice(&[1f32, -2.0, 3.0], &[3]).unwrap()];
+    check(&again, &x);
+    let expected = interp::run(&g, &x).unwrap();
+    assert_eq!(interp::run(&again, &x).unwrap(), expected);
+}
