@@ -226,10 +226,11 @@ impl Limits {
             }
             let mut groups_met = groups.iter().filter(|g: &&Group| g.may_meet(&boxes[i]));
             if !groups_met.any(|g| g.overlap(&boxes[i]) > self.overlap) {
-                match taken.len() % LANES {
-                    0 => groups.push(Group::of(boxes[i])),
-                    lane => groups[taken.len() / LANES].0[lane] = boxes[i],
+                let lane = taken.len() % LANES;
+                if lane == 0 {
+                    groups.push(Group::EMPTY);
                 }
+                groups[taken.len() / LANES].put(lane, &boxes[i]);
                 taken.push(i);
             }
         }
@@ -240,49 +241,59 @@ impl Limits {
 /// Boxes that are compared with another one together.
 const LANES: usize = 16;
 
-/// Some boxes that were taken; free places have none.
-struct Group([Rect; LANES]);
+/// Some boxes that were taken, by corner and axis; free places meet no box.
+struct Group {
+    low: [[f32; LANES]; 2],
+    high: [[f32; LANES]; 2],
+}
 
 impl Group {
-    fn of(first: Rect) -> Group {
-        let mut group = Group([Rect::NONE; LANES]);
-        group.0[0] = first;
-        group
+    const EMPTY: Group = Group {
+        low: [[f32::INFINITY; LANES]; 2],
+        high: [[f32::NEG_INFINITY; LANES]; 2],
+    };
+
+    fn put(&mut self, lane: usize, rect: &Rect) {
+        for axis in 0..2 {
+            self.low[axis][lane] = rect.low[axis];
+            self.high[axis][lane] = rect.high[axis];
+        }
+    }
+
+    fn get(&self, lane: usize) -> Rect {
+        Rect {
+            low: [self.low[0][lane], self.low[1][lane]],
+            high: [self.high[0][lane], self.high[1][lane]],
+        }
     }
 
     /// False when no box has a point in common with `other`: true of most groups, so that this has
     /// no branch.
     fn may_meet(&self, other: &Rect) -> bool {
-        let meets = self.0.iter().map(|r| {
-            (r.low[0] < other.high[0])
-                & (other.low[0] < r.high[0])
-                & (r.low[1] < other.high[1])
-                & (other.low[1] < r.high[1])
-        });
-        meets.fold(false, |any, meets| any | meets)
+        let mut any = false;
+        for lane in 0..LANES {
+            any |= (self.low[0][lane] < other.high[0])
+                & (other.low[0] < self.high[0][lane])
+                & (self.low[1][lane] < other.high[1])
+                & (other.low[1] < self.high[1][lane]);
+        }
+        any
     }
 
     /// The largest overlap of a box with `other`.
     fn overlap(&self, other: &Rect) -> f32 {
-        let overlaps = self.0.iter().map(|r| other.overlap(r));
+        let overlaps = (0..LANES).map(|lane| other.overlap(&self.get(lane)));
         overlaps.fold(0.0, f32::max)
     }
 }
 
 /// The lesser and the greater corner of a box.
-#[derive(Clone, Copy)]
 struct Rect {
     low: [f32; 2],
     high: [f32; 2],
 }
 
 impl Rect {
-    /// Meets no other.
-    const NONE: Rect = Rect {
-        low: [f32::INFINITY; 2],
-        high: [f32::NEG_INFINITY; 2],
-    };
-
     /// From two opposite corners, or from the centre and the extents.
     fn of(b: &[f32], center: bool) -> Rect {
         let sides = |axis: usize| match center {
