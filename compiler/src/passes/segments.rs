@@ -212,7 +212,8 @@ impl Levels {
             new.insert(symbol.clone());
         }
         if new.is_empty() && !decides_extents(node) {
-            let is_source = is_source(node) && node.inputs.iter().all(|&v| self.is_anywhere(g, v));
+            let is_source =
+                is_source(g, node) && node.inputs.iter().all(|&v| self.is_anywhere(g, v));
             return Ok(match is_source {
                 true => Place::Anywhere(level),
                 false => Place::Segment(level),
@@ -268,12 +269,19 @@ impl Levels {
     }
 }
 
-/// True for ops that make their result from nothing, or view it.
-fn is_source(node: &Node) -> bool {
-    matches!(
+/// True for nodes that are computed where their results are used if that needs no other values: a
+/// segment that gets weights as constants can fold and pack them.
+fn is_source(g: &Graph, node: &Node) -> bool {
+    let is_cheap = matches!(
         node.op,
         Op::Constant { .. } | Op::Iota { .. } | Op::Broadcast { .. } | Op::Reshape { .. }
-    )
+    );
+    let class = node.op.class();
+    let has_effects = matches!(
+        class,
+        OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster
+    );
+    is_cheap || !has_effects && unknown(g, node, &BTreeSet::new()).is_empty()
 }
 
 fn without_value(symbols: &BTreeSet<String>) -> Error {

@@ -100,7 +100,7 @@ fn by_sizes(cx: &mut Ctx, shape: &Shape, axes: &[usize], sizes: &[Dim]) -> Resul
         let lengths = Lengths {
             from,
             to: length,
-            scale: cx.div(length, least)?,
+            scale: rounded_op(cx, ScalarOp::Div, length, least)?,
         };
         resized.push(Axis {
             axis,
@@ -120,7 +120,8 @@ fn by_scales(cx: &mut Ctx, shape: &Shape, axes: &[usize], scales: &[f64]) -> Res
     let mut resized = Vec::new();
     for (&axis, &scale) in axes.iter().zip(scales).filter(|(_, scale)| **scale != 1.0) {
         let from = real(cx, &shape[axis])?;
-        let length = cx.with_real(ScalarOp::Mul, from, scale)?;
+        let factor = cx.scalar(DType::F32, scale);
+        let length = rounded_op(cx, ScalarOp::Mul, from, factor)?;
         let length = cx.floor(length)?;
         let to = match whole_multiple(&shape[axis], scale) {
             Some(to) => to,
@@ -132,7 +133,7 @@ fn by_scales(cx: &mut Ctx, shape: &Shape, axes: &[usize], scales: &[f64]) -> Res
         let lengths = Lengths {
             from,
             to: length,
-            scale: cx.scalar(DType::F32, scale),
+            scale: factor,
         };
         resized.push(Axis {
             axis,
@@ -173,17 +174,18 @@ impl Sampling {
     /// Positions of elements that are resampled: [`Sampling::position`].
     fn resampled(&self, cx: &mut Ctx, i: ValueId, lengths: Lengths) -> Result<ValueId> {
         let Lengths { to, scale, .. } = lengths;
-        let middle = cx.add_real(i, 0.5)?;
-        let scaled = cx.div(middle, scale)?;
-        let half_pixel = cx.add_real(scaled, -0.5)?;
+        let half = cx.scalar(DType::F32, 0.5);
+        let middle = rounded_op(cx, ScalarOp::Add, i, half)?;
+        let scaled = rounded_op(cx, ScalarOp::Div, middle, scale)?;
+        let half_pixel = rounded_op(cx, ScalarOp::Sub, scaled, half)?;
         match self.coordinates {
             Coordinates::TfHalfPixelForNn => Ok(scaled),
-            Coordinates::Asymmetric => cx.div(i, scale),
+            Coordinates::Asymmetric => rounded_op(cx, ScalarOp::Div, i, scale),
             Coordinates::PytorchHalfPixel => unless_single(cx, to, half_pixel),
             Coordinates::AlignCorners => aligned(cx, i, lengths),
             Coordinates::HalfPixelSymmetric => {
                 let offset = symmetric_offset(cx, lengths)?;
-                cx.add_(half_pixel, offset)
+                rounded_op(cx, ScalarOp::Add, half_pixel, offset)
             }
             _ => Ok(half_pixel),
         }
@@ -212,7 +214,8 @@ impl Sampling {
         let mut joined: Option<(ValueId, ValueId)> = None;
         for offset in taps {
             let place = cx.add_real(low, offset.into())?;
-            let distance = cx.sub(place, at)?;
+            let (to, from) = (cx.cast(place, DType::F64)?, cx.cast(at, DType::F64)?);
+            let distance = cx.sub(to, from)?;
             let weight = self.weight(cx, distance)?;
             let weight = match self.exclude_outside {
                 true => inside(cx, axis, place, weight)?,
@@ -233,7 +236,8 @@ impl Sampling {
         }
     }
 
-    /// Weight of a tap at a distance from the position: the kernel of [`Sampling::kernel`].
+    /// Weight, in `f64`, of a tap at a distance from the position: the kernel of
+    /// [`Sampling::kernel`].
     fn weight(&self, cx: &mut Ctx, distance: ValueId) -> Result<ValueId> {
         let (d, a) = (cx.abs(distance)?, self.cubic_a);
         if self.mode != Mode::Cubic {
@@ -263,22 +267,31 @@ fn polynomial(cx: &mut Ctx, x: ValueId, coefficients: &[f64]) -> Result<ValueId>
     Ok(value)
 }
 
+/// An op of two `f32`, rounded by itself: it is computed in `f64`, so that no rule of algebra joins
+/// it with others. Where the nearest of two elements is asked for, the last bit decides.
+fn rounded_op(cx: &mut Ctx, op: ScalarOp, a: ValueId, b: ValueId) -> Result<ValueId> {
+    let (a, b) = (cx.cast(a, DType::F64)?, cx.cast(b, DType::F64)?);
+    let exact = cx.map(op, &[a, b])?;
+    cx.cast(exact, DType::F32)
+}
+
 /// Positions that align the first elements, and the last.
 fn aligned(cx: &mut Ctx, i: ValueId, lengths: Lengths) -> Result<ValueId> {
     let span = cx.add_real(lengths.from, -1.0)?;
     let steps = cx.add_real(lengths.to, -1.0)?;
-    let passed = cx.mul(i, span)?;
-    let at = cx.div(passed, steps)?;
+    let passed = rounded_op(cx, ScalarOp::Mul, i, span)?;
+    let at = rounded_op(cx, ScalarOp::Div, passed, steps)?;
     unless_single(cx, lengths.to, at)
 }
 
 /// Distance by which positions move so that the centres are aligned.
 fn symmetric_offset(cx: &mut Ctx, lengths: Lengths) -> Result<ValueId> {
-    let exact = cx.mul(lengths.from, lengths.scale)?;
-    let adjustment = cx.div(lengths.to, exact)?;
+    let exact = rounded_op(cx, ScalarOp::Mul, lengths.from, lengths.scale)?;
+    let adjustment = rounded_op(cx, ScalarOp::Div, lengths.to, exact)?;
     let half = cx.mul_real(lengths.from, 0.5)?;
-    let moved = cx.mul(half, adjustment)?;
-    cx.sub(half, moved)
+    let one = cx.scalar(DType::F32, 1.0);
+    let rest = rounded_op(cx, ScalarOp::Sub, one, adjustment)?;
+    rounded_op(cx, ScalarOp::Mul, half, rest)
 }
 
 /// Positions, but 0 where the result has one element.
@@ -291,10 +304,11 @@ fn unless_single(cx: &mut Ctx, to: ValueId, at: ValueId) -> Result<ValueId> {
 /// A weight, but 0 for places outside of the source.
 fn inside(cx: &mut Ctx, axis: &Axis, place: ValueId, weight: ValueId) -> Result<ValueId> {
     let (zero, from) = (cx.scalar(DType::F32, 0.0), axis.lengths.from);
+    let nothing = cx.scalar_like(weight, 0.0);
     let before = cx.map(ScalarOp::Lt, &[place, zero])?;
     let behind = cx.map(ScalarOp::Ge, &[place, from])?;
-    let weight = cx.select(before, zero, weight)?;
-    cx.select(behind, zero, weight)
+    let weight = cx.select(before, nothing, weight)?;
+    cx.select(behind, nothing, weight)
 }
 
 /// The elements at some places along the axis; those outside are those of the edge.
