@@ -214,8 +214,7 @@ impl Sampling {
         let mut joined: Option<(ValueId, ValueId)> = None;
         for offset in taps {
             let place = cx.add_real(low, offset.into())?;
-            let (to, from) = (cx.cast(place, DType::F64)?, cx.cast(at, DType::F64)?);
-            let distance = cx.sub(to, from)?;
+            let distance = distance(cx, at, place)?;
             let weight = self.weight(cx, distance)?;
             let weight = match self.exclude_outside {
                 true => inside(cx, axis, place, weight)?,
@@ -245,16 +244,24 @@ impl Sampling {
             let falling = cx.add_real(falling, 1.0)?;
             return cx.with_real(ScalarOp::Max, falling, 0.0);
         }
-        let near = polynomial(cx, d, &[a + 2.0, -(a + 3.0), 0.0, 1.0])?;
         let far = polynomial(cx, d, &[a, -5.0 * a, 8.0 * a, -4.0 * a])?;
-        let (is_near, is_far) = (
-            cx.with_real(ScalarOp::Le, d, 1.0)?,
-            cx.with_real(ScalarOp::Lt, d, 2.0)?,
-        );
         let zero = cx.scalar_like(d, 0.0);
-        let far = cx.select(is_far, far, zero)?;
-        cx.select(is_near, near, far)
+        let far = within(cx, d, 2.0, [far, zero])?;
+        let near = polynomial(cx, d, &[a + 2.0, -(a + 3.0), 0.0, 1.0])?;
+        within(cx, d, 1.0, [near, far])
     }
+}
+
+/// Distance, in `f64`, from one place to another.
+fn distance(cx: &mut Ctx, from: ValueId, to: ValueId) -> Result<ValueId> {
+    let (from, to) = (cx.cast(from, DType::F64)?, cx.cast(to, DType::F64)?);
+    cx.sub(to, from)
+}
+
+/// The first value up to a distance, the second one beyond it.
+fn within(cx: &mut Ctx, d: ValueId, most: f64, [near, far]: [ValueId; 2]) -> Result<ValueId> {
+    let is_near = cx.with_real(ScalarOp::Le, d, most)?;
+    cx.select(is_near, near, far)
 }
 
 /// A polynomial by Horner's rule, the highest power first.
