@@ -224,18 +224,18 @@ pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
 impl Compiled {
     /// A model that has `shared` in common with others.
     pub(crate) fn of(source: Source, options: &Options, shared: &Arc<Shared>) -> Result<Compiled> {
-        let (symbolic, value_inputs) = match &source {
+        let (symbolic, (value_inputs, has_extents)) = match &source {
             Source::Onnx(m) => {
                 let spec = onnx::Specialisation {
                     dims: options.dims.clone(),
                     ..Default::default()
                 };
-                let required = m.required_values(&spec)?;
-                (m.interface(&spec)?, required.into_iter().collect())
+                (m.interface(&spec)?, m.left_open(&spec)?)
             }
             Source::Graph(g) => {
                 let bound = bound(g, &options.dims)?;
-                (interface(&bound), BTreeSet::new())
+                let has_extents = passes::has_run_time_extents(&bound);
+                (interface(&bound), (BTreeSet::new(), has_extents))
             }
         };
         check_ranges(&symbolic.0, options)?;
@@ -250,20 +250,11 @@ impl Compiled {
             segmented: None,
             shared: shared.clone(),
         };
-        compiled.segmented = compiled.in_segments()?;
-        Ok(compiled)
-    }
-
-    /// The parts of the model, where extents are known during a run only.
-    fn in_segments(&self) -> Result<Option<Segmented>> {
-        let has_extents = match &self.source {
-            Source::Onnx(m) => m.has_run_time_extents(&self.options.dims)?,
-            Source::Graph(g) => passes::has_run_time_extents(g),
-        };
-        match has_extents {
-            true => Segmented::of(self.symbolic_graph()?, &self.options, &self.shared).map(Some),
-            false => Ok(None),
+        if has_extents {
+            let graph = compiled.symbolic_graph()?;
+            compiled.segmented = Some(Segmented::of(graph, options, shared)?);
         }
+        Ok(compiled)
     }
 
     /// Generates code for shapes that are known now.

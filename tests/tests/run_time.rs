@@ -4,7 +4,9 @@
 use super::multi_device::options;
 use crate::process::gristmill;
 use gristmill::interp::{self, compare::allclose};
-use gristmill::ir::{Dim, Graph, GraphBuilder, Op, Origin, ScalarOp, Shape, Type, ValueId};
+use gristmill::ir::{
+    Dim, Graph, GraphBuilder, Op, Origin, ReduceKind, ScalarOp, Shape, Type, ValueId,
+};
 use gristmill::testing::{
     RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor, with_symbols,
 };
@@ -257,4 +259,35 @@ fn a_graph_built_in_rust_may_leave_extents_to_its_run() {
         assert_eq!(results["y"].as_slice::<f32>(), kept);
     }
     assert!(model.specialisations() > 0 && model.n_segments() == 2);
+}
+
+#[test]
+fn callers_run_a_model_in_segments_at_the_same_time() {
+    let mut b = GraphBuilder::new("kept");
+    let x = b.input("x", DType::F32, [64usize, 8]);
+    let zero = b.scalar(DType::F32, 0.0);
+    let rows = b.reduce(ReduceKind::Sum, x, &[1], false).unwrap();
+    let mask = b.map(ScalarOp::Gt, &[rows, zero]).unwrap();
+    let places = b.non_zero(mask, "kept").unwrap();
+    let places = b.reshape(places, ["kept"]).unwrap();
+    let kept = b.add1(Op::Gather { axis: 0 }, &[x, places]).unwrap();
+    let y = b.map(ScalarOp::Exp, &[kept]).unwrap();
+    b.output("y", y);
+    let graph = b.finish().unwrap();
+    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    std::thread::scope(|scope| {
+        for caller in 0..4 {
+            let (graph, model) = (&graph, &model);
+            scope.spawn(move || {
+                let mut rng = Rng(caller);
+                for _ in 0..20 {
+                    let x = [random_tensor(&mut rng, DType::F32, &[64, 8], false)];
+                    let expected = interp::run(graph, &x).unwrap();
+                    let found = model.run_ordered(&x).unwrap().into_tensors();
+                    let c = allclose(&expected[0], &found[0], 1e-5, 1e-5);
+                    assert!(c.ok, "{c}");
+                }
+            });
+        }
+    });
 }

@@ -152,14 +152,11 @@ impl Model {
         Ok(Importer::run(self, spec, Weights::Skip)?.needs)
     }
 
-    /// True when extents of the model, dims bound as given, are known during a run only.
-    pub(crate) fn has_run_time_extents(&self, dims: &BTreeMap<String, usize>) -> Result<bool> {
-        let spec = Specialisation {
-            dims: dims.clone(),
-            ..Specialisation::default()
-        };
-        let graph = Importer::run(self, &spec, Weights::Skip)?.graph;
-        Ok(graph.is_some_and(|g| has_run_time_extents(&g)))
+    /// [`Model::required_values`], and whether a run decides extents of the model.
+    pub(crate) fn left_open(&self, spec: &Specialisation) -> Result<(BTreeSet<String>, bool)> {
+        let imported = Importer::run(self, spec, Weights::Skip)?;
+        let graph = imported.graph.as_ref();
+        Ok((imported.needs, graph.is_some_and(has_run_time_extents)))
     }
 
     /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the
