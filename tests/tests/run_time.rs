@@ -67,6 +67,21 @@ fn reports_tell_of_segments() {
         place.contains("segment 0") && place.contains("placed during a run"),
         "{place}"
     );
+    let pin = [
+        "place",
+        "model.onnx",
+        "--devices",
+        "cpu:1,emu:1",
+        "--pin",
+        "/NonZero=/device:EMU:0",
+    ];
+    let pinned = gristmill(&detector(), &pin);
+    assert_eq!(pinned.code, Some(3), "{}{}", pinned.stdout, pinned.stderr);
+    assert!(
+        pinned.stderr.contains("computed by the host"),
+        "{}",
+        pinned.stderr
+    );
     let profile = gristmill(&detector(), &["bench", "model.onnx", "--profile"]);
     assert_eq!(profile.code, Some(3), "{}", profile.stderr);
     assert!(

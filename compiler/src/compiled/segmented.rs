@@ -9,6 +9,7 @@ use crate::ir::{Bindings, Graph};
 use crate::options::Options;
 use crate::passes;
 use crate::pipeline::{Stage, with_pins};
+use crate::place::Fallback;
 use gristmill_runtime::Tensor;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +37,11 @@ impl Segmented {
             let message = "a plan is for a model that is compiled as a whole; extents of this one are known during a run only";
             return Err(Error::unsupported(message).hint("leave the plan out"));
         }
-        let graph = passes::cut(&with_pins(graph, options)?)?;
+        let graph = with_pins(graph, options)?;
+        if options.fallback == Fallback::Error {
+            check_requests(&graph)?;
+        }
+        let graph = passes::cut(&graph)?;
         let parts = passes::segments(&graph).into_iter();
         let parts = parts.map(|part| Compiled::of(part.into(), &options_of(part, options), shared));
         let parts = parts.collect::<Result<_>>()?;
@@ -122,6 +127,23 @@ impl Compiled {
 
 /// Most symbols that an error names.
 const MAX_NAMED: usize = 8;
+
+/// Errors when a node that the host computes, since the data decides extents of its result, is to
+/// be on another kind of device.
+fn check_requests(g: &Graph) -> Result<()> {
+    for (_, node) in g.nodes().filter(|(_, node)| passes::decides_extents(node)) {
+        node.regions.iter().try_for_each(check_requests)?;
+        let asked = node.device.as_ref().filter(|_| node.regions.is_empty());
+        let kind = asked.and_then(|asked| asked.spec.device_type.as_deref());
+        if let Some(kind) = kind.filter(|kind| *kind != "CPU") {
+            let op = node.op.name();
+            let message = format!("{op} is computed by the host, is asked for on a {kind}");
+            let e = Error::unsupported(message).hint("--fallback warn, or a pin without it");
+            return Err(e.at_origin(&node.origin));
+        }
+    }
+    Ok(())
+}
 
 /// The options for a segment: sizes are in its graph, and so are pins, as requests of its nodes.
 fn options_of(part: &Graph, options: &Options) -> Options {
