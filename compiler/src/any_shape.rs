@@ -98,14 +98,8 @@ impl ShapeWork {
     ) -> Option<ShapeWork> {
         let mut symbols = symbols_of(inputs);
         let reason = match graph {
-            Ok(g) if passes::has_run_time_extents(&g) => {
-                let host = passes::cut(&g).ok()?;
-                let parts = passes::segments(&host);
-                parts.iter().for_each(|part| symbols.extend(part.symbols()));
-                let mut parts = parts.into_iter();
-                parts.find_map(|part| why_anew(Ok(part.clone()), options))
-            }
-            graph if symbols.is_empty() => return graph.err().and(None),
+            Ok(g) if passes::has_run_time_extents(&g) => why_parts_anew(&g, options, &mut symbols),
+            _ if symbols.is_empty() => return None,
             graph => why_anew(graph, options),
         };
         Some(ShapeWork {
@@ -113,6 +107,19 @@ impl ShapeWork {
             reason,
         })
     }
+}
+
+/// The reason why each set of shapes of a segment goes all the way by itself; adds the symbols of
+/// all segments.
+fn why_parts_anew(g: &Graph, options: &Options, symbols: &mut BTreeSet<String>) -> Option<String> {
+    let host = match passes::cut(g) {
+        Ok(host) => host,
+        Err(e) => return Some(e.to_string()),
+    };
+    let parts = passes::segments(&host);
+    parts.iter().for_each(|part| symbols.extend(part.symbols()));
+    let mut parts = parts.into_iter();
+    parts.find_map(|part| why_anew(Ok(part.clone()), options))
 }
 
 /// The reason why each set of shapes of a graph goes all the way by itself.

@@ -86,7 +86,7 @@ pub struct Compiled {
     shared: Arc<Shared>,
 }
 
-/// What all specialisations of a model have in common.
+/// The parts that all specialisations of a model share.
 pub(crate) struct Shared {
     /// Drivers of the devices that have memory of their own, and the limits of that.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
@@ -293,6 +293,11 @@ impl Compiled {
             let open = shape.iter().filter(|d| d.as_const().is_none());
             open.map(ToString::to_string).collect()
         })
+    }
+
+    /// True when no dim of an input is without a size or a range.
+    pub(crate) fn has_declared_shapes(&self) -> bool {
+        (0..self.inputs.len()).all(|i| self.declared_shape(i).is_ok())
     }
 
     /// Names of the outputs.

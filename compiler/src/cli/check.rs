@@ -85,9 +85,8 @@ impl RunTimeExtents {
         let nodes = self.nodes.iter().map(|(op, n)| format!("{n} {op}"));
         let nodes = nodes.collect::<Vec<_>>().join(", ");
         let parts = plural(self.n_segments, "segment");
-        outln!(
-            "extents: the data decides some ({nodes}): the host computes these nodes, {parts} between them are compiled"
-        );
+        let work = format!("the host computes these nodes, {parts} between them are compiled");
+        outln!("extents: the data decides some ({nodes}): {work}");
     }
 
     fn json(&self) -> Value {

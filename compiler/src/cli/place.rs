@@ -144,11 +144,11 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
 fn place_segments(args: &PlaceArgs, compiled: &Compiled) -> Result<()> {
     for (number, part) in compiled.parts().enumerate() {
         outln!("segment {number}");
-        let Ok(shapes) = inputs::shapes(part) else {
+        if !part.has_declared_shapes() {
             outln!("  placed during a run, which decides its extents");
             continue;
-        };
-        let planned = part.plan_shapes(&shapes)?;
+        }
+        let planned = part.plan_shapes(&inputs::shapes(part)?)?;
         planned.report.warnings.iter().for_each(output::warning);
         let (placement, clusters) = (&planned.placement, &planned.clusters);
         args.compile.log_placement(placement, clusters);

@@ -34,8 +34,9 @@ impl Segmented {
     /// Cuts a graph, in which the sizes of `options` stand for their symbols.
     pub(crate) fn of(graph: Graph, options: &Options, shared: &Arc<Shared>) -> Result<Segmented> {
         if options.plan.is_some() {
-            let message = "a plan is for a model that is compiled as a whole; extents of this one are known during a run only";
-            return Err(Error::unsupported(message).hint("leave the plan out"));
+            let message = "a plan is for a model that is compiled as a whole";
+            let e = Error::unsupported(format!("{message}; the data decides extents of this one"));
+            return Err(e.hint("leave the plan out"));
         }
         let graph = with_pins(graph, options)?;
         if options.fallback == Fallback::Error {
@@ -71,7 +72,7 @@ impl Segmented {
     }
 
     /// The text of a stage of each segment, and of [`Stage::Segments`]. `shapes` gives those of the
-    /// inputs of a segment, unless a run decides them.
+    /// inputs of a segment.
     pub(crate) fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
         if stage == Stage::Segments {
             return Ok(self.graph.to_text(PrintOptions::of(full)));
@@ -79,10 +80,10 @@ impl Segmented {
         let mut text = String::new();
         for (number, part) in self.parts.iter().enumerate() {
             text += &format!("// segment {number}\n");
-            match shapes(part) {
-                Ok(shapes) => text += &part.lower_for(stage, &shapes)?.text(stage, full)?,
-                Err(_) => text += "// a run decides its extents: see the stage \"segments\"\n",
-            }
+            text += &match part.has_declared_shapes() {
+                true => part.lower_for(stage, &shapes(part)?)?.text(stage, full)?,
+                false => "// a run decides its extents: see the stage \"segments\"\n".to_owned(),
+            };
         }
         Ok(text)
     }
@@ -90,10 +91,9 @@ impl Segmented {
     /// The error where there would have to be one program.
     pub(crate) fn not_whole(&self) -> Error {
         let n = self.n_segments();
-        Error::unsupported(format!(
-            "the data decides extents of this model, so that it is compiled in {n} segments: there is no one program for it"
-        ))
-        .hint("Compiled::run runs it")
+        let cause = "the data decides extents of this model";
+        let effect = format!("it is compiled in {n} segments, and there is no one program for it");
+        Error::unsupported(format!("{cause}: {effect}")).hint("Compiled::run runs it")
     }
 }
 

@@ -3,7 +3,10 @@
 /// Binds the attributes of an op, or errors: the table pairs each rule with its op.
 macro_rules! attrs {
     ($op:expr, $variant:ident { $($field:ident),* }) => {
-        let Op::$variant { $($field),* , .. } = $op else { return Err(format!("type rule of {} used for {}", stringify!($variant), $op.name())) };
+        let Op::$variant { $($field),* , .. } = $op else {
+            let (rule, op) = (stringify!($variant), $op.name());
+            return Err(format!("type rule of {rule} used for {op}"));
+        };
     };
 }
 
@@ -111,7 +114,7 @@ pub(super) fn reshape(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         shape: Shape(shape.clone()),
     };
     let (from, to) = (args[0].shape.n_elements(), out.shape.n_elements());
-    // What cannot be told before all symbols have values is checked then.
+    // An unknown difference is checked once all symbols have values.
     if (from.clone() - to.clone())
         .as_const()
         .is_some_and(|n| n != 0)

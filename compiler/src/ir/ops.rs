@@ -463,7 +463,11 @@ ops! {
         infer: infer::if_, eval: Evaluator::Branch,
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The region takes iteration number, condition, carried, invariants and gives condition, carried, then one value per stacked result. Results: carried, stacked (`trip` rows: a loop with stacked results that ends after another count is a run-time error). A carried value may change an extent that its formal has as a symbol of its own.
+    /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The
+    /// region takes iteration number, condition, carried, invariants and gives condition, carried,
+    /// then one value per stacked result. Results: carried, stacked (`trip` rows: a loop with
+    /// stacked results that ends after another count is a run-time error). A carried value may
+    /// change an extent that its formal has as a symbol of its own.
     Loop { carried: usize, trip: Dim } "loop" 2..many Control {
         infer: infer::loop_, eval: Evaluator::Repeat,
         work: work::none, axes: Fixed, tolerance: EXACT,
@@ -473,32 +477,42 @@ ops! {
         infer: infer::scan, eval: Evaluator::Scan,
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// Positions (`i64`) of the elements other than 0, in row-major order: column `i` of `[rank, count]` is that of the `i`th.
+    /// Positions (`i64`) of the elements other than 0, in row-major order: column `i` of `[rank,
+    /// count]` is that of the `i`th.
     NonZero { count: Dim } "non_zero" 1..1 Control {
         infer: infer::non_zero, eval: Evaluator::Selection(eval::non_zero),
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// The distinct slices along `axis`, or elements of the flat tensor; where each comes first; which one each slice is; how often each comes (all `i64`). Slices are sorted, NaN last, or in the order in which they come. NaN is equal to nothing.
+    /// The distinct slices along `axis`, or elements of the flat tensor; where each comes first;
+    /// which one each slice is; how often each comes (all `i64`). Slices are sorted, NaN last, or
+    /// in the order in which they come. NaN is equal to nothing.
     Unique { count: Dim, axis: Option<usize>, sorted: bool } "unique" 1..1 Control {
         infer: infer::unique, eval: Evaluator::Selection(eval::unique),
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// Boxes that overlap no better one: `[count, 3]` of image, class and box, by image, class and falling score. Operands: boxes `f32[images, boxes, 4]`, scores `f32[images, classes, boxes]`, the most boxes of an image and class (`i64`), the ratio of intersection to union (`f32`) above which a box is dropped, and the score that a box must exceed (`f32`; negative infinity: any). Boxes are two opposite corners, or with `center` centre and extents.
+    /// Boxes that overlap no better one: `[count, 3]` of image, class and box, by image, class and
+    /// falling score. Operands: boxes `f32[images, boxes, 4]`, scores `f32[images, classes,
+    /// boxes]`, the most boxes of an image and class (`i64`), the ratio of intersection to union
+    /// (`f32`) above which a box is dropped, and the score that a box must exceed (`f32`; negative
+    /// infinity: any). Boxes are two opposite corners, or with `center` centre and extents.
     NonMaxSuppression { count: Dim, center: bool } "non_max_suppression" 5..5 Control {
         infer: infer::non_max_suppression, eval: Evaluator::Selection(eval::non_max_suppression),
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// Gives a symbol its value: the operand, one `i64` that is not negative, is from here on the extent that `symbol` stands for. The result is the operand.
+    /// Gives a symbol its value: the operand, one `i64` that is not negative, is from here on the
+    /// extent that `symbol` stands for. The result is the operand.
     Extent { symbol: String } "extent" 1..1 Control {
         infer: infer::extent, eval: Evaluator::Extent,
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// The operand, which has this shape: symbols without a value get theirs from its extents; an extent other than the one that is named is a run-time error.
+    /// The operand, which has this shape: symbols without a value get theirs from its extents; an
+    /// extent other than the one that is named is a run-time error.
     Shaped { shape: Vec<Dim> } "shaped" 1..1 Control {
         infer: infer::shaped, eval: Evaluator::Shaped,
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// A part of a graph that is compiled by itself, when all symbols in it have values: the region computes the results from the operands.
+    /// A part of a graph that is compiled by itself, when all symbols in it have values: the region
+    /// computes the results from the operands.
     Segment { number: usize } "segment" 0..many Control {
         infer: infer::segment, eval: Evaluator::Body,
         work: work::none, axes: Fixed, tolerance: EXACT,

@@ -156,8 +156,9 @@ pub(in crate::ir) fn non_max_suppression(op: &Op, args: &[Type], _: &[Graph]) ->
         _ => false,
     };
     if !fit {
+        let expected = "expected [images, boxes, 4] and [images, classes, boxes]";
         return Err(format!(
-            "boxes {boxes} and scores {scores} do not fit: expected [images, boxes, 4] and [images, classes, boxes]"
+            "boxes {boxes} and scores {scores} do not fit: {expected}"
         ));
     }
     one(DType::I64, vec![count.clone(), 3.into()])

@@ -3,7 +3,7 @@
 use super::super::import::{Ctx, OpDef, Out, Outs, Region, V, axis_of, moved_axis};
 use super::super::proto::GraphProto;
 use super::MANY;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Def, Dim, Graph, GraphBuilder, Op, Origin, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
@@ -154,8 +154,7 @@ fn region_loop<'m>(
     body: &'m GraphProto,
     n_carried: usize,
 ) -> Result<Vec<ValueId>> {
-    let formals = formals_of(cx, n_carried)?;
-    let n_symbols = cx.n_symbols();
+    let (formals, n_symbols) = (formals_of(cx, n_carried)?, cx.n_symbols());
     let region = cx.try_region(body, &formals, &[], "body")?;
     if cx.n_symbols() != n_symbols {
         return Err(Error::unsupported("extents in the body depend on the data"));
@@ -186,9 +185,9 @@ fn run_time_loop<'m>(
         let results = region.graph.outputs.iter().skip(1).map(|o| o.value);
         let results: Vec<Type> = results.map(|v| region.graph.ty(v).clone()).collect();
         if !open_changed(cx, &mut formals[2..], &results) {
-            let trip = match exact_trips(cx, &region.graph, n_carried) {
-                Ok(trip) => trip,
-                Err(_) => cx.new_symbol(),
+            let trip = match cx.attempt(|cx| exact_trips(cx, &region.graph, n_carried)) {
+                Err(e) if e.kind() == ErrorKind::Unsupported => cx.new_symbol(),
+                trip => trip?,
             };
             return loop_of(cx, region, n_carried, trip);
         }

@@ -171,21 +171,28 @@ fn expand(cx: &mut Ctx) -> Result<Outs> {
         return Err(Error::invalid(format!("extent {d} is negative")));
     }
     let from = cx.ty(0)?.shape;
-    let wanted = agreed(cx, &from, wanted);
-    let shape = broadcast_shapes(&from, &wanted).map_err(Error::invalid)?;
     let x = cx.val(0)?;
+    let (x, wanted) = agreed(cx, x, wanted)?;
+    let shape = broadcast_shapes(&from, &wanted).map_err(Error::invalid)?;
     one(cx.broadcast(x, shape)?)
 }
 
-/// A target of a broadcast; what only a run shows can be no other extent than that of an axis which
-/// has more than one element.
-fn agreed(cx: &Ctx, from: &Shape, mut wanted: Vec<Dim>) -> Vec<Dim> {
-    for (w, d) in wanted.iter_mut().rev().zip(from.iter().rev()) {
+/// An operand and a target of a broadcast. A target that only a run shows stands for the extent of
+/// an axis with several elements, or for 1: the run checks that.
+fn agreed(cx: &mut Ctx, x: ValueId, mut wanted: Vec<Dim>) -> Result<(ValueId, Vec<Dim>)> {
+    let from = cx.shape_of(x);
+    let mut checked = from.0.clone();
+    let targets = wanted.iter_mut().rev();
+    for ((w, d), c) in targets.zip(from.iter().rev()).zip(checked.iter_mut().rev()) {
         if cx.is_decided_by_run(w) && d.as_const().is_some_and(|c| c != 1) {
+            let (value, one, extent) = (cx.dim_value(w)?, cx.int(1), cx.dim_value(d)?);
+            let extent = cx.replaced(value, one, extent)?;
+            *c = cx.extent(extent)?;
             w.clone_from(d);
         }
     }
-    wanted
+    let x = cx.shaped(x, checked)?;
+    Ok((cx.shaped(x, from.0)?, wanted))
 }
 
 fn tile(cx: &mut Ctx) -> Result<Outs> {
@@ -231,14 +238,19 @@ fn split(cx: &mut Ctx) -> Result<Outs> {
     let axis = cx.axis(0)?;
     let sizes = part_sizes(cx, &shape[axis])?;
     let total = sizes.iter().fold(Dim::constant(0), |a, b| a + b.clone());
-    let excess = (total - shape[axis].clone()).as_const();
+    let excess = (total.clone() - shape[axis].clone()).as_const();
     if excess.is_some_and(|c| c != 0) || sizes.len() < cx.node.output.len() {
         return Err(Error::invalid(format!(
             "parts {} do not make up axis {axis} of {shape}",
             Shape(sizes)
         )));
     }
-    let x = cx.val(0)?;
+    let mut x = cx.val(0)?;
+    if cx.is_decided_by_run(&total) {
+        let mut whole = shape.0;
+        whole[axis] = total;
+        x = cx.shaped(x, whole)?;
+    }
     let mut start = Dim::constant(0);
     let mut outs = Vec::new();
     for size in sizes {
@@ -286,6 +298,14 @@ fn even_parts(extent: &Dim, n: usize) -> Result<Vec<Dim>> {
     Ok((0..n).map(size).collect())
 }
 
+/// Errors when a slice cannot take this step.
+pub(super) fn check_step(step: i64) -> Result<()> {
+    match step {
+        0 | i64::MIN => Err(Error::invalid(format!("step {step}"))),
+        _ => Ok(()),
+    }
+}
+
 /// Start and size of one axis of a slice, by NumPy's rules. Where extents contain symbols, bounds
 /// are taken to lie inside the tensor: the type rule checks that once the symbols are bound.
 pub(in crate::onnx) fn slice_range(
@@ -294,9 +314,7 @@ pub(in crate::onnx) fn slice_range(
     step: i64,
     extent: &Dim,
 ) -> Result<(Dim, Dim)> {
-    if step == 0 || step == i64::MIN {
-        return Err(Error::invalid(format!("step {step}")));
-    }
+    check_step(step)?;
     if let (Some(s), Some(e), Some(n)) = (start.as_const(), end.as_const(), extent.as_const()) {
         let (start, size) = constant_range(s, e, step, n);
         return Ok((start.into(), size.into()));

@@ -1,7 +1,8 @@
 //! Arithmetic on extents whose operands only a run shows: the rules of [`super::movement`] as nodes.
 
 use super::super::import::{Ctx, Element, product};
-use crate::error::{Error, Result};
+use super::movement::check_step;
+use crate::error::Result;
 use crate::ir::{Dim, PadMode, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::DType;
 
@@ -85,9 +86,7 @@ pub(super) fn slice_range(
     step: i64,
     extent: &Dim,
 ) -> Result<(Dim, Dim)> {
-    if step == 0 || step == i64::MIN {
-        return Err(Error::invalid(format!("step {step}")));
-    }
+    check_step(step)?;
     let n = cx.dim_value(extent)?;
     let (start, end) = (cx.element_value(start)?, cx.element_value(end)?);
     let (start, end) = (cx.bound(start, n, step)?, cx.bound(end, n, step)?);
@@ -194,7 +193,7 @@ impl Ctx<'_, '_> {
     }
 
     /// `v`, but `by` where it is `what`.
-    fn replaced(&mut self, v: ValueId, what: ValueId, by: ValueId) -> Result<ValueId> {
+    pub(super) fn replaced(&mut self, v: ValueId, what: ValueId, by: ValueId) -> Result<ValueId> {
         let is_what = self.eq(v, what)?;
         self.select(is_what, by, v)
     }

@@ -274,6 +274,34 @@ fn extents_that_must_be_equal_are_checked_by_the_run() {
     m.check(&[floats(&[4]), b, a]);
 }
 
+#[test]
+fn targets_and_parts_that_do_not_fit_are_errors_of_the_run() {
+    let split = NodeProto {
+        attribute: vec![int("axis", 1)],
+        ..node("Split", &["x", "parts"], &["left", "right"])
+    };
+    let nodes = vec![node("Expand", &["x", "wide"], &["e"]), split];
+    let inputs = vec![
+        info("x", 1, &["3", "4"]),
+        info("wide", 7, &["2"]),
+        info("parts", 7, &["2"]),
+    ];
+    let m = Checked::new(graph(nodes, inputs, &["e", "left", "right"]));
+    let run = |wide: [i64; 2], parts: [i64; 2]| [floats(&[3, 4]), ints(&wide), ints(&parts)];
+    m.check(&run([3, 4], [1, 3]));
+    m.check(&run([1, 4], [4, 0]));
+    let wrong = m.error(&run([2, 4], [1, 3]));
+    assert!(
+        wrong.contains("shape [3, 4] where [2, 4] is needed"),
+        "{wrong}"
+    );
+    let wrong = m.error(&run([3, 1], [1, 2]));
+    assert!(
+        wrong.contains("shape [3, 4] where [3, 3] is needed"),
+        "{wrong}"
+    );
+}
+
 fn one_branch(op_type: &str, inputs: &[&str]) -> GraphProto {
     graph(vec![node(op_type, inputs, &["r"])], vec![], &["r"])
 }
