@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, Op, Type};
 use crate::options::Options;
 use crate::passes;
-use crate::pipeline::{Fused, OnOneDevice, Partitioned, fused_for};
+use crate::pipeline::{Fused, Lowered, OnOneDevice, Partitioned, fused_for};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -52,19 +52,19 @@ impl AnyShape {
         }
     }
 
-    /// The graph of the only device for given shapes of the inputs, where one was made for all
+    /// The program of the only device for given shapes of the inputs, where one was made for all
     /// shapes and takes these.
-    pub(crate) fn bind_on_one_device(
+    pub(crate) fn lower_on_one_device(
         &self,
         shapes: &[Vec<usize>],
         options: &Options,
-    ) -> Option<Partitioned> {
+    ) -> Option<Lowered> {
         let AnyShape::Fused(symbolic) = self else {
             return None;
         };
         let on_one_device = symbolic.on_one_device.get()?.as_ref()?;
         let sizes = symbolic.inputs.bindings_for(shapes).ok()?;
-        on_one_device.bind(&symbolic.fused, &sizes, options).ok()
+        on_one_device.lower(&symbolic.fused, &sizes, options).ok()
     }
 
     /// Makes the graph of the only device for all shapes, from what was decided for the first ones.

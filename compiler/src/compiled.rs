@@ -514,7 +514,7 @@ impl Compiled {
 
     fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
         let make = || {
-            let made = self.compile(self.partitioned(&inputs)?)?;
+            let made = self.executable(self.lowered(&inputs)?)?;
             let held = made.held();
             Ok((made, held))
         };
@@ -543,16 +543,13 @@ impl Compiled {
         )
     }
 
-    /// Compiles graphs of devices.
-    fn compile(&self, parts: Partitioned) -> Result<Executable> {
-        let mut lowered = self.lower(parts)?;
-        if self.specialisations.len() > 0 && !self.options.keep_stages {
-            lowered.release_graphs();
-        }
+    /// Makes a program ready to run.
+    fn executable(&self, lowered: Lowered) -> Result<Executable> {
         let exec_options = ExecOptions {
             pool: self.shared.pool.clone(),
             resources: self.shared.resources.clone(),
             drivers: self.drivers(&lowered.program)?,
+            is_validated: lowered.is_resized && !self.options.check,
             ..Default::default()
         };
         let program = lowered.program.clone();
@@ -593,7 +590,7 @@ impl Compiled {
     pub(crate) fn lower_for(&self, stage: Stage, inputs: &InputShapes) -> Result<Lowered> {
         let fused = self.fused(inputs)?;
         if stage.needs_code() {
-            return self.lower(partitioned(fused, &self.options)?);
+            return self.lower(self.partitioned(fused)?);
         }
         let mut parts = pipeline::partitioned_anywhere(fused, &self.options)?;
         if stage > Stage::Partitions && parts.check_presence(&self.options).is_ok() {
@@ -602,24 +599,34 @@ impl Compiled {
         Ok(parts.without_code(&self.options))
     }
 
-    /// One graph per device for given shapes.
-    fn partitioned(&self, inputs: &InputShapes) -> Result<Partitioned> {
+    /// The program for given shapes.
+    fn lowered(&self, inputs: &InputShapes) -> Result<Lowered> {
         let any_shape = self.any_shape(inputs);
-        if let Some(parts) = any_shape.bind_on_one_device(&inputs.shapes, &self.options) {
-            return Ok(parts);
+        if let Some(lowered) = any_shape.lower_on_one_device(&inputs.shapes, &self.options) {
+            return Ok(lowered);
         }
-        let parts = partitioned(self.fused(inputs)?, &self.options)?;
+        let parts = self.partitioned(self.fused(inputs)?)?;
         if parts.report.of_any_shape {
             any_shape.put_on_one_device(&parts, &self.options)?;
+        }
+        let mut lowered = self.lower(parts)?;
+        if self.specialisations.len() > 0 && !self.options.keep_stages {
+            lowered.release_graphs();
+        }
+        Ok(lowered)
+    }
+
+    /// One graph per device, to be compiled with what all programs of the model share.
+    fn partitioned(&self, fused: Fused) -> Result<Partitioned> {
+        let mut parts = partitioned(fused, &self.options)?;
+        parts.settings.codegen.constants = self.shared.constants.clone();
+        if parts.report.of_any_shape {
+            parts.settings.codegen.code = Some(self.shared.code.clone());
         }
         Ok(parts)
     }
 
     fn lower(&self, mut parts: Partitioned) -> Result<Lowered> {
-        parts.settings.codegen.constants = self.shared.constants.clone();
-        if parts.report.of_any_shape {
-            parts.settings.codegen.code = Some(self.shared.code.clone());
-        }
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
     }

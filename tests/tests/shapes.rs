@@ -169,3 +169,67 @@ fn code_is_generated_for_the_first_shapes_only() {
     assert!(code_bytes[1] > 0, "code that reads what differed");
     assert_eq!(code_bytes[2..], [0, 0, 0], "{code_bytes:?}");
 }
+
+/// Layers that differ in weights and in a factor, each a product between maps over all rows.
+fn layers(factors: &[f32]) -> Graph {
+    let mut rng = Rng(11);
+    let mut b = GraphBuilder::new("layers");
+    let mut x = b.input("x", DType::F32, [Dim::from("rows"), 48.into()]);
+    for &factor in factors {
+        let weight = b.constant(random_tensor(&mut rng, DType::F32, &[48, 48], false));
+        let bias = b.constant(random_tensor(&mut rng, DType::F32, &[48], false));
+        let factor = b.constant(Tensor::scalar(factor));
+        let product = b.matmul(x, weight).unwrap();
+        let sum = b.map(ScalarOp::Add, &[product, bias]).unwrap();
+        let bent = b.map(ScalarOp::Tanh, &[sum]).unwrap();
+        let scaled = b.map(ScalarOp::Mul, &[bent, factor]).unwrap();
+        let softmax = Op::Softmax {
+            axis: 1,
+            log: false,
+        };
+        x = b.add1(softmax, &[scaled]).unwrap();
+    }
+    b.output("y", x);
+    b.finish().unwrap()
+}
+
+#[test]
+fn layers_that_are_alike_keep_their_weights() {
+    let mut rng = Rng(5);
+    for factors in [[1.5, 1.5, 1.5, 1.5], [0.5, 2.0, 3.0, 5.0]] {
+        let graph = layers(&factors);
+        for devices in ["cpu:1", "cpu:2"] {
+            let model = compile(&graph, &options(devices, 2)).unwrap();
+            for n_rows in [16, 5, 64, 33, 1, 200, 64, 0, 7] {
+                let inputs = [random_tensor(&mut rng, DType::F32, &[n_rows, 48], false)];
+                let (found, is_shared) = run(&model, &inputs).unwrap();
+                let expected = interp::run(&graph, &inputs).unwrap();
+                let c = allclose(&expected[0], &found[0], 1e-5, 1e-5);
+                assert!(c.ok && is_shared, "{n_rows} rows on {devices}: {c}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_that_contradict_a_rule_are_errors() {
+    let mut b = GraphBuilder::new("cut");
+    let x = b.input("x", DType::F32, [Dim::from("n")]);
+    let cut = b.slice_axis(x, 0, 4, 8).unwrap();
+    let y = b.map(ScalarOp::Tanh, &[cut]).unwrap();
+    b.output("y", y);
+    let graph = b.finish().unwrap();
+    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    for (n, fits) in [
+        (20, true),
+        (12, true),
+        (15, true),
+        (11, false),
+        (3, false),
+        (40, true),
+    ] {
+        let inputs = [random_tensor(&mut Rng(n as u64), DType::F32, &[n], false)];
+        let found = run(&model, &inputs);
+        assert_eq!(found.is_ok(), fits, "{n} elements: {:?}", found.err());
+    }
+}

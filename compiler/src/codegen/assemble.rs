@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op, ReduceKind, Type, ValueId};
 use crate::partition::Part;
 use crate::passes;
-use crate::schedule::{self, Action, Needs, Place, Schedule};
+use crate::schedule::{self, Action, KeptOrder, Needs, Place, Schedule};
 use crate::target::Arch;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Reduction;
@@ -40,6 +40,8 @@ pub struct Settings {
     pub n_in_flight: usize,
     /// Options of the clusterer, for regions.
     pub fusion: Fusion,
+    /// The order of the graph, from earlier sizes. Regions have none.
+    pub order: Option<Arc<KeptOrder>>,
     /// Run the independent checker of schedules.
     pub check: bool,
 }
@@ -62,10 +64,10 @@ impl Settings {
         )
     }
 
-    /// The same for regions, whose clusters are not those that plans are known of.
+    /// The same for regions, of which neither plans nor order are known.
     fn of_regions(&self) -> Settings {
         let mut settings = self.clone();
-        settings.codegen.plans = None;
+        (settings.codegen.plans, settings.order) = (None, None);
         settings
     }
 
@@ -284,7 +286,10 @@ impl Assembler<'_> {
         needs: &Needs,
     ) -> Result<(Partition, Schedule, Vec<Option<NodeId>>)> {
         let g = &part.graph;
-        let schedule = schedule::schedule(g, needs)?;
+        let schedule = match &self.settings.order {
+            Some(order) => order.schedule(g, needs)?,
+            None => schedule::schedule(g, needs)?,
+        };
         if self.settings.check {
             schedule::check::check(g, needs, &schedule)?;
         }

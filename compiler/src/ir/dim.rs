@@ -196,6 +196,9 @@ impl Dim {
 
     /// Replaces bound symbols by their values.
     pub fn bind(&self, bindings: &Bindings) -> Dim {
+        if let Some(value) = self.value(bindings) {
+            return Dim::constant(value);
+        }
         let mut out = Dim::constant(self.constant);
         for (atom, k) in &self.terms {
             let value = match &**atom {
@@ -209,6 +212,20 @@ impl Dim {
             out = out + value.scale(*k);
         }
         out
+    }
+
+    /// The value, when all symbols are bound and it is in the range of `i64`.
+    fn value(&self, bindings: &Bindings) -> Option<i64> {
+        let mut sum = self.constant;
+        for (atom, k) in &self.terms {
+            let value = match &**atom {
+                Atom::Symbol(s) => i64::try_from(*bindings.get(&**s)?).ok()?,
+                Atom::FloorDiv(d, c) => d.value(bindings)?.div_euclid(*c),
+                Atom::Mul(a, b) => a.value(bindings)?.checked_mul(b.value(bindings)?)?,
+            };
+            sum = sum.checked_add(value.checked_mul(*k)?)?;
+        }
+        Some(sum)
     }
 
     /// Calls `f` with the name of every symbol in the expression.

@@ -263,7 +263,14 @@ impl Graph {
             .expect("a constant has no operand that could misfit")
     }
 
-    fn infer(&self, op: &Op, inputs: &[ValueId], regions: &[Graph]) -> Result<Vec<Type>, String> {
+    /// Types of the results that an op with these operands and regions has, or the reason why there
+    /// is no such op.
+    pub(crate) fn infer(
+        &self,
+        op: &Op,
+        inputs: &[ValueId],
+        regions: &[Graph],
+    ) -> Result<Vec<Type>, String> {
         let spec = op.spec();
         if inputs.len() < spec.arity.0 || inputs.len() > spec.arity.1 {
             return Err(format!(
@@ -293,6 +300,17 @@ impl Graph {
     /// A node.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
+    }
+
+    /// Gives each value the type that it has in `from`, a graph of the same values, with bound
+    /// symbols replaced. Attributes and regions stay as they are.
+    pub(crate) fn retype(&mut self, from: &Graph, bindings: &Bindings) {
+        for (value, symbolic) in self.values.iter_mut().zip(&from.values) {
+            let extents = value.ty.shape.0.iter_mut().zip(symbolic.ty.shape.iter());
+            for (extent, dim) in extents.filter(|(_, dim)| dim.as_const().is_none()) {
+                *extent = dim.bind(bindings);
+            }
+        }
     }
 
     /// A node, to annotate: origin, device, control edges. Op and operands must keep their types.

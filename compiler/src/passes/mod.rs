@@ -22,7 +22,7 @@ pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};
-pub use specialise::{map_dims, specialise};
+pub use specialise::{map_dims, specialise, specialise_node};
 
 use crate::error::Result;
 use crate::ir::Graph;

@@ -1,8 +1,8 @@
 //! Replaces dims throughout a graph and its regions.
 
 use super::Rebuild;
-use crate::error::Result;
-use crate::ir::{Bindings, Dim, Graph, NodeId, Type};
+use crate::error::{Error, Result};
+use crate::ir::{Bindings, Dim, Graph, Node, NodeId, Type};
 
 /// The graph with bound symbols replaced in input types and attributes; all other types follow from
 /// the type rules.
@@ -11,6 +11,30 @@ use crate::ir::{Bindings, Dim, Graph, NodeId, Type};
 /// rule, naming the node.
 pub fn specialise(g: &Graph, bindings: &Bindings) -> Result<Graph> {
     map_dims(g, &|dim| dim.bind(bindings))
+}
+
+/// A node of `g`, in which values have the types of these sizes already, with bound symbols replaced
+/// in its attributes and regions.
+///
+/// Errors when the values contradict a type rule, naming the node.
+pub fn specialise_node(g: &Graph, node: &Node, bindings: &Bindings) -> Result<Node> {
+    let regions = node.regions.iter().map(|r| specialise(r, bindings));
+    let bound = Node {
+        op: node.op.map_dims(&|dim| dim.bind(bindings)),
+        inputs: node.inputs.clone(),
+        outputs: node.outputs.clone(),
+        regions: regions.collect::<Result<_>>()?,
+        origin: node.origin.clone(),
+        device: node.device.clone(),
+        control: node.control.clone(),
+    };
+    let types = g.infer(&bound.op, &bound.inputs, &bound.regions);
+    let types = types.map_err(|e| Error::invalid(e).at_origin(&node.origin))?;
+    if !types.iter().eq(bound.outputs.iter().map(|&v| g.ty(v))) {
+        let message = "results of these sizes have other types than those of the symbols";
+        return Err(Error::internal(message).at_origin(&node.origin));
+    }
+    Ok(bound)
 }
 
 /// The graph with each dim of input types and attributes replaced by what `f` gives for it.

@@ -60,6 +60,8 @@ pub struct Lowered {
     settings: Settings,
     /// True when the graphs above still have their constants, and the texts are there.
     has_stages: bool,
+    /// True for a program that differs from an earlier one of the model in sizes only.
+    pub(crate) is_resized: bool,
     /// Times, choices and warnings of the stages.
     pub report: Report,
 }
@@ -235,6 +237,7 @@ impl Partitioned {
             asm: String::new(),
             settings: self.settings,
             has_stages: options.keep_stages,
+            is_resized: false,
             report: self.report,
         }
     }
@@ -282,28 +285,38 @@ fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
 }
 
 /// Code, schedules and memory plans of the partitions, as a program.
-pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> {
+pub fn generate(mut partitioned: Partitioned, options: &Options) -> Result<Lowered> {
+    let mut partitions = std::mem::take(&mut partitioned.partitions);
+    let mut lowered = generate_parts(partitioned, &mut partitions, options)?;
+    if options.check {
+        partition::check::check_schedules(&lowered.clusters, &partitions, &lowered.schedules)?;
+    }
+    lowered.partitions = partitions;
+    Ok(lowered)
+}
+
+/// [`generate`] for graphs of devices that the result does not have.
+fn generate_parts(
+    partitioned: Partitioned,
+    partitions: &mut [Part],
+    options: &Options,
+) -> Result<Lowered> {
     let Partitioned {
         interface,
-        clusters,
-        mut partitions,
         settings,
         mut report,
         ..
     } = partitioned;
     let started = Instant::now();
-    let mut assembled = assemble(interface, &mut partitions, &settings)?;
+    let mut assembled = assemble(interface, partitions, &settings)?;
     report.add_time(Pass::Codegen, started.elapsed());
-    if options.check {
-        partition::check::check_schedules(&clusters, &partitions, &assembled.schedules)?;
-    }
     report_code(&mut report, &mut assembled, options);
     Ok(Lowered {
         graph: partitioned.graph,
         rewritten: partitioned.rewritten,
-        clusters,
+        clusters: partitioned.clusters,
         placement: partitioned.placement,
-        partitions,
+        partitions: Vec::new(),
         schedules: assembled.schedules,
         step_nodes: assembled.step_nodes,
         program: Arc::new(assembled.program),
@@ -311,6 +324,7 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
         asm: assembled.asm,
         settings,
         has_stages: options.keep_stages,
+        is_resized: false,
         report,
     })
 }
@@ -394,6 +408,7 @@ fn settings(options: &Options) -> Settings {
         memory_limits: memory_limits(&options.devices),
         n_in_flight: 1,
         fusion: fusion(options),
+        order: None,
         check: options.check,
     }
 }

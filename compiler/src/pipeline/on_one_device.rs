@@ -1,19 +1,26 @@
-//! The graph of the only device, for all shapes of a model: there is nothing to place.
+//! The program of the only device, for all shapes of a model: there is nothing to place.
 
-use super::{Fused, Partitioned};
+use super::{Fused, Lowered, Partitioned, generate_parts};
 use crate::codegen::assemble::{Interface, Settings};
 use crate::codegen::cpu::KeptPlans;
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph};
+use crate::ir::{Bindings, Graph, NodeId};
 use crate::options::Options;
 use crate::partition::{self, Part};
 use crate::passes;
 use crate::place::Placement;
 use crate::report::Pass;
+use gristmill_runtime::device::DeviceKind;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Fused kernels over symbols, as the graph of the device that runs all of them.
+/// Fused kernels over symbols, as the graph of the CPU that runs all of them.
 pub(crate) struct OnOneDevice {
     part: Part,
+    /// The same with the types of the last shapes. Bodies of clusters keep their symbols; plans bind
+    /// those that they need.
+    bound: Mutex<Part>,
+    /// The nodes with symbols that are no clusters.
+    others: Vec<NodeId>,
     /// Predicted times are those of the shapes that came first.
     placement: Placement,
     settings: Settings,
@@ -23,7 +30,7 @@ pub(crate) struct OnOneDevice {
 impl OnOneDevice {
     /// The graph of the device, from what was decided for some sizes of its symbols. `None` where
     /// other sizes may lead to something else: a choice of devices, a limit that is kept by
-    /// computing values again, a stream.
+    /// computing values again, a stream, forms of kernels on a GPU.
     pub(crate) fn of(
         fused: &Fused,
         first: &Partitioned,
@@ -33,7 +40,8 @@ impl OnOneDevice {
             return Ok(None);
         };
         let placement = &first.placement;
-        let depends_on_sizes = device.memory_limit.is_some()
+        let depends_on_sizes = device.name.kind != DeviceKind::Cpu
+            || device.memory_limit.is_some()
             || placement.stream.is_some()
             || !placement.copies.is_empty();
         if depends_on_sizes || options.keep_stages {
@@ -42,56 +50,85 @@ impl OnOneDevice {
         let [part] = partition::partition(&fused.clusters, placement)?
             .try_into()
             .map_err(|_| Error::internal("one device has several graphs"))?;
+        let mut settings = first.settings.clone();
+        settings.codegen.release_constants = false;
+        settings.order = Some(Arc::default());
+        let plans = KeptPlans::of(&part.graph)?;
         Ok(Some(OnOneDevice {
-            plans: KeptPlans::of(&part.graph)?,
+            others: others(&part.graph, &plans),
+            plans,
+            bound: Mutex::new(part.clone()),
             part,
             placement: placement.clone(),
-            settings: first.settings.clone(),
+            settings,
         }))
     }
 
-    /// The graph for given sizes of all dims of `fused`.
+    /// The program for given sizes of all dims of `fused`; it has no graphs.
     ///
-    /// Errors when the sizes contradict a type rule, naming the node.
-    pub(crate) fn bind(
+    /// Errors when the sizes contradict a type rule.
+    pub(crate) fn lower(
         &self,
         fused: &Fused,
         sizes: &Bindings,
         options: &Options,
-    ) -> Result<Partitioned> {
+    ) -> Result<Lowered> {
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_resized = self.settings.order.as_ref().is_some_and(|o| o.is_chosen());
         let mut p = fused.binding(sizes, options);
-        let graph = p.run(Pass::Bind, |_| passes::specialise(&self.part.graph, sizes))?;
-        let partitions = vec![self.with(graph)];
-        let mut clusters = Graph::default();
-        if options.check {
-            clusters = passes::specialise(&fused.clusters, sizes)?;
-            partition::check::check(&clusters, &self.placement, &partitions)?;
-        }
-        Ok(Partitioned {
-            interface: Interface::of(&fused.clusters, sizes)?,
-            graph: Graph::default(),
-            rewritten: Graph::default(),
-            clusters,
-            placement: self.placement.clone(),
-            partitions,
-            settings: self.settings_at(sizes),
-            report: p.report,
-        })
-    }
-
-    fn settings_at(&self, sizes: &Bindings) -> Settings {
+        p.run(Pass::Bind, |_| self.bind(&mut bound.graph, sizes))?;
         let mut settings = self.settings.clone();
         settings.codegen.plans = Some(self.plans.at(sizes));
-        settings
+        let mut lowered = generate_parts(
+            Partitioned {
+                interface: Interface::of(&fused.clusters, sizes)?,
+                graph: Graph::default(),
+                rewritten: Graph::default(),
+                clusters: Graph::default(),
+                placement: self.placement.clone(),
+                partitions: Vec::new(),
+                settings,
+                report: p.report,
+            },
+            std::slice::from_mut(&mut bound),
+            options,
+        )?;
+        if options.check {
+            self.check(fused, sizes, &lowered)?;
+        }
+        lowered.is_resized = is_resized;
+        Ok(lowered)
     }
 
-    fn with(&self, graph: Graph) -> Part {
-        Part {
-            device: self.part.device.clone(),
-            graph,
-            inputs: self.part.inputs.clone(),
-            outputs: self.part.outputs.clone(),
-            nodes: self.part.nodes.clone(),
+    /// Puts sizes in, but for the bodies of clusters.
+    fn bind(&self, graph: &mut Graph, sizes: &Bindings) -> Result<()> {
+        graph.retype(&self.part.graph, sizes);
+        for &id in &self.others {
+            *graph.node_mut(id) = passes::specialise_node(graph, self.part.graph.node(id), sizes)?;
         }
+        Ok(())
     }
+
+    /// Checks a program by the graphs that it is made of, which are bound from the outset.
+    fn check(&self, fused: &Fused, sizes: &Bindings, lowered: &Lowered) -> Result<()> {
+        let clusters = passes::specialise(&fused.clusters, sizes)?;
+        let graph = passes::specialise(&self.part.graph, sizes)?;
+        let parts = [Part {
+            graph,
+            ..self.part.clone()
+        }];
+        partition::check::check(&clusters, &self.placement, &parts)?;
+        partition::check::check_schedules(&clusters, &parts, &lowered.schedules)
+    }
+}
+
+/// Nodes with symbols in attributes, results or regions that are no clusters.
+fn others(g: &Graph, plans: &KeptPlans) -> Vec<NodeId> {
+    let others = g.nodes().filter(|(id, _)| !plans.has(*id));
+    let open = others.filter(|(_, node)| {
+        let mut has_symbol = false;
+        node.visit_symbols(g, &mut |_| has_symbol = true);
+        has_symbol
+    });
+    open.map(|(id, _)| id).collect()
 }

@@ -19,6 +19,7 @@ use arena::Block;
 use gristmill_runtime::tensor::ALIGN_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Requirements of kernels and devices that the graph does not show.
 #[derive(Clone, Debug, Default)]
@@ -89,44 +90,103 @@ pub struct Schedule {
 ///
 /// Errors with `Unsupported` when a shape is symbolic, with `OutOfMemory` when the arena exceeds [`Needs::limit_bytes`].
 pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
-    let sizes = value_sizes(g)?;
-    let roots = roots(g);
-    let (mut places, copies) = fixed_places(g, &roots);
-    let storage = Storage {
-        g,
-        needs,
-        sizes: &sizes,
-        roots: &roots,
-        places: &places,
-    };
-    let order = order::choose(&storage);
-    let plan = storage.lay_out(&order);
-    check_limit(g, needs, &plan)?;
-    for (v, place) in places.iter_mut().enumerate() {
-        if place.is_none() {
-            *place = Some(Place::Arena(plan.offset_of(roots[v])));
-        }
+    Order::of(g, needs)?.schedule(g, needs)
+}
+
+/// The order of a graph's steps, which is fixed for all sizes of its values.
+pub struct Order {
+    nodes: Vec<NodeId>,
+    copies: Vec<Action>,
+    /// See [`roots`].
+    roots: Vec<ValueId>,
+    /// Places outside the arena.
+    places: Vec<Option<Place>>,
+    /// See [`node_deps`].
+    deps: Vec<BTreeSet<NodeId>>,
+}
+
+impl Order {
+    /// Chooses the order by the sizes that values have now.
+    ///
+    /// Errors with `Unsupported` when a shape is symbolic.
+    pub fn of(g: &Graph, needs: &Needs) -> Result<Order> {
+        let (sizes, roots, deps) = (value_sizes(g)?, roots(g), node_deps(g));
+        let (places, copies) = fixed_places(g, &roots);
+        let storage = Storage {
+            g,
+            needs,
+            sizes: &sizes,
+            roots: &roots,
+            places: &places,
+        };
+        Ok(Order {
+            nodes: order::choose(&storage, &deps),
+            copies,
+            roots,
+            places,
+            deps,
+        })
     }
-    let places: Vec<Place> = places.into_iter().flatten().collect();
-    let actions: Vec<Action> = order.into_iter().map(Action::Node).chain(copies).collect();
-    let dependencies = Dependencies {
-        g,
-        needs,
-        sizes: &sizes,
-        places: &places,
-        plan: &plan,
-        of_nodes: node_deps(g),
-        step_of: vec![None; g.n_nodes()],
-        history: arena::History::default(),
-    };
-    let steps = dependencies.steps(&actions);
-    Ok(Schedule {
-        steps,
-        places,
-        arena_bytes: plan.arena_bytes,
-        live_bytes: plan.live_bytes,
-        scratch: plan.scratch,
-    })
+
+    /// Offsets and dependencies for the sizes that values have now.
+    ///
+    /// Errors as [`schedule`] does.
+    pub fn schedule(&self, g: &Graph, needs: &Needs) -> Result<Schedule> {
+        let sizes = value_sizes(g)?;
+        let storage = Storage {
+            g,
+            needs,
+            sizes: &sizes,
+            roots: &self.roots,
+            places: &self.places,
+        };
+        let plan = storage.lay_out(&self.nodes);
+        check_limit(g, needs, &plan)?;
+        let places = self.places.iter().zip(&self.roots);
+        let places =
+            places.map(|(fixed, &root)| fixed.unwrap_or(Place::Arena(plan.offset_of(root))));
+        let places: Vec<Place> = places.collect();
+        let dependencies = Dependencies {
+            g,
+            needs,
+            sizes: &sizes,
+            places: &places,
+            plan: &plan,
+            of_nodes: &self.deps,
+            step_of: vec![None; g.n_nodes()],
+            history: arena::History::default(),
+        };
+        let nodes = self.nodes.iter().copied().map(Action::Node);
+        Ok(Schedule {
+            steps: dependencies.steps(nodes.chain(self.copies.iter().copied())),
+            places,
+            arena_bytes: plan.arena_bytes,
+            live_bytes: plan.live_bytes,
+            scratch: plan.scratch,
+        })
+    }
+}
+
+/// The order that a graph has for all sizes of its values, once it is chosen.
+#[derive(Default)]
+pub struct KeptOrder(OnceLock<Order>);
+
+impl KeptOrder {
+    /// True once the order is chosen.
+    pub fn is_chosen(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// The schedule of the graph for the sizes that values have now.
+    ///
+    /// Errors as [`schedule`] does.
+    pub fn schedule(&self, g: &Graph, needs: &Needs) -> Result<Schedule> {
+        if let Some(order) = self.0.get() {
+            return order.schedule(g, needs);
+        }
+        let made = Order::of(g, needs)?;
+        self.0.get_or_init(|| made).schedule(g, needs)
+    }
 }
 
 fn check_limit(g: &Graph, needs: &Needs, plan: &Plan) -> Result<()> {
@@ -432,17 +492,17 @@ struct Dependencies<'s> {
     places: &'s [Place],
     plan: &'s Plan,
     /// See [`node_deps`].
-    of_nodes: Vec<BTreeSet<NodeId>>,
+    of_nodes: &'s [BTreeSet<NodeId>],
     /// Steps of the nodes so far.
     step_of: Vec<Option<u32>>,
     history: arena::History,
 }
 
 impl Dependencies<'_> {
-    fn steps(mut self, actions: &[Action]) -> Vec<Step> {
+    fn steps(mut self, actions: impl Iterator<Item = Action>) -> Vec<Step> {
         let mut barriers = Barriers::default();
-        let mut steps = Vec::with_capacity(actions.len());
-        for (step, &action) in (0..).zip(actions) {
+        let mut steps = Vec::new();
+        for (step, action) in (0..).zip(actions) {
             let mut deps = match action {
                 Action::Node(id) => self.of_node(id, step),
                 Action::CopyToOutput { value, .. } => self.of_copy(value),

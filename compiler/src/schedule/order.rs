@@ -1,6 +1,6 @@
 //! The serial order of a partition.
 
-use super::{Storage, node_deps};
+use super::Storage;
 use crate::ir::{Graph, Node, NodeId, Op, OpClass, ValueId};
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 const CHOICES: usize = 64;
 
 /// The order to use: that of the graph, or, without transfers, the memory-aware one when it keeps fewer bytes alive.
-pub fn choose(s: &Storage) -> Vec<NodeId> {
+pub fn choose(s: &Storage, deps: &[BTreeSet<NodeId>]) -> Vec<NodeId> {
     let own: Vec<NodeId> =
         s.g.nodes()
             .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
@@ -17,16 +17,20 @@ pub fn choose(s: &Storage) -> Vec<NodeId> {
     if s.g.nodes().any(|(_, n)| n.op.class() == OpClass::Transfer) {
         return own;
     }
-    let (greedy, peak) = memory_aware(s, None);
-    let (_, own_peak) = memory_aware(s, Some(&own));
+    let (greedy, peak) = memory_aware(s, deps, None);
+    let (_, own_peak) = memory_aware(s, deps, Some(&own));
     if peak < own_peak { greedy } else { own }
 }
 
 /// List scheduling by memory: the next node is the ready one that adds least to the live bytes, the
 /// earliest on ties; or that of the given order. Returns the order and its peak of live bytes.
-fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
+fn memory_aware(
+    s: &Storage,
+    deps: &[BTreeSet<NodeId>],
+    given: Option<&[NodeId]>,
+) -> (Vec<NodeId>, usize) {
     let mut live = LiveBytes::new(s);
-    let mut ready = Ready::new(s.g);
+    let mut ready = Ready::new(s.g, deps);
     let mut order = Vec::new();
     let next = |ready: &Ready, live: &LiveBytes, done: usize| match given {
         Some(order) => order.get(done).copied(),
@@ -52,11 +56,10 @@ struct Ready {
 }
 
 impl Ready {
-    fn new(g: &Graph) -> Ready {
-        let deps = node_deps(g);
+    fn new(g: &Graph, deps: &[BTreeSet<NodeId>]) -> Ready {
         let waiting: Vec<usize> = deps.iter().map(BTreeSet::len).collect();
         let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); g.n_nodes()];
-        for (id, of) in (0..).map(NodeId).zip(&deps) {
+        for (id, of) in (0..).map(NodeId).zip(deps) {
             of.iter().for_each(|d| users[d.0 as usize].push(id));
         }
         let is_ready = |(id, node): (NodeId, &Node)| {

@@ -97,7 +97,10 @@ impl Lanes {
             }),
             freed: Condvar::new(),
             program,
-            options: options.clone(),
+            options: ExecOptions {
+                is_validated: true,
+                ..options.clone()
+            },
             limit,
         }
     }

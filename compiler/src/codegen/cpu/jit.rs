@@ -230,6 +230,14 @@ impl Jit {
         self.add_function(Linked::There(entry, code))
     }
 
+    /// The address of a function of another program.
+    pub(super) fn kept_entry(&self, function: FunctionId) -> Option<usize> {
+        match &self.functions[function.0] {
+            Linked::There(entry, _) => Some(*entry as usize),
+            Linked::Here(_) => None,
+        }
+    }
+
     fn add_function(&mut self, linked: Linked) -> FunctionId {
         self.functions.push(linked);
         FunctionId(self.functions.len() - 1)

@@ -1,14 +1,18 @@
-//! Plans of clusters for further shapes of a model: those of a cluster whose symbols all have the
-//! sizes of the shapes before. While a decoder's cache of keys and values grows, these are all but
-//! the clusters of attention.
+//! Plans of clusters for further shapes of a model.
+//!
+//! A cluster whose symbols all have the sizes of the shapes before has its plan of then: while a
+//! decoder's cache of keys and values grows, these are all but the clusters of attention. Of
+//! clusters that are alike, as those of repeated layers, one is compiled, and the plans of the
+//! others follow from its change.
 
 use super::jit::{Code, Finished};
 use super::rejected::Fallback;
 use super::{PendingKernel, Session};
-use crate::codegen::plan::KernelPlan;
+use crate::codegen::plan::{KernelPlan, PlanStep};
 use crate::error::Result;
-use crate::ir::{Bindings, Graph, NodeId, Op};
+use crate::ir::{Bindings, Graph, Node, NodeId, Op, ValueId};
 use crate::passes;
+use gristmill_runtime::Tensor;
 use gristmill_runtime::program::KernelFn;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,9 +22,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The last plan of each cluster of a graph over symbols.
 #[derive(Clone)]
 pub struct KeptPlans {
-    by_node: Arc<Mutex<BTreeMap<NodeId, Kept>>>,
-    symbols: Arc<BTreeMap<NodeId, BTreeSet<String>>>,
+    last: Arc<Mutex<BTreeMap<NodeId, Arc<Kept>>>>,
+    clusters: Arc<BTreeMap<NodeId, Cluster>>,
     sizes: Bindings,
+}
+
+/// A cluster over symbols.
+struct Cluster {
+    /// The symbols that decide types in it.
+    symbols: BTreeSet<String>,
+    /// The first cluster that differs from this one in names and in the elements of weights only.
+    alike: NodeId,
 }
 
 struct Kept {
@@ -42,7 +54,6 @@ struct KeptKernel {
 
 /// A cluster that was compiled, with its kernels and fallbacks among those of the session.
 pub(super) struct Made {
-    id: NodeId,
     plan: KernelPlan,
     kernels: Range<usize>,
     fallbacks: Range<usize>,
@@ -53,15 +64,22 @@ impl KeptPlans {
     ///
     /// Errors when the graph contradicts a type rule.
     pub fn of(graph: &Graph) -> Result<KeptPlans> {
-        let mut symbols = BTreeMap::new();
+        let mut clusters = BTreeMap::new();
+        let mut firsts: Vec<NodeId> = Vec::new();
         for (id, node) in graph.nodes() {
             if let (Op::Cluster { .. }, [body]) = (&node.op, &node.regions[..]) {
-                symbols.insert(id, symbols_of(body)?);
+                let mut known = firsts.iter().copied();
+                let alike = known.find(|&first| are_alike(graph, graph.node(first), node));
+                if alike.is_none() {
+                    firsts.push(id);
+                }
+                let (alike, symbols) = (alike.unwrap_or(id), symbols_of(body)?);
+                clusters.insert(id, Cluster { symbols, alike });
             }
         }
         Ok(KeptPlans {
-            by_node: Arc::default(),
-            symbols: Arc::new(symbols),
+            last: Arc::default(),
+            clusters: Arc::new(clusters),
             sizes: Bindings::new(),
         })
     }
@@ -74,26 +92,44 @@ impl KeptPlans {
         }
     }
 
+    /// A cluster of `graph`, in which values have the types of these sizes, with symbols in its body
+    /// replaced.
+    ///
+    /// Errors when the sizes contradict a type rule.
+    pub(super) fn bound(&self, graph: &Graph, node: &Node) -> Result<Node> {
+        passes::specialise_node(graph, node, &self.sizes)
+    }
+
+    /// True for a cluster that there are plans of.
+    pub fn has(&self, id: NodeId) -> bool {
+        self.clusters.contains_key(&id)
+    }
+
     /// Sizes of the symbols that a cluster depends on; `None` for a node that is not known.
     fn sizes_of(&self, id: NodeId) -> Option<Vec<usize>> {
-        let symbols = self.symbols.get(&id)?.iter();
+        let symbols = self.clusters.get(&id)?.symbols.iter();
         symbols.map(|s| self.sizes.get(s).copied()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Kept>> {
-        self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<Kept>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last(&self, id: NodeId) -> Option<Arc<Kept>> {
+        self.lock().get(&id).cloned()
     }
 
     /// Keeps what a session has compiled, whose kernels and fallbacks these are.
     pub(super) fn keep(
         &self,
-        made: Vec<Made>,
+        made: BTreeMap<NodeId, Made>,
         kernels: &[PendingKernel],
         fallbacks: &[Fallback],
         finished: &Finished,
     ) {
-        for m in made {
-            let Some(sizes) = self.sizes_of(m.id) else {
+        let mut last = self.lock();
+        for (id, m) in made {
+            let Some(sizes) = self.sizes_of(id) else {
                 continue;
             };
             let kernels = kernels[m.kernels].iter().map(|k| k.kept(finished));
@@ -104,7 +140,7 @@ impl KeptPlans {
                     kernels,
                     fallbacks: fallbacks[m.fallbacks].to_vec(),
                 };
-                self.lock().insert(m.id, kept);
+                last.insert(id, Arc::new(kept));
             }
         }
     }
@@ -141,13 +177,45 @@ fn symbols_of(g: &Graph) -> Result<BTreeSet<String>> {
     Ok(symbols.into_inner())
 }
 
+/// True for nodes that differ in names and in the elements of constant operands only.
+fn are_alike(g: &Graph, a: &Node, b: &Node) -> bool {
+    let operands = a.inputs.iter().zip(&b.inputs);
+    let mut kinds = operands.map(|(&a, &b)| g.constant(a).is_some() == g.constant(b).is_some());
+    let mut bodies = a.regions.iter().zip(&b.regions);
+    a.op == b.op
+        && a.inputs.len() == b.inputs.len()
+        && a.regions.len() == b.regions.len()
+        && kinds.all(|same| same)
+        && bodies.all(|(a, b)| are_same(a, b))
+}
+
+/// True for regions that differ in names only.
+fn are_same(a: &Graph, b: &Graph) -> bool {
+    let types = |g: &Graph, values: &[ValueId]| -> Vec<_> {
+        values.iter().map(|&v| (v.0, g.ty(v).clone())).collect()
+    };
+    let same = |x: &[ValueId], y: &[ValueId]| types(a, x) == types(b, y);
+    let results = |g: &Graph| -> Vec<ValueId> { g.outputs.iter().map(|o| o.value).collect() };
+    let mut nodes = a.nodes().zip(b.nodes());
+    a.n_nodes() == b.n_nodes()
+        && same(&a.inputs, &b.inputs)
+        && same(&results(a), &results(b))
+        && nodes.all(|((_, x), (_, y))| {
+            let mut bodies = x.regions.iter().zip(&y.regions);
+            x.op == y.op
+                && x.regions.len() == y.regions.len()
+                && same(&x.inputs, &y.inputs)
+                && same(&x.outputs, &y.outputs)
+                && bodies.all(|(a, b)| are_same(a, b))
+        })
+}
+
 impl Session<'_> {
     /// The plan of a cluster as it was for the shapes before, its kernels added to the session.
     pub(super) fn kept_plan(&mut self, id: NodeId) -> Option<KernelPlan> {
         let plans = self.options.plans.as_ref()?;
         let sizes = plans.sizes_of(id)?;
-        let by_node = plans.lock();
-        let kept = by_node.get(&id).filter(|kept| kept.sizes == sizes)?;
+        let kept = plans.last(id).filter(|kept| kept.sizes == sizes)?;
         let first = self.kernels.len();
         let mut plan = kept.plan.clone();
         plan.steps.iter_mut().for_each(|s| s.kernel += first);
@@ -159,15 +227,123 @@ impl Session<'_> {
         Some(plan)
     }
 
-    /// What was compiled for a cluster, given how many kernels and fallbacks there were before.
-    pub(super) fn made(&self, id: NodeId, plan: &KernelPlan, before: (usize, usize)) -> Made {
+    /// The plan of a cluster, from the last one and the change of that of a cluster like it, which
+    /// was compiled by this session.
+    pub(super) fn plan_alike(
+        &mut self,
+        id: NodeId,
+        made: &BTreeMap<NodeId, Made>,
+    ) -> Option<KernelPlan> {
+        let plans = self.options.plans.as_ref()?;
+        let alike = plans.clusters.get(&id)?.alike;
+        let (own, before, now) = (plans.last(id)?, plans.last(alike)?, made.get(&alike)?);
+        let has_their_kernels = own.has_kernels_of(&before) && self.has_kept(now, &before);
+        if !has_their_kernels || own.sizes != before.sizes || !now.fallbacks.is_empty() {
+            return None;
+        }
+        let mut plan = changed_alike(&own.plan, &before.plan, &now.plan)?;
+        let first = self.kernels.len();
+        plan.steps.iter_mut().for_each(|s| s.kernel += first);
+        for (kept, pending) in own.kernels.iter().zip(now.kernels.clone()) {
+            let PendingKernel {
+                function,
+                workspace_bytes,
+                ..
+            } = self.kernels[pending];
+            self.add_kernel(kept.name.clone(), function, workspace_bytes);
+        }
+        Some(plan)
+    }
+
+    /// True when a plan is what the compilation of the cluster gives.
+    pub(super) fn is_as_compiled(
+        &mut self,
+        graph: &Graph,
+        id: NodeId,
+        plan: &KernelPlan,
+    ) -> Result<bool> {
+        let n_kernels = self.kernels.len();
+        let compiled = self.compile(graph, id)?;
+        let entry = |step: &PlanStep| self.jit.kept_entry(self.kernels[step.kernel].function);
+        let calls = |plan: &KernelPlan| -> Vec<_> {
+            let steps = plan.steps.iter();
+            let rest = |s: &PlanStep| (s.args.clone(), s.n_outputs, s.items, s.grain);
+            steps.map(|s| (entry(s), rest(s))).collect()
+        };
+        let mut tensors = plan.packed.iter().zip(&compiled.packed);
+        let is_same = calls(plan) == calls(&compiled)
+            && plan.scratch == compiled.scratch
+            && plan.packed.len() == compiled.packed.len()
+            && tensors.all(|(a, b)| is_same(a, b));
+        self.kernels.truncate(n_kernels);
+        Ok(is_same)
+    }
+
+    /// True when the kernels of a plan are those of a plan that was kept.
+    fn has_kept(&self, made: &Made, kept: &Kept) -> bool {
+        let kernels = &self.kernels[made.kernels.clone()];
+        let mut pairs = kernels.iter().zip(&kept.kernels);
+        kernels.len() == kept.kernels.len()
+            && pairs.all(|(new, k)| self.jit.kept_entry(new.function) == Some(k.entry as usize))
+    }
+
+    /// A cluster that was compiled, given how many kernels and fallbacks there were before.
+    pub(super) fn made(&self, plan: &KernelPlan, before: (usize, usize)) -> Made {
         let mut plan = plan.clone();
         plan.steps.iter_mut().for_each(|s| s.kernel -= before.0);
         Made {
-            id,
             plan,
             kernels: before.0..self.kernels.len(),
             fallbacks: before.1..self.fallbacks.len(),
         }
     }
+}
+
+impl Kept {
+    fn has_kernels_of(&self, other: &Kept) -> bool {
+        let entries =
+            |kept: &Kept| -> Vec<usize> { kept.kernels.iter().map(|k| k.entry as usize).collect() };
+        entries(self) == entries(other)
+    }
+}
+
+/// The plan `own` with what changed from `before` to `now`, plans of a cluster like it with the same
+/// kernels. `None` where the structure of a plan changed, or where the two differ in more than
+/// tensors that did not change.
+fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Option<KernelPlan> {
+    let is_call_like = |a: &PlanStep, b: &PlanStep| {
+        (a.kernel, a.n_outputs, &a.args) == (b.kernel, b.n_outputs, &b.args)
+    };
+    let mut calls = before.steps.iter().zip(&now.steps);
+    let has_structure = own.steps == before.steps
+        && own.scratch == before.scratch
+        && before.steps.len() == now.steps.len()
+        && calls.all(|(a, b)| is_call_like(a, b));
+    let n_packed = [own, before, now].map(|plan| plan.packed.len());
+    if !has_structure || n_packed != [n_packed[0]; 3] {
+        return None;
+    }
+    let mut packed = Vec::with_capacity(n_packed[0]);
+    for ((own, before), now) in own.packed.iter().zip(&before.packed).zip(&now.packed) {
+        packed.push(match (is_same(now, before), is_same(own, before)) {
+            (true, _) => own.clone(),
+            (false, true) => now.clone(),
+            (false, false) => return None,
+        });
+    }
+    Some(KernelPlan {
+        steps: now.steps.clone(),
+        scratch: now.scratch.clone(),
+        packed,
+    })
+}
+
+/// Bytes of the largest tensors that are compared by their elements: larger ones are in a store,
+/// which has equal ones once.
+const MAX_COMPARED: usize = 4096;
+
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    let is_small = a.size_bytes() <= MAX_COMPARED;
+    (a.dtype(), a.shape()) == (b.dtype(), b.shape())
+        && (a.as_ptr() == b.as_ptr() || is_small && a.as_bytes() == b.as_bytes())
 }

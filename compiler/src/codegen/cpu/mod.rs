@@ -62,7 +62,8 @@ pub struct Options {
     pub constants: Arc<ConstantStore>,
     /// Functions of all programs of a model, for a program of one of many shapes.
     pub code: Option<Arc<CodeStore>>,
-    /// Plans of clusters of the graph that is compiled, from earlier shapes. Regions have none.
+    /// Plans of clusters of the graph that is compiled, from earlier shapes, which also bind the
+    /// symbols in their bodies. Regions have none.
     pub plans: Option<KeptPlans>,
 }
 
@@ -108,16 +109,36 @@ impl Session<'_> {
         self.kernels.len() - 1
     }
 
-    /// Compiles a cluster, and adds it to those that may be kept.
-    fn compile(&mut self, graph: &Graph, id: NodeId, made: &mut Vec<Made>) -> Result<KernelPlan> {
+    /// The plan of a cluster, which is added to those that may be kept if it is a new one.
+    fn plan(
+        &mut self,
+        graph: &Graph,
+        id: NodeId,
+        made: &mut BTreeMap<NodeId, Made>,
+    ) -> Result<KernelPlan> {
+        if let Some(plan) = self.kept_plan(id) {
+            return Ok(plan);
+        }
         let before = (self.kernels.len(), self.fallbacks.len());
-        let node = graph.node(id);
-        let plan = ClusterCompiler::compile(self, graph, id, node)
-            .map_err(|e| e.at_origin(&node.origin))?;
+        let plan = match self.plan_alike(id, made) {
+            Some(plan) => {
+                debug_assert!(self.is_as_compiled(graph, id, &plan)?);
+                plan
+            }
+            None => self.compile(graph, id)?,
+        };
         if self.options.plans.is_some() {
-            made.push(self.made(id, &plan, before));
+            made.insert(id, self.made(&plan, before));
         }
         Ok(plan)
+    }
+
+    fn compile(&mut self, graph: &Graph, id: NodeId) -> Result<KernelPlan> {
+        let node = graph.node(id);
+        let bound = self.options.plans.as_ref().map(|p| p.bound(graph, node));
+        let bound = bound.transpose()?;
+        let compiled = ClusterCompiler::compile(self, graph, id, bound.as_ref().unwrap_or(node));
+        compiled.map_err(|e| e.at_origin(&node.origin))
     }
 }
 
@@ -132,19 +153,15 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         fallbacks: Vec::new(),
         options,
     };
-    let (mut plans, mut made) = (BTreeMap::new(), Vec::new());
+    let (mut plans, mut made) = (BTreeMap::new(), BTreeMap::new());
     let mut uses = constant_uses(graph);
     let is_cluster = |n: &Node| matches!(n.op, Op::Cluster { .. });
     let clusters = graph.nodes().filter(|(_, n)| is_cluster(n));
     let ids: Vec<NodeId> = clusters.map(|(id, _)| id).collect();
     for id in ids {
-        let node = graph.node(id);
-        let operands = node.inputs.clone();
-        let plan = match session.kept_plan(id) {
-            Some(plan) => plan,
-            None => session.compile(graph, id, &mut made)?,
-        };
+        let plan = session.plan(graph, id, &mut made)?;
         if options.release_constants {
+            let operands = graph.node(id).inputs.clone();
             release_constants(graph, &operands, &plan, &mut uses, &options.constants)?;
         }
         plans.insert(id, plan);
