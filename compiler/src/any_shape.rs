@@ -28,43 +28,59 @@ pub(crate) struct Symbolic {
 
 impl AnyShape {
     /// Chooses kernels for all shapes of a graph, of whose inputs some are known.
-    pub(crate) fn of(graph: Result<Graph>, shapes: &[Vec<usize>], options: &Options) -> AnyShape {
+    ///
+    /// Errors when something failed; a graph that is refused without sizes is no error.
+    pub(crate) fn of(
+        graph: Result<Graph>,
+        shapes: &[Vec<usize>],
+        options: &Options,
+    ) -> Result<AnyShape> {
         match graph.and_then(|graph| Symbolic::of(graph, shapes, options)) {
-            Ok(symbolic) => AnyShape::Fused(Box::new(symbolic)),
-            Err(e) => AnyShape::Failed(e.to_string()),
+            Ok(symbolic) => Ok(AnyShape::Fused(Box::new(symbolic))),
+            Err(e) if e.is_refusal() => Ok(AnyShape::Failed(e.to_string())),
+            Err(e) => Err(e),
         }
     }
 
-    /// The kernels for given shapes of the inputs. `Err` has the reason why there are none, where
-    /// that is of interest.
+    /// The kernels for given shapes of the inputs, or the reason why there are none, where that is
+    /// of interest.
+    ///
+    /// Errors when something failed; sizes that do not fit what holds for all are no error.
     pub(crate) fn bind(
         &self,
         shapes: &[Vec<usize>],
         options: &Options,
-    ) -> Result<Fused, Option<String>> {
+    ) -> Result<Result<Fused, Option<String>>> {
         match self {
-            AnyShape::Fused(symbolic) => {
-                let bound = symbolic.bind(shapes, options);
-                bound.map_err(|e| Some(e.to_string()))
-            }
-            AnyShape::None => Err(None),
-            AnyShape::Failed(why) => Err(Some(why.clone())),
+            AnyShape::Fused(symbolic) => match symbolic.bind(shapes, options) {
+                Ok(fused) => Ok(Ok(fused)),
+                Err(e) if e.is_of_sizes() => Ok(Err(Some(e.to_string()))),
+                Err(e) => Err(e),
+            },
+            AnyShape::None => Ok(Err(None)),
+            AnyShape::Failed(why) => Ok(Err(Some(why.clone()))),
         }
     }
 
-    /// The program of the only device for given shapes of the inputs, where one was made for all
-    /// shapes and takes these.
+    /// The program of the only device for given shapes of the inputs. `None` where none was made for
+    /// all shapes, or where these do not fit it.
     pub(crate) fn lower_on_one_device(
         &self,
         shapes: &[Vec<usize>],
         options: &Options,
-    ) -> Option<Lowered> {
+    ) -> Result<Option<Lowered>> {
         let AnyShape::Fused(symbolic) = self else {
-            return None;
+            return Ok(None);
         };
-        let on_one_device = symbolic.on_one_device.get()?.as_ref()?;
-        let sizes = symbolic.inputs.bindings_for(shapes).ok()?;
-        on_one_device.lower(&symbolic.fused, &sizes, options).ok()
+        let Some(Some(on_one_device)) = symbolic.on_one_device.get() else {
+            return Ok(None);
+        };
+        let sizes = symbolic.inputs.bindings_for(shapes)?;
+        match on_one_device.lower(&symbolic.fused, &sizes, options) {
+            Ok(lowered) => Ok(Some(lowered)),
+            Err(e) if e.is_of_sizes() => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     /// Makes the graph of the only device for all shapes, from what was decided for the first ones.
@@ -125,8 +141,9 @@ fn why_parts_anew(g: &Graph, options: &Options, symbols: &mut BTreeSet<String>) 
 /// The reason why each set of shapes of a graph goes all the way by itself.
 fn why_anew(graph: Result<Graph>, options: &Options) -> Option<String> {
     match AnyShape::of(graph, &[], options) {
-        AnyShape::Failed(why) => Some(why),
-        AnyShape::Fused(_) | AnyShape::None => None,
+        Ok(AnyShape::Failed(why)) => Some(why),
+        Ok(AnyShape::Fused(_) | AnyShape::None) => None,
+        Err(e) => Some(e.to_string()),
     }
 }
 
@@ -157,7 +174,7 @@ impl Symbolic {
 
     fn bind(&self, shapes: &[Vec<usize>], options: &Options) -> Result<Fused> {
         let sizes = self.inputs.bindings_for(shapes)?;
-        self.fused.bind(&sizes, options)
+        self.fused.bind(&sizes, options).map_err(Error::of_sizes)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::pipeline::{
     self, Fused, Lowered, Partitioned, Planned, Stage, generate, partitioned, plan, replan,
 };
 use crate::place::{Horizon, Objective, Replacement, gpus};
-use crate::report::Pass;
+use crate::report::{Pass, Scope};
 use crate::specialisations::{Held, Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
@@ -79,7 +79,7 @@ pub struct Compiled {
     /// Inputs whose contents decide shapes.
     value_inputs: BTreeSet<String>,
     /// Kernels of all shapes, made when the first is needed.
-    any_shape: OnceLock<AnyShape>,
+    any_shape: OnceLock<Result<AnyShape>>,
     specialisations: Specialisations<Executable>,
     /// The model in parts, where extents are known during a run only.
     segmented: Option<Segmented>,
@@ -549,7 +549,6 @@ impl Compiled {
             pool: self.shared.pool.clone(),
             resources: self.shared.resources.clone(),
             drivers: self.drivers(&lowered.program)?,
-            is_validated: lowered.is_resized && !self.options.check,
             ..Default::default()
         };
         let program = lowered.program.clone();
@@ -601,12 +600,12 @@ impl Compiled {
 
     /// The program for given shapes.
     fn lowered(&self, inputs: &InputShapes) -> Result<Lowered> {
-        let any_shape = self.any_shape(inputs);
-        if let Some(lowered) = any_shape.lower_on_one_device(&inputs.shapes, &self.options) {
+        let any_shape = self.any_shape(inputs)?;
+        if let Some(lowered) = any_shape.lower_on_one_device(&inputs.shapes, &self.options)? {
             return Ok(lowered);
         }
         let parts = self.partitioned(self.fused(inputs)?)?;
-        if parts.report.of_any_shape {
+        if parts.report.scope == Scope::AllShapes {
             any_shape.put_on_one_device(&parts, &self.options)?;
         }
         let mut lowered = self.lower(parts)?;
@@ -620,7 +619,7 @@ impl Compiled {
     fn partitioned(&self, fused: Fused) -> Result<Partitioned> {
         let mut parts = partitioned(fused, &self.options)?;
         parts.settings.codegen.constants = self.shared.constants.clone();
-        if parts.report.of_any_shape {
+        if parts.report.scope == Scope::AllShapes {
             parts.settings.codegen.code = Some(self.shared.code.clone());
         }
         Ok(parts)
@@ -663,7 +662,8 @@ impl Compiled {
     /// Fused kernels for given shapes: those of all shapes, where there are such and they take these.
     fn fused(&self, inputs: &InputShapes) -> Result<Fused> {
         self.check_whole()?;
-        let why = match self.any_shape(inputs).bind(&inputs.shapes, &self.options) {
+        let any_shape = self.any_shape(inputs)?;
+        let why = match any_shape.bind(&inputs.shapes, &self.options)? {
             Ok(bound) => return Ok(bound),
             Err(why) => why,
         };
@@ -675,15 +675,16 @@ impl Compiled {
     }
 
     /// The kernels of all shapes, of which these are the first.
-    fn any_shape(&self, first: &InputShapes) -> &AnyShape {
-        self.any_shape.get_or_init(|| self.of_any_shape(first))
+    fn any_shape(&self, first: &InputShapes) -> Result<&AnyShape> {
+        let made = self.any_shape.get_or_init(|| self.of_any_shape(first));
+        made.as_ref().map_err(Clone::clone)
     }
 
-    fn of_any_shape(&self, first: &InputShapes) -> AnyShape {
+    fn of_any_shape(&self, first: &InputShapes) -> Result<AnyShape> {
         let mut inputs = self.inputs.iter();
         let is_static = inputs.all(|(_, ty)| ty.static_shape().is_some());
         match is_static || !self.value_inputs.is_empty() {
-            true => AnyShape::None,
+            true => Ok(AnyShape::None),
             false => AnyShape::of(self.symbolic_graph(), &first.shapes, &self.options),
         }
     }
@@ -721,7 +722,7 @@ impl Executable {
         let of_step = STEP_BYTES[usize::from(has_graphs)];
         let code = self.lowered.report.code_bytes + n_steps * of_step;
         Held {
-            is_cheap: self.lowered.report.of_any_shape,
+            is_cheap: self.lowered.report.scope != Scope::Alone,
             own_bytes: (code + arenas * self.n_in_flight()) as u64,
             shared: constants
                 .map(|t| (t.as_ptr() as usize, t.size_bytes() as u64))

@@ -41,6 +41,7 @@ pub struct Error {
     node: Option<String>,
     message: String,
     hint: Option<String>,
+    is_of_sizes: bool,
 }
 
 /// Result of this crate.
@@ -54,7 +55,25 @@ impl Error {
             node: None,
             message: message.into(),
             hint: None,
+            is_of_sizes: false,
         }
+    }
+
+    /// Marks an error that arose because sizes do not fit what was decided for all sizes. Without
+    /// effect on errors of other kinds than a contradiction or something that is not supported.
+    pub(crate) fn of_sizes(mut self) -> Error {
+        self.is_of_sizes = self.is_refusal();
+        self
+    }
+
+    /// True for a marked error: these sizes are to be compiled by themselves.
+    pub(crate) fn is_of_sizes(&self) -> bool {
+        self.is_of_sizes
+    }
+
+    /// True when the model or its sizes are refused; false when something failed.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self.kind, ErrorKind::InvalidInput | ErrorKind::Unsupported)
     }
 
     /// The user's model, file or argument is wrong.
@@ -164,6 +183,7 @@ impl From<gristmill_runtime::Error> for Error {
             node,
             message,
             hint: None,
+            is_of_sizes: false,
         }
     }
 }

@@ -46,6 +46,18 @@ passes! {
     Codegen "codegen";
 }
 
+/// Shapes that the decisions of a compilation were made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// The given ones alone.
+    #[default]
+    Alone,
+    /// Kernels were chosen once, for all shapes of the model; their devices for the given ones.
+    AllShapes,
+    /// Kernels, and their order on the only device, were chosen once, for all shapes of the model.
+    OneDevice,
+}
+
 /// Work, choices and times of a compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -55,8 +67,8 @@ pub struct Report {
     pub rewrite: rewrite::Report,
     /// Products that compute in a lower precision than the model's, and which; none where none was asked for.
     pub lowered: Option<(Precision, usize)>,
-    /// True when rewriting and fusion were done once, for all shapes of the model.
-    pub of_any_shape: bool,
+    /// Shapes that the decisions were made for.
+    pub scope: Scope,
     /// Kernels and bytes before and after fusion.
     pub cluster: cluster::Report,
     /// Things the user should know although compilation went on, e.g. a soft-placement downgrade.
@@ -188,9 +200,10 @@ impl Report {
         let c = &self.cluster;
         let n_kernels: usize = c.kernels.values().sum();
         let (before, after) = (size(c.bytes_before), size(c.bytes_after));
-        let scope = match self.of_any_shape {
-            true => ", chosen once for all shapes",
-            false => "",
+        let scope = match self.scope {
+            Scope::Alone => "",
+            Scope::AllShapes => ", chosen once for all shapes",
+            Scope::OneDevice => ", chosen, placed and ordered once for all shapes",
         };
         row(
             out,

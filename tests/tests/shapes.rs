@@ -3,6 +3,7 @@
 use super::multi_device::options;
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ScalarOp};
+use gristmill::pipeline::Scope;
 use gristmill::testing::{
     RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_indices, random_tensor, specialise,
     with_symbols,
@@ -48,13 +49,13 @@ fn resized(bound: &Graph, inputs: &[Tensor], rng: &mut Rng) -> Vec<Tensor> {
     resized.collect()
 }
 
-/// One run of a model, and whether its kernels are those of all shapes.
-fn run(model: &Compiled, inputs: &[Tensor]) -> gristmill::Result<(Vec<Tensor>, bool)> {
+/// One run of a model, and the shapes that its kernels were chosen for.
+fn run(model: &Compiled, inputs: &[Tensor]) -> gristmill::Result<(Vec<Tensor>, Scope)> {
     let named = model.inputs().iter().map(|(name, _)| name.clone());
     let inputs = model.bind(named.zip(inputs.iter().cloned()))?;
     let executable = model.for_inputs(&inputs)?;
-    let is_shared = executable.lowered.report.of_any_shape;
-    Ok((executable.run(&inputs)?.into_tensors(), is_shared))
+    let scope = executable.lowered.report.scope;
+    Ok((executable.run(&inputs)?.into_tensors(), scope))
 }
 
 /// Runs a graph for some sizes; gives how many runs there were, and how many of them had the kernels of all shapes.
@@ -88,12 +89,15 @@ fn check_sizes(seed: u64, devices: &str, opt_level: u8, n_sizes: usize) -> [usiz
         let Ok(expected) = interp::run(&bound, &inputs) else {
             continue;
         };
-        let (found, is_shared) = found.unwrap_or_else(|e| panic!("{e}\n{what}"));
+        let (found, scope) = found.unwrap_or_else(|e| panic!("{e}\n{what}"));
         for (e, f) in expected.iter().zip(&found) {
             let c = allclose(e, f, 0.0, 0.0);
             assert!(c.ok || c.scaled_err() <= 1e-4, "{c}\n{what}");
         }
-        counts = [counts[0] + 1, counts[1] + usize::from(is_shared)];
+        counts = [
+            counts[0] + 1,
+            counts[1] + usize::from(scope != Scope::Alone),
+        ];
     }
     counts
 }
@@ -202,10 +206,13 @@ fn layers_that_are_alike_keep_their_weights() {
             let model = compile(&graph, &options(devices, 2)).unwrap();
             for n_rows in [16, 5, 64, 33, 1, 200, 64, 0, 7] {
                 let inputs = [random_tensor(&mut rng, DType::F32, &[n_rows, 48], false)];
-                let (found, is_shared) = run(&model, &inputs).unwrap();
+                let (found, scope) = run(&model, &inputs).unwrap();
                 let expected = interp::run(&graph, &inputs).unwrap();
                 let c = allclose(&expected[0], &found[0], 1e-5, 1e-5);
-                assert!(c.ok && is_shared, "{n_rows} rows on {devices}: {c}");
+                assert!(
+                    c.ok && scope != Scope::Alone,
+                    "{n_rows} rows on {devices}: {c}"
+                );
             }
         }
     }
@@ -231,5 +238,88 @@ fn sizes_that_contradict_a_rule_are_errors() {
         let inputs = [random_tensor(&mut Rng(n as u64), DType::F32, &[n], false)];
         let found = run(&model, &inputs);
         assert_eq!(found.is_ok(), fits, "{n} elements: {:?}", found.err());
+    }
+}
+
+/// Products of `n` rows of two weights, which agree in their first `n_equal` rows.
+fn cut_weights(n_equal: usize) -> Graph {
+    let mut b = GraphBuilder::new("cut weights");
+    for i in 0..2 {
+        let x = b.input(&format!("x{i}"), DType::F32, [4.into(), Dim::from("n")]);
+        let mut rng = Rng(3);
+        let mut values = random_tensor(&mut rng, DType::F32, &[48, 24], false)
+            .as_slice::<f32>()
+            .to_vec();
+        for v in &mut values[n_equal * 24..] {
+            *v += i as f32;
+        }
+        let weight = b.constant(Tensor::from_slice(&values, &[48, 24]).unwrap());
+        let rows = b.slice_axis(weight, 0, 0, Dim::from("n")).unwrap();
+        let y = b.matmul(x, rows).unwrap();
+        b.output(&format!("y{i}"), y);
+    }
+    b.finish().unwrap()
+}
+
+/// Runs one compiled graph at sizes that grow, shrink, repeat and vanish; each result equals that of
+/// a fresh compilation to the bit. Gives how many runs had each scope.
+fn check_orders(
+    graph: &Graph,
+    devices: &str,
+    sizes: &[usize],
+    inputs: &dyn Fn(usize) -> Vec<Tensor>,
+) -> [usize; 3] {
+    let model = compile(graph, &options(devices, 2)).unwrap();
+    let mut scopes = [0; 3];
+    for &n in sizes {
+        let inputs = inputs(n);
+        let (found, scope) = run(&model, &inputs).unwrap();
+        let fresh = compile(graph, &options(devices, 2)).unwrap();
+        let (expected, _) = run(&fresh, &inputs).unwrap();
+        for (e, f) in expected.iter().zip(&found) {
+            let same = e.shape() == f.shape() && e.as_bytes() == f.as_bytes();
+            assert!(
+                same,
+                "{n} on {devices} after other sizes: {f} instead of {e}\n{graph}"
+            );
+        }
+        scopes[scope as usize] += 1;
+    }
+    scopes
+}
+
+const ORDER: [usize; 14] = [4, 2, 5, 48, 48, 1, 0, 7, 16, 3, 17, 47, 2, 5];
+
+#[test]
+fn weights_that_agree_in_part_are_told_apart_at_every_size() {
+    let inputs = |n: usize| -> Vec<Tensor> {
+        let mut rng = Rng(n as u64);
+        (0..2)
+            .map(|_| random_tensor(&mut rng, DType::F32, &[4, n], false))
+            .collect()
+    };
+    for n_equal in [0, 1, 2, 4, 16, 48] {
+        let graph = cut_weights(n_equal);
+        let [_, _, n_resized] = check_orders(&graph, "cpu:1", &ORDER, &inputs);
+        assert_eq!(n_resized, ORDER.len() - 1, "all but the first");
+        check_orders(&graph, "cpu:2", &ORDER, &inputs);
+    }
+    if nvrtc_or_left_out("weights that agree in part, on an emulated GPU").is_some() {
+        check_orders(&cut_weights(4), "emu:1", &ORDER[..6], &inputs);
+    }
+}
+
+#[test]
+fn alike_layers_are_the_same_in_every_order_of_sizes() {
+    let inputs = |n: usize| {
+        vec![random_tensor(
+            &mut Rng(n as u64),
+            DType::F32,
+            &[n, 48],
+            false,
+        )]
+    };
+    for devices in ["cpu:1", "cpu:2"] {
+        check_orders(&layers(&[1.5, 1.5, 0.5, 1.5]), devices, &ORDER, &inputs);
     }
 }

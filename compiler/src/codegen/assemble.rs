@@ -3,7 +3,7 @@
 use super::cpu::{self, Fallback};
 use super::cuda::{self, nvrtc};
 use super::forms::{Choice, Forms};
-use super::plan::{Arg, DeviceKernels, KernelPlan, PlanStep};
+use super::plan::{Arg, DeviceKernels, KernelPlan, PackedConstant, PlanStep};
 use super::store::ConstantStore;
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
@@ -732,9 +732,9 @@ impl<'g> Draft<'g> {
             .ok_or_else(|| Error::internal("a cluster has no kernel").at_origin(&node.origin))?;
         let scratch = self.scratch(id, plan);
         let constants = plan.packed.iter().enumerate();
-        let pack = |(i, t): (usize, &Tensor)| {
+        let pack = |(i, c): (usize, &PackedConstant)| {
             let name = format!("#{}.packed{i}", id.0);
-            self.constant(t.clone(), name)
+            self.constant(c.tensor.clone(), name)
         };
         let packed: Vec<BufferId> = constants.map(pack).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());

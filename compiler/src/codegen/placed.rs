@@ -1,10 +1,9 @@
 //! Where the values of a cluster's body are, while a back end generates its kernels one after the other.
 
 use super::body::Body;
-use super::plan::{Arg, KernelPlan};
+use super::plan::{Arg, KernelPlan, PackedConstant};
 use crate::error::Result;
 use crate::ir::{Op, ValueId};
-use gristmill_runtime::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A plan being made, and the buffers of the values that its steps so far have put in memory.
@@ -35,8 +34,8 @@ impl Placed {
     }
 
     /// A buffer for a constant that the plan keeps.
-    pub(super) fn pack(&mut self, t: Tensor) -> Arg {
-        self.plan.packed.push(t);
+    pub(super) fn pack(&mut self, constant: impl Into<PackedConstant>) -> Arg {
+        self.plan.packed.push(constant.into());
         Arg::Packed(self.plan.packed.len() as u32 - 1)
     }
 

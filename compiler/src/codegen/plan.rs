@@ -47,7 +47,36 @@ pub struct KernelPlan {
     /// Sizes in bytes of the intermediate buffers, which live only within this plan.
     pub scratch: Vec<usize>,
     /// Constants made by code generation: packed weights, tables.
-    pub packed: Vec<Tensor>,
+    pub packed: Vec<PackedConstant>,
+}
+
+/// A constant made by code generation.
+#[derive(Clone, Debug)]
+pub struct PackedConstant {
+    /// Its elements.
+    pub tensor: Tensor,
+    /// The constant operand that it is a part of. `None` for a constant that follows from the
+    /// cluster's body and the target: a descriptor, a table, a constant of the body.
+    pub weight: Option<WeightPart>,
+}
+
+/// A part of a constant operand, in a layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightPart {
+    /// Index into the inputs of the cluster node.
+    pub operand: usize,
+    /// View and layout, as [`ConstantStore`](super::store::ConstantStore) describes them: all that
+    /// decides the elements beside the operand.
+    pub layout: String,
+}
+
+impl From<Tensor> for PackedConstant {
+    fn from(tensor: Tensor) -> PackedConstant {
+        PackedConstant {
+            tensor,
+            weight: None,
+        }
+    }
 }
 
 /// Kernels of one part in the runtime's types, from any back end.

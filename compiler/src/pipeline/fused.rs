@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::ir::{Bindings, Dim, Graph, Node, Op, Requested};
 use crate::options::{AllReduce, DimRange, Options, Precision};
 use crate::place::{self, DeviceSet, Request};
-use crate::report::{Pass, Report};
+use crate::report::{Pass, Report, Scope};
 use crate::{passes, rewrite};
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeSet;
@@ -84,7 +84,7 @@ impl Fused {
         let mut p = Passes::new(options);
         p.report = Report {
             passes: Vec::new(),
-            of_any_shape: true,
+            scope: Scope::AllShapes,
             ..self.report.clone()
         };
         p.report.cluster.set_traffic(&self.traffic, sizes);

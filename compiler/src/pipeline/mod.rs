@@ -5,6 +5,7 @@ mod on_one_device;
 mod stage;
 mod timing;
 
+pub use crate::report::Scope;
 pub use fused::{Fused, fused, fused_for};
 pub(crate) use on_one_device::OnOneDevice;
 pub use stage::Stage;
@@ -60,8 +61,6 @@ pub struct Lowered {
     settings: Settings,
     /// True when the graphs above still have their constants, and the texts are there.
     has_stages: bool,
-    /// True for a program that differs from an earlier one of the model in sizes only.
-    pub(crate) is_resized: bool,
     /// Times, choices and warnings of the stages.
     pub report: Report,
 }
@@ -237,7 +236,6 @@ impl Partitioned {
             asm: String::new(),
             settings: self.settings,
             has_stages: options.keep_stages,
-            is_resized: false,
             report: self.report,
         }
     }
@@ -324,7 +322,6 @@ fn generate_parts(
         asm: assembled.asm,
         settings,
         has_stages: options.keep_stages,
-        is_resized: false,
         report,
     })
 }

@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::partition::{self, Part};
 use crate::passes;
 use crate::place::Placement;
-use crate::report::Pass;
+use crate::report::{Pass, Scope};
 use gristmill_runtime::device::DeviceKind;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -66,7 +66,7 @@ impl OnOneDevice {
 
     /// The program for given sizes of all dims of `fused`; it has no graphs.
     ///
-    /// Errors when the sizes contradict a type rule.
+    /// Errors, as one of sizes, when these contradict a type rule.
     pub(crate) fn lower(
         &self,
         fused: &Fused,
@@ -74,12 +74,12 @@ impl OnOneDevice {
         options: &Options,
     ) -> Result<Lowered> {
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_resized = self.settings.order.as_ref().is_some_and(|o| o.is_chosen());
         let mut p = fused.binding(sizes, options);
         p.run(Pass::Bind, |_| self.bind(&mut bound.graph, sizes))?;
         let mut settings = self.settings.clone();
         settings.codegen.plans = Some(self.plans.at(sizes));
-        let mut lowered = generate_parts(
+        p.report.scope = Scope::OneDevice;
+        let lowered = generate_parts(
             Partitioned {
                 interface: Interface::of(&fused.clusters, sizes)?,
                 graph: Graph::default(),
@@ -96,7 +96,6 @@ impl OnOneDevice {
         if options.check {
             self.check(fused, sizes, &lowered)?;
         }
-        lowered.is_resized = is_resized;
         Ok(lowered)
     }
 
@@ -104,7 +103,8 @@ impl OnOneDevice {
     fn bind(&self, graph: &mut Graph, sizes: &Bindings) -> Result<()> {
         graph.retype(&self.part.graph, sizes);
         for &id in &self.others {
-            *graph.node_mut(id) = passes::specialise_node(graph, self.part.graph.node(id), sizes)?;
+            let bound = passes::specialise_node(graph, self.part.graph.node(id), sizes);
+            *graph.node_mut(id) = bound.map_err(Error::of_sizes)?;
         }
         Ok(())
     }

@@ -172,11 +172,6 @@ impl Order {
 pub struct KeptOrder(OnceLock<Order>);
 
 impl KeptOrder {
-    /// True once the order is chosen.
-    pub fn is_chosen(&self) -> bool {
-        self.0.get().is_some()
-    }
-
     /// The schedule of the graph for the sizes that values have now.
     ///
     /// Errors as [`schedule`] does.

@@ -98,8 +98,7 @@ pub struct ExecOptions {
     pub drivers: BTreeMap<DeviceName, Arc<dyn Driver>>,
     /// Makes their requests one by one in every run, without captures, to measure the gain of these.
     pub step_by_step: bool,
-    /// True for a program that was validated, or differs from such a one in sizes only: it is
-    /// validated again in builds for tests alone.
+    /// True for a program that was validated: further executors of it need not do that again.
     pub is_validated: bool,
 }
 
@@ -175,7 +174,7 @@ impl Executor {
         let n_threads = options.pool.n_threads();
         let threads_per_device = (n_threads / n_devices).max(1);
         check_devices(&program, n_threads, n_lanes, options)?;
-        if !options.is_validated || cfg!(debug_assertions) {
+        if !options.is_validated {
             check_program(&program)?;
         }
         let patience = Patience::for_threads(threads_per_device * n_devices * n_lanes);

@@ -252,7 +252,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     fn read(&mut self, place: &Place, first_temp: u32) -> Result<Arg> {
         Ok(match place {
             Place::Value(v) => self.argument(*v)?,
-            Place::Packed(tensor) => self.placed.pack(tensor.clone()),
+            Place::Packed(constant) => self.placed.pack(constant.clone()),
             Place::Temp(i) => Arg::Scratch(first_temp + *i as u32),
         })
     }

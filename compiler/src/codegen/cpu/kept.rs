@@ -9,7 +9,7 @@ use super::jit::{Code, Finished};
 use super::rejected::Fallback;
 use super::{PendingKernel, Session};
 use crate::codegen::plan::{KernelPlan, PlanStep};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op, ValueId};
 use crate::passes;
 use gristmill_runtime::Tensor;
@@ -95,9 +95,9 @@ impl KeptPlans {
     /// A cluster of `graph`, in which values have the types of these sizes, with symbols in its body
     /// replaced.
     ///
-    /// Errors when the sizes contradict a type rule.
+    /// Errors, as one of sizes, when these contradict a type rule.
     pub(super) fn bound(&self, graph: &Graph, node: &Node) -> Result<Node> {
-        passes::specialise_node(graph, node, &self.sizes)
+        passes::specialise_node(graph, node, &self.sizes).map_err(Error::of_sizes)
     }
 
     /// True for a cluster that there are plans of.
@@ -274,7 +274,7 @@ impl Session<'_> {
         let is_same = calls(plan) == calls(&compiled)
             && plan.scratch == compiled.scratch
             && plan.packed.len() == compiled.packed.len()
-            && tensors.all(|(a, b)| is_same(a, b));
+            && tensors.all(|(a, b)| a.weight == b.weight && is_same(&a.tensor, &b.tensor));
         self.kernels.truncate(n_kernels);
         Ok(is_same)
     }
@@ -307,9 +307,12 @@ impl Kept {
     }
 }
 
-/// The plan `own` with what changed from `before` to `now`, plans of a cluster like it with the same
-/// kernels. `None` where the structure of a plan changed, or where the two differ in more than
-/// tensors that did not change.
+/// The plan of a cluster at new sizes, from the one at sizes before (`own`) and from those of a
+/// cluster like it at both (`before`, `now`), which have the same kernels.
+///
+/// The bodies are the same, and so is all that follows from body and sizes: steps, descriptors,
+/// tables. Plans differ in the parts of weights that they read. A part that did not change is the
+/// cluster's own; where one changed, as that of a weight that is cut at a symbol, there is no plan.
 fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Option<KernelPlan> {
     let is_call_like = |a: &PlanStep, b: &PlanStep| {
         (a.kernel, a.n_outputs, &a.args) == (b.kernel, b.n_outputs, &b.args)
@@ -325,10 +328,12 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
     }
     let mut packed = Vec::with_capacity(n_packed[0]);
     for ((own, before), now) in own.packed.iter().zip(&before.packed).zip(&now.packed) {
-        packed.push(match (is_same(now, before), is_same(own, before)) {
-            (true, _) => own.clone(),
-            (false, true) => now.clone(),
-            (false, false) => return None,
+        if own.weight != before.weight || own.weight != now.weight {
+            return None;
+        }
+        packed.push(match own.weight {
+            Some(_) => own.clone(),
+            None => now.clone(),
         });
     }
     Some(KernelPlan {
@@ -338,12 +343,8 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
     })
 }
 
-/// Bytes of the largest tensors that are compared by their elements: larger ones are in a store,
-/// which has equal ones once.
-const MAX_COMPARED: usize = 4096;
-
+/// True for tensors of one type with the same bits.
 fn is_same(a: &Tensor, b: &Tensor) -> bool {
-    let is_small = a.size_bytes() <= MAX_COMPARED;
     (a.dtype(), a.shape()) == (b.dtype(), b.shape())
-        && (a.as_ptr() == b.as_ptr() || is_small && a.as_bytes() == b.as_bytes())
+        && (a.as_ptr() == b.as_ptr() || a.as_bytes() == b.as_bytes())
 }

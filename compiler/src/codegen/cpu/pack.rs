@@ -4,10 +4,11 @@ use super::rejected::Rejected;
 use super::strided::{Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, descriptor, pointers, read};
 use super::weights::Source;
+use crate::codegen::plan::PackedConstant;
 use crate::ir::Node;
 use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::pack::{PackBDesc, PackBatchDim, packed_len};
-use gristmill_runtime::{DType, Tensor};
+use gristmill_runtime::DType;
 
 /// The packed right-hand side of a contraction.
 pub(super) struct Packed {
@@ -20,7 +21,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    fn constant(panels: Tensor, strides: Vec<i64>) -> Packed {
+    fn constant(panels: PackedConstant, strides: Vec<i64>) -> Packed {
         Packed {
             ptr: Ptr::Read(Place::Packed(panels), 0),
             strides,
@@ -125,7 +126,7 @@ fn constant_conv_panels(
     source: &Source,
     mut desc: PackBDesc,
     n_elements: usize,
-) -> Result<Tensor, Rejected> {
+) -> Result<PackedConstant, Rejected> {
     let w = &source.view;
     let last = w.shape.len() - 1;
     let column = w.strides[last];

@@ -5,6 +5,7 @@ use super::epilogue::{Chain, EpilogueTerm, Term};
 use super::phases::Cover;
 use super::rejected::Rejected;
 use super::strided::Strided;
+use crate::codegen::plan::PackedConstant;
 use crate::codegen::store::ConstantStore;
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
@@ -18,7 +19,7 @@ pub(super) enum Place {
     /// The buffer of a value.
     Value(ValueId),
     /// A constant made for this call.
-    Packed(Tensor),
+    Packed(PackedConstant),
     /// Intermediate memory of the task, by number.
     Temp(usize),
 }
@@ -99,7 +100,9 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Value(v) => write!(f, "value {}", v.0),
-            Place::Packed(t) => write!(f, "constant {}{:?}", t.dtype(), t.shape()),
+            Place::Packed(PackedConstant { tensor: t, .. }) => {
+                write!(f, "constant {}{:?}", t.dtype(), t.shape())
+            }
             Place::Temp(i) => write!(f, "intermediate {i}"),
         }
     }
@@ -242,7 +245,7 @@ pub(super) fn epilogue_ops(
         }
         match &t.term {
             Term::None => {}
-            Term::Scalar(c) => operands.push(Ptr::Read(Place::Packed(one(*c)), 0)),
+            Term::Scalar(c) => operands.push(Ptr::Read(Place::Packed(one(*c).into()), 0)),
             Term::Tensor(view) => {
                 let (row, batch) = strides(n_tensors);
                 n_tensors += 1;

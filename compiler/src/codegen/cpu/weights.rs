@@ -4,6 +4,7 @@ use super::rejected::Rejected;
 use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::Context;
 use crate::cluster::bytes::fits_bytes;
+use crate::codegen::plan::{PackedConstant, WeightPart};
 use crate::error::Error;
 use crate::ir::constant::Viewed;
 use crate::ir::{ConstData, ValueId};
@@ -16,26 +17,27 @@ use gristmill_runtime::{DType, Tensor};
 /// A constant as a kernel's operand: the view's strides are those of `data`, and its base has no meaning.
 pub(super) struct Source {
     pub(super) data: ConstData,
+    /// Index into the inputs of the cluster; `None` for a constant of its body.
+    operand: Option<usize>,
     pub(super) view: Strided,
 }
 
 impl Context<'_> {
-    /// The constant that `v` is, inside or outside the cluster.
-    fn constant(&self, v: ValueId) -> Option<&ConstData> {
+    /// The constant that `v` is, and the operand of the cluster if it is outside.
+    fn constant(&self, v: ValueId) -> Option<(&ConstData, Option<usize>)> {
         if let Some(c) = self.body.graph.constant(v) {
-            return Some(c);
+            return Some((c, None));
         }
         let i = self.body.graph.inputs.iter().position(|&x| x == v)?;
-        self.outer.constant(self.cluster.inputs[i])
+        let constant = self.outer.constant(self.cluster.inputs[i])?;
+        Some((constant, Some(i)))
     }
 
     /// The constant under a view, and the view as one of it. Transposes and reshapes that folding kept as views are followed, so that
     /// none is executed.
     pub(super) fn source(&self, view: &Strided, dtype: DType) -> Option<Source> {
-        let mut data = self
-            .constant(view.base)
-            .filter(|c| c.dtype() == dtype)?
-            .clone();
+        let (data, operand) = self.constant(view.base)?;
+        let mut data = Some(data).filter(|c| c.dtype() == dtype)?.clone();
         let mut view = view.clone();
         loop {
             data = match data.viewed() {
@@ -52,14 +54,29 @@ impl Context<'_> {
                 Viewed::Plain => break,
             };
         }
-        Some(Source { data, view })
+        Some(Source {
+            data,
+            operand,
+            view,
+        })
+    }
+
+    /// The source in a layout, which `make` makes of its constant's elements; see
+    /// [`ConstantStore::laid_out`](crate::codegen::store::ConstantStore::laid_out).
+    fn laid_out(
+        &self,
+        s: &Source,
+        layout: String,
+        make: impl FnOnce(&Tensor) -> Result<Tensor, Rejected>,
+    ) -> Result<PackedConstant, Rejected> {
+        let tensor = self.constants.laid_out(&s.data, layout.clone(), make)?;
+        let weight = s.operand.map(|operand| WeightPart { operand, layout });
+        Ok(PackedConstant { tensor, weight })
     }
 
     /// The view's elements in row-major order.
-    pub(super) fn constant_copy(&self, s: &Source) -> Result<Tensor, Rejected> {
-        let description = format!("copy {:?}", s.view);
-        self.constants
-            .laid_out(&s.data, description, |t| copied(t, &s.view))
+    pub(super) fn constant_copy(&self, s: &Source) -> Result<PackedConstant, Rejected> {
+        self.laid_out(s, format!("copy {:?}", s.view), |t| copied(t, &s.view))
     }
 
     /// The panels that `desc`, whose strides are those of the source's view, describes.
@@ -68,21 +85,19 @@ impl Context<'_> {
         s: &Source,
         desc: &PackBDesc,
         n_elements: usize,
-    ) -> Result<Tensor, Rejected> {
-        let description = format!("{desc:?} from {}", s.view.offset);
+    ) -> Result<PackedConstant, Rejected> {
         let start = s.view.offset as usize;
         let pack = |t: &Tensor| panels(&t.as_slice::<f32>()[start..], desc, n_elements);
-        self.constants.laid_out(&s.data, description, pack)
+        self.laid_out(s, format!("{desc:?} from {}", s.view.offset), pack)
     }
 
     /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows.
     ///
     /// Errors when some elements are no bytes.
-    pub(super) fn constant_bytes(&self, s: &Source) -> Result<Tensor, Rejected> {
+    pub(super) fn constant_bytes(&self, s: &Source) -> Result<PackedConstant, Rejected> {
         let isa = self.isa;
-        let description = format!("bytes {isa} {:?}", s.view);
-        self.constants
-            .laid_out(&s.data, description, |t| byte_panels(isa, t, &s.view))
+        let layout = format!("bytes {isa} {:?}", s.view);
+        self.laid_out(s, layout, |t| byte_panels(isa, t, &s.view))
     }
 
     /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.
@@ -91,9 +106,8 @@ impl Context<'_> {
         s: &Source,
         desc: &PackBDesc,
         n_elements: usize,
-    ) -> Result<Tensor, Rejected> {
-        let description = format!("{desc:?} of {:?}", s.view);
-        self.constants.laid_out(&s.data, description, |t| {
+    ) -> Result<PackedConstant, Rejected> {
+        self.laid_out(s, format!("{desc:?} of {:?}", s.view), |t| {
             let copy = copied(t, &s.view)?;
             panels(copy.as_slice::<f32>(), desc, n_elements)
         })

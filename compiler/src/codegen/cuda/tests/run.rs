@@ -151,7 +151,7 @@ impl Buffers {
             packed: plan
                 .packed
                 .iter()
-                .map(upload)
+                .map(|c| upload(&c.tensor))
                 .collect::<Result<_, Failure>>()?,
             status: device.alloc(4)?,
         })
