@@ -1,4 +1,4 @@
-//! What is decided once for all shapes of a model.
+//! Decisions made once for all shapes of a model.
 
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Op, Type};
@@ -45,7 +45,7 @@ impl AnyShape {
     /// The kernels for given shapes of the inputs, or the reason why there are none, where that is
     /// of interest.
     ///
-    /// Errors when something failed; sizes that do not fit what holds for all are no error.
+    /// Errors when something failed; sizes that do not fit those decisions are no error.
     pub(crate) fn bind(
         &self,
         shapes: &[Vec<usize>],
@@ -83,7 +83,7 @@ impl AnyShape {
         }
     }
 
-    /// Makes the graph of the only device for all shapes, from what was decided for the first ones.
+    /// Makes the graph of the only device for all shapes, from the decisions for the first ones.
     pub(crate) fn put_on_one_device(&self, first: &Partitioned, options: &Options) -> Result<()> {
         let AnyShape::Fused(symbolic) = self else {
             return Ok(());
@@ -106,7 +106,7 @@ pub(crate) struct ShapeWork {
 }
 
 impl ShapeWork {
-    /// What there is to do for a graph with inputs of these types; `None` where all are constant.
+    /// The work for a graph with inputs of these types; `None` where all are constant.
     pub(crate) fn of(
         inputs: &[(String, Type)],
         graph: Result<Graph>,

@@ -59,7 +59,7 @@ impl Error {
         }
     }
 
-    /// Marks an error that arose because sizes do not fit what was decided for all sizes. Without
+    /// Marks an error that arose because sizes do not fit the decisions made for all sizes. Without
     /// effect on errors of other kinds than a contradiction or something that is not supported.
     pub(crate) fn of_sizes(mut self) -> Error {
         self.is_of_sizes = self.is_refusal();

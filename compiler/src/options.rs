@@ -183,26 +183,4 @@ impl fmt::Display for Precision {
     }
 }
 
-pub use crate::ir::MAX_DIM_SIZE;
-
-/// Sizes that a symbolic dim may have, both ends included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DimRange {
-    /// The least.
-    pub min: usize,
-    /// The greatest: where a size has to be chosen, for random inputs and for plans, it is this one.
-    pub max: usize,
-}
-
-impl DimRange {
-    /// True when a size is in the range.
-    pub fn contains(self, size: usize) -> bool {
-        (self.min..=self.max).contains(&size)
-    }
-}
-
-impl fmt::Display for DimRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}..{}", self.min, self.max)
-    }
-}
+pub use crate::ir::{DimRange, MAX_DIM_SIZE};

@@ -1,8 +1,19 @@
 //! Dimensions: constants, symbols, and affine expressions over them.
 //!
-//! A [`Dim`] is `c + k1*a1 + ... + kn*an` where each atom is a symbol, a floor division of a dim by a constant, or a
-//! product of two symbolic dims. The form is canonical (atoms sorted, no zero coefficient), so equality is structural.
+//! A [`Dim`] is `c + k1*a1 + ... + kn*an` where each atom is a symbol, a floor division of a dim by a constant, a
+//! product of two symbolic dims, or the least or greatest of several dims. The form is canonical (atoms sorted, no zero
+//! coefficient), so equality is structural.
 
+mod bounds;
+mod extremes;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use bounds::Ranges;
+pub(crate) use text::is_plain;
+
+use extremes::Kind;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +27,10 @@ pub enum Atom {
     FloorDiv(Dim, i64),
     /// Product of atoms, the least first and the product of the others second; or of two dims too large to multiply out, the lesser first.
     Mul(Dim, Dim),
+    /// The least of two dims or more, none of which is known never to be it; made by [`Dim::least`].
+    Min(Vec<Dim>),
+    /// The greatest, likewise; made by [`Dim::greatest`].
+    Max(Vec<Dim>),
 }
 
 /// A dimension, or any integer computed from dimensions. Negative values are possible in intermediate expressions only.
@@ -30,6 +45,28 @@ const MAX_TERMS: usize = 64;
 
 /// Largest size of a dim: no tensor may have more bytes than this.
 pub const MAX_DIM_SIZE: usize = 1 << 40;
+
+/// Sizes that a symbolic dim may have, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DimRange {
+    /// The least.
+    pub min: usize,
+    /// The greatest: where a size has to be chosen, for random inputs and for plans, it is this one.
+    pub max: usize,
+}
+
+impl DimRange {
+    /// True when a size is in the range.
+    pub fn contains(self, size: usize) -> bool {
+        (self.min..=self.max).contains(&size)
+    }
+}
+
+impl fmt::Display for DimRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.min, self.max)
+    }
+}
 
 /// Values of symbols.
 pub type Bindings = BTreeMap<String, usize>;
@@ -141,17 +178,20 @@ impl Dim {
         if let Some(c) = self.as_const() {
             return Dim::constant(c.div_euclid(divisor));
         }
-        if self.constant % divisor == 0 && self.terms.iter().all(|(_, k)| k % divisor == 0) {
-            return Dim {
-                constant: self.constant / divisor,
-                terms: self
-                    .terms
-                    .iter()
-                    .map(|(a, k)| (a.clone(), k / divisor))
-                    .collect(),
-            };
+        let whole = self.map_numbers(|k| k.div_euclid(divisor));
+        let rest = self.map_numbers(|k| k.rem_euclid(divisor));
+        match rest.as_const() {
+            Some(_) => whole,
+            None => whole + Dim::atom(Atom::FloorDiv(rest, divisor)),
         }
-        Dim::atom(Atom::FloorDiv(self.clone(), divisor))
+    }
+
+    fn map_numbers(&self, f: impl Fn(i64) -> i64) -> Dim {
+        let terms = self.terms.iter().map(|(a, k)| (a.clone(), f(*k)));
+        Dim {
+            constant: f(self.constant),
+            terms: terms.filter(|(_, k)| *k != 0).collect(),
+        }
     }
 
     /// `ceil(self / divisor)` for a positive divisor.
@@ -208,6 +248,12 @@ impl Dim {
                 },
                 Atom::FloorDiv(d, c) => d.bind(bindings).floor_div(*c),
                 Atom::Mul(a, b) => a.bind(bindings).product(&b.bind(bindings)),
+                Atom::Min(all) => {
+                    Dim::extreme(Kind::Min, all.iter().map(|d| d.bind(bindings)).collect())
+                }
+                Atom::Max(all) => {
+                    Dim::extreme(Kind::Max, all.iter().map(|d| d.bind(bindings)).collect())
+                }
             };
             out = out + value.scale(*k);
         }
@@ -222,6 +268,8 @@ impl Dim {
                 Atom::Symbol(s) => i64::try_from(*bindings.get(&**s)?).ok()?,
                 Atom::FloorDiv(d, c) => d.value(bindings)?.div_euclid(*c),
                 Atom::Mul(a, b) => a.value(bindings)?.checked_mul(b.value(bindings)?)?,
+                Atom::Min(all) => values(all, bindings)?.into_iter().min()?,
+                Atom::Max(all) => values(all, bindings)?.into_iter().max()?,
             };
             sum = sum.checked_add(value.checked_mul(*k)?)?;
         }
@@ -238,6 +286,7 @@ impl Dim {
                     a.visit_symbols(f);
                     b.visit_symbols(f);
                 }
+                Atom::Min(all) | Atom::Max(all) => all.iter().for_each(|d| d.visit_symbols(f)),
             }
         }
     }
@@ -323,77 +372,7 @@ impl From<&str> for Dim {
     }
 }
 
-impl fmt::Display for Atom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Atom::Symbol(s) if is_plain(s) => f.write_str(s),
-            Atom::Symbol(s) => write!(f, "{s:?}"),
-            Atom::FloorDiv(d, c) => write!(f, "({d})//{c}"),
-            Atom::Mul(a, b) => write!(f, "({a})*({b})"),
-        }
-    }
-}
-
-/// True for a name that the text form need not quote.
-pub(crate) fn is_plain(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
-}
-
-impl fmt::Display for Dim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut first = true;
-        for (atom, k) in &self.terms {
-            match (first, *k) {
-                (true, 1) => write!(f, "{atom}")?,
-                (true, k) => write!(f, "{k}*{atom}")?,
-                (false, 1) => write!(f, " + {atom}")?,
-                (false, k) => write!(f, " + {k}*{atom}")?,
-            }
-            first = false;
-        }
-        match (first, self.constant) {
-            (true, c) => write!(f, "{c}"),
-            (false, 0) => Ok(()),
-            (false, c) => write!(f, " + {c}"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn canonical_forms() {
-        let n = Dim::symbol("n");
-        assert_eq!(n.clone() + n.clone() - n.scale(2), Dim::constant(0));
-        assert_eq!((n.scale(4) + 8.into()).floor_div(4), n.clone() + 2.into());
-        assert_eq!(n.scale(6).exact_div(&n.scale(2)), Some(Dim::constant(3)));
-        assert_eq!(n.product(&Dim::symbol("m")), Dim::symbol("m").product(&n));
-        let (b, h) = (Dim::symbol("b"), Dim::symbol("h"));
-        assert_eq!(
-            b.product(&h.scale(8)).product(&n),
-            n.product(&b).scale(2).product(&h).scale(4)
-        );
-        assert_eq!(
-            b.product(&h.scale(8))
-                .product(&n)
-                .exact_div(&n.product(&h).scale(2)),
-            Some(b.scale(4))
-        );
-        assert_eq!(
-            (b.clone() + 1.into()).product(&h).exact_div(&h),
-            Some(b.clone() + 1.into())
-        );
-        assert_eq!(b.product(&h).exact_div(&n), None);
-        let half = (n.clone() + 1.into()).floor_div(2);
-        assert_eq!(half.to_string(), "(n + 1)//2");
-        assert_eq!(
-            half.bind(&Bindings::from([("n".into(), 6)])),
-            Dim::constant(3)
-        );
-    }
+/// The values of several dims.
+fn values(dims: &[Dim], bindings: &Bindings) -> Option<Vec<i64>> {
+    dims.iter().map(|d| d.value(bindings)).collect()
 }

@@ -58,7 +58,7 @@ pub mod work;
 
 pub use builder::GraphBuilder;
 pub use constant::ConstData;
-pub use dim::{Bindings, Dim, MAX_DIM_SIZE};
+pub use dim::{Bindings, Dim, DimRange, MAX_DIM_SIZE, Ranges};
 pub use graph::{Def, Graph, Node, NodeId, Origin, Output, Value, ValueId};
 pub use infer::broadcast_shapes;
 pub use ops::{

@@ -28,7 +28,7 @@ pub(crate) struct OnOneDevice {
 }
 
 impl OnOneDevice {
-    /// The graph of the device, from what was decided for some sizes of its symbols. `None` where
+    /// The graph of the device, from the decisions for some sizes of its symbols. `None` where
     /// other sizes may lead to something else: a choice of devices, a limit that is kept by
     /// computing values again, a stream, forms of kernels on a GPU.
     pub(crate) fn of(

@@ -119,7 +119,7 @@ impl KeptPlans {
         self.lock().get(&id).cloned()
     }
 
-    /// Keeps what a session has compiled, whose kernels and fallbacks these are.
+    /// Keeps the clusters that a session has compiled, whose kernels and fallbacks these are.
     pub(super) fn keep(
         &self,
         made: BTreeMap<NodeId, Made>,
@@ -255,7 +255,7 @@ impl Session<'_> {
         Some(plan)
     }
 
-    /// True when a plan is what the compilation of the cluster gives.
+    /// True when a plan equals that of a compilation of the cluster.
     pub(super) fn is_as_compiled(
         &mut self,
         graph: &Graph,

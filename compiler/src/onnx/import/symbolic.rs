@@ -95,5 +95,21 @@ fn symbolic_atom(
             let (x, y) = (symbolic_scalar(b, x, known)?, symbolic_scalar(b, y, known)?);
             b.mul(x, y)
         }
+        Atom::Min(all) => symbolic_extreme(b, ScalarOp::Min, all, known),
+        Atom::Max(all) => symbolic_extreme(b, ScalarOp::Max, all, known),
     }
+}
+
+fn symbolic_extreme(
+    b: &mut GraphBuilder,
+    op: ScalarOp,
+    operands: &[Dim],
+    known: &BTreeMap<String, ValueId>,
+) -> Result<ValueId> {
+    let mut extreme = symbolic_scalar(b, &operands[0], known)?;
+    for d in &operands[1..] {
+        let other = symbolic_scalar(b, d, known)?;
+        extreme = b.map(op, &[extreme, other])?;
+    }
+    Ok(extreme)
 }
