@@ -228,6 +228,7 @@ impl Compiled {
             Source::Onnx(m) => {
                 let spec = onnx::Specialisation {
                     dims: options.dims.clone(),
+                    ranges: options.ranges.clone(),
                     ..Default::default()
                 };
                 (m.interface(&spec)?, m.left_open(&spec)?)
@@ -653,6 +654,7 @@ impl Compiled {
         match &self.source {
             Source::Onnx(m) => m.graph(&onnx::Specialisation {
                 dims,
+                ranges: self.options.ranges.clone(),
                 ..Default::default()
             }),
             Source::Graph(g) => bound(g, &dims),
@@ -696,6 +698,7 @@ impl Compiled {
                 let names = self.inputs.iter().map(|(name, _)| name.clone());
                 m.graph(&onnx::Specialisation {
                     dims: self.options.dims.clone(),
+                    ranges: self.options.ranges.clone(),
                     shapes: names.zip(inputs.shapes.iter().cloned()).collect(),
                     values: inputs.values.clone(),
                 })

@@ -11,7 +11,6 @@ mod tests;
 mod text;
 
 pub use bounds::Ranges;
-pub(crate) use text::is_plain;
 
 use extremes::Kind;
 use std::collections::BTreeMap;
@@ -289,6 +288,16 @@ impl Dim {
                 Atom::Min(all) | Atom::Max(all) => all.iter().for_each(|d| d.visit_symbols(f)),
             }
         }
+    }
+
+    /// True when the least or the greatest of several dims is a part of it.
+    pub fn has_extreme(&self) -> bool {
+        self.terms.iter().any(|(atom, _)| match &**atom {
+            Atom::Symbol(_) => false,
+            Atom::FloorDiv(d, _) => d.has_extreme(),
+            Atom::Mul(a, b) => a.has_extreme() || b.has_extreme(),
+            Atom::Min(_) | Atom::Max(_) => true,
+        })
     }
 
     /// The symbol's name when the dim is just one symbol.

@@ -6,7 +6,7 @@ use super::proto::{FunctionProto, GraphProto, ModelProto, OperatorSetIdProto};
 use super::skim::skim;
 use super::tensor::External;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Type};
+use crate::ir::{Graph, Ranges, Type};
 use crate::passes::has_run_time_extents;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::files;
@@ -41,6 +41,8 @@ pub type Interface = (Vec<(String, Type)>, Vec<String>);
 pub struct Specialisation {
     /// Values of named dims.
     pub dims: BTreeMap<String, usize>,
+    /// Ranges of named dims: the imported graph is right for sizes within them only.
+    pub ranges: Ranges,
     /// Shapes of inputs by name.
     pub shapes: BTreeMap<String, Vec<usize>>,
     /// Values of inputs by name, for inputs that determine shapes. The imported graph is right for

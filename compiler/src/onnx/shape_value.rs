@@ -8,7 +8,7 @@ use super::import::{Contents, Ctx, Out, Outs, axis_of};
 use super::ops::movement::{reshape_target, slice_range, squeezed, unsqueezed};
 use super::tensor::{dtype_of, from_i64s};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Dim, Shape, Type, broadcast_shapes};
+use crate::ir::{Dim, Ranges, Shape, Type, broadcast_shapes};
 use gristmill_runtime::{DType, Tensor};
 
 /// Elements beyond which contents are not tracked.
@@ -37,38 +37,6 @@ impl From<Error> for Miss {
 }
 
 type RuleResult<T> = std::result::Result<T, Miss>;
-
-/// True when `d >= limit` whatever (non-negative) values its symbols have, as far as can be seen.
-pub(super) fn at_least(d: &Dim, limit: i64) -> bool {
-    lower_bound(d).is_some_and(|b| b >= limit)
-}
-
-/// A lower bound that holds for all extents of the symbols, which are at least 0.
-///
-/// A dim whose terms all have positive factors is smallest at 0 in all symbols. The sign of the
-/// factors is seen by comparing values at 0, 1 and a large number, one symbol at a time.
-fn lower_bound(d: &Dim) -> Option<i64> {
-    if let Some(c) = d.as_const() {
-        return Some(c);
-    }
-    let mut symbols = Vec::new();
-    d.visit_symbols(&mut |s| symbols.push(s.to_owned()));
-    let zero = value_at(d, &symbols, 0, None)?;
-    let rises = |only: Option<&String>| {
-        let near = value_at(d, &symbols, 1, only)?;
-        let far = value_at(d, &symbols, 1 << 20, only)?;
-        Some(near >= zero && far >= zero)
-    };
-    let mut all = symbols.iter().map(Some).chain([None]);
-    all.all(|only| rises(only) == Some(true)).then_some(zero)
-}
-
-/// The value of `d` with `n` for one symbol, or all of them, and 0 for the others.
-fn value_at(d: &Dim, symbols: &[String], n: usize, only: Option<&String>) -> Option<i64> {
-    let value = |s: &String| if only.is_none_or(|o| o == s) { n } else { 0 };
-    let bindings: Bindings = symbols.iter().map(|s| (s.clone(), value(s))).collect();
-    d.bind(&bindings).as_const()
-}
 
 impl Content {
     /// Contents of operand `i`, when they are known and small.
@@ -213,9 +181,13 @@ fn results(cx: &mut Ctx) -> RuleResult<Outs> {
         "Concat" => concat(cx)?,
         "Transpose" => transpose(cx)?,
         "Squeeze" | "Unsqueeze" | "Reshape" => reshape(cx)?,
-        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Max" | "Min" => arithmetic(cx)?,
+        "Add" | "Sub" | "Mul" | "Div" | "Mod" => arithmetic(cx)?,
+        "Max" | "Min" | "And" | "Or" => extreme(cx)?,
+        "Clip" if cx.opset >= 11 => clipped(cx)?,
+        "Not" => with_each(cx, |_, d| Dim::constant(1) - d.clone())?,
+        "Abs" => with_each(cx, |r, d| d.greatest_within(&d.scale(-1), r))?,
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" => compare(cx)?,
-        "Neg" => negated(cx)?,
+        "Neg" => with_each(cx, |_, d| d.scale(-1))?,
         "Where" => select(cx)?,
         "Expand" => expand(cx)?,
         "ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin" => reduce(cx)?,
@@ -225,9 +197,9 @@ fn results(cx: &mut Ctx) -> RuleResult<Outs> {
     Ok(vec![content.out()?])
 }
 
-fn negated(cx: &mut Ctx) -> RuleResult<Content> {
+fn with_each(cx: &mut Ctx, f: impl Fn(&Ranges, &Dim) -> Dim) -> RuleResult<Content> {
     let mut c = Content::of(cx, 0)?;
-    c.dims.iter_mut().for_each(|d| *d = d.scale(-1));
+    c.dims.iter_mut().for_each(|d| *d = f(cx.ranges(), d));
     Ok(c)
 }
 
@@ -238,19 +210,24 @@ fn cast(cx: &mut Ctx) -> RuleResult<Content> {
         _ => Content::moved(cx, 0)?,
     };
     if to == DType::Bool {
-        let truths: Option<Vec<Dim>> = c.dims.iter().map(truth).collect();
-        c.dims = truths.ok_or(Miss::Unknown)?;
+        let truths = c
+            .dims
+            .iter()
+            .map(|d| is_positive(cx.ranges(), d) + is_negative(cx.ranges(), d));
+        c.dims = truths.collect();
     }
     c.dtype = to;
     Ok(c)
 }
 
-/// 1 for a number that is not 0.
-fn truth(d: &Dim) -> Option<Dim> {
-    match d.as_const() {
-        Some(c) => Some(Dim::constant((c != 0).into())),
-        None => at_least(d, 1).then(|| Dim::constant(1)),
-    }
+/// 1 where a number is positive, else 0.
+fn is_positive(ranges: &Ranges, d: &Dim) -> Dim {
+    d.clamp_within(&0.into(), &1.into(), ranges)
+}
+
+/// 1 where a number is negative, else 0.
+fn is_negative(ranges: &Ranges, d: &Dim) -> Dim {
+    is_positive(ranges, &d.scale(-1))
 }
 
 fn gather(cx: &mut Ctx) -> RuleResult<Content> {
@@ -282,7 +259,7 @@ fn slice(cx: &mut Ctx) -> RuleResult<Content> {
     let step = optional(cx, 4, 1)?;
     let axis = axis_of(axis, data.shape.len())?;
     let n = data.shape[axis] as i64;
-    let (from, size) = slice_range(&start.into(), &end.into(), step, &n.into())?;
+    let (from, size) = slice_range(&start.into(), &end.into(), step, &n.into(), cx.ranges())?;
     let (from, size) = (from.as_const().unwrap_or(0), size.as_const().unwrap_or(0));
     let mut shape = data.shape.clone();
     shape[axis] = size as usize;
@@ -411,7 +388,10 @@ fn arithmetic(cx: &mut Ctx) -> RuleResult<Content> {
     let op = cx.node.op_type.as_str();
     let (a, b) = (Content::of(cx, 0), Content::of(cx, 1));
     match (a, b) {
-        (Ok(a), Ok(b)) => zip(&a, &b, a.dtype, |x, y| operation(op, a.dtype, x, y)),
+        (Ok(a), Ok(b)) => {
+            let ranges = cx.ranges();
+            zip(&a, &b, a.dtype, |x, y| operation(op, a.dtype, x, y, ranges))
+        }
         (Ok(a), Err(Miss::Unknown)) => scaled_by_real(cx, op, a, 1),
         (Err(Miss::Unknown), Ok(b)) if op == "Mul" => scaled_by_real(cx, op, b, 0),
         (Err(e), _) | (_, Err(e)) => Err(e),
@@ -419,19 +399,14 @@ fn arithmetic(cx: &mut Ctx) -> RuleResult<Content> {
 }
 
 /// One element of an arithmetic operator.
-fn operation(op: &str, dtype: DType, x: &Dim, y: &Dim) -> Option<Dim> {
+fn operation(op: &str, dtype: DType, x: &Dim, y: &Dim, ranges: &Ranges) -> Option<Dim> {
     match op {
         "Add" => Some(x.clone() + y.clone()),
         "Sub" => Some(x.clone() - y.clone()),
         "Mul" => Some(x.product(y)),
         "Div" if dtype.is_float() => x.exact_div(y),
-        "Div" => quotient(x, y),
-        "Mod" => {
-            let c = y.as_const().filter(|c| *c > 0)?;
-            Some(x.clone() - x.floor_div(c).scale(c))
-        }
-        "Max" => larger(x, y),
-        _ => smaller(x, y),
+        "Div" => quotient(x, y, ranges),
+        _ => remainder(x, y),
     }
 }
 
@@ -469,50 +444,76 @@ fn scaled(d: &Dim, f: f64) -> Option<Dim> {
     d.exact_div(&Dim::constant(divisor as i64))
 }
 
-/// Integer division, which truncates: equal to floor where neither side is negative.
-fn quotient(x: &Dim, y: &Dim) -> Option<Dim> {
-    match (x.as_const(), y.as_const()) {
-        (Some(a), Some(b)) => a.checked_div(b).map(Dim::constant),
-        (None, Some(b)) if b > 0 && at_least(x, 0) => Some(x.floor_div(b)),
-        _ => x.exact_div(y),
-    }
+/// Integer division, which truncates: the quotient of the magnitudes, with the sign of the whole.
+fn quotient(x: &Dim, y: &Dim, ranges: &Ranges) -> Option<Dim> {
+    let divisor = match (x.as_const(), y.as_const()) {
+        (Some(a), Some(b)) => return a.checked_div(b).map(Dim::constant),
+        (None, Some(b)) => b.checked_abs().filter(|b| *b > 0)?,
+        _ => return x.exact_div(y),
+    };
+    let zero = Dim::constant(0);
+    let over = x.greatest_within(&zero, ranges).floor_div(divisor);
+    let under = x
+        .scale(-1)
+        .greatest_within(&zero, ranges)
+        .floor_div(divisor);
+    Some((over - under).scale(y.as_const()?.signum()))
 }
 
-fn larger(x: &Dim, y: &Dim) -> Option<Dim> {
-    let difference = x.clone() - y.clone();
-    if at_least(&difference, 0) {
-        return Some(x.clone());
-    }
-    at_least(&difference.scale(-1), 0).then(|| y.clone())
+/// The remainder with the sign of the divisor.
+fn remainder(x: &Dim, y: &Dim) -> Option<Dim> {
+    let c = y.as_const()?;
+    let divisor = c.checked_abs().filter(|c| *c > 0)?;
+    let x = x.scale(c.signum());
+    Some((x.clone() - x.floor_div(divisor).scale(divisor)).scale(c.signum()))
 }
 
-fn smaller(x: &Dim, y: &Dim) -> Option<Dim> {
-    larger(x, y).map(|m| x.clone() + y.clone() - m)
+/// The least or the greatest of all operands; so are the and, and the or.
+fn extreme(cx: &mut Ctx) -> RuleResult<Content> {
+    let is_greatest = matches!(cx.node.op_type.as_str(), "Max" | "Or");
+    let first = Content::of(cx, 0)?;
+    (1..cx.n_inputs()).try_fold(first, |c, i| with_extreme(cx, &c, i, is_greatest))
+}
+
+fn clipped(cx: &mut Ctx) -> RuleResult<Content> {
+    let mut c = Content::of(cx, 0)?;
+    for (i, is_low) in [(1, true), (2, false)] {
+        if cx.has(i) {
+            c = with_extreme(cx, &c, i, is_low)?;
+        }
+    }
+    Ok(c)
+}
+
+/// The least or the greatest of contents and operand `i`.
+fn with_extreme(cx: &mut Ctx, c: &Content, i: usize, is_greatest: bool) -> RuleResult<Content> {
+    let (other, ranges) = (Content::of(cx, i)?, cx.ranges());
+    zip(c, &other, c.dtype, |x, y| {
+        Some(extreme_of(x, y, is_greatest, ranges))
+    })
+}
+
+fn extreme_of(x: &Dim, y: &Dim, is_greatest: bool, ranges: &Ranges) -> Dim {
+    match is_greatest {
+        true => x.greatest_within(y, ranges),
+        false => x.least_within(y, ranges),
+    }
 }
 
 fn compare(cx: &mut Ctx) -> RuleResult<Content> {
     let (a, b) = (Content::of(cx, 0)?, Content::of(cx, 1)?);
-    let op = cx.node.op_type.as_str();
+    let (op, ranges) = (cx.node.op_type.as_str(), cx.ranges());
     zip(&a, &b, DType::Bool, |x, y| {
-        let truth = comparison(op, &(x.clone() - y.clone()))?;
-        Some(Dim::constant(truth.into()))
+        let d = x.clone() - y.clone();
+        let (over, under) = (is_positive(ranges, &d), is_negative(ranges, &d));
+        Some(match op {
+            "Greater" => over,
+            "Less" => under,
+            "LessOrEqual" => Dim::constant(1) - over,
+            "GreaterOrEqual" => Dim::constant(1) - under,
+            _ => Dim::constant(1) - over - under,
+        })
     })
-}
-
-/// Truth of a comparison whose sides differ by `d`.
-fn comparison(op: &str, d: &Dim) -> Option<bool> {
-    let negative = d.scale(-1);
-    let (over, under) = (at_least(d, 1), at_least(&negative, 1));
-    let (not_under, not_over) = (at_least(d, 0), at_least(&negative, 0));
-    match op {
-        "Equal" if d.is(0) => Some(true),
-        "Equal" if over || under => Some(false),
-        "Less" | "GreaterOrEqual" if under => Some(op == "Less"),
-        "Less" | "GreaterOrEqual" if not_under => Some(op != "Less"),
-        "Greater" | "LessOrEqual" if over => Some(op == "Greater"),
-        "Greater" | "LessOrEqual" if not_over => Some(op != "Greater"),
-        _ => None,
-    }
 }
 
 fn select(cx: &mut Ctx) -> RuleResult<Content> {
@@ -521,12 +522,14 @@ fn select(cx: &mut Ctx) -> RuleResult<Content> {
         Content::of(cx, 1)?,
         Content::of(cx, 2)?,
     );
-    let conditions = c.as_ints().ok_or(Miss::Unknown)?;
     let shape = broadcast(&broadcast(&a.shape, &b.shape)?, &c.shape)?;
     let pick = |i: usize| {
-        let condition = conditions[source(i, &shape, &c.shape)];
-        let from = if condition != 0 { &a } else { &b };
-        from.spread(&shape, i).clone()
+        let (a, b) = (a.spread(&shape, i), b.spread(&shape, i));
+        match c.spread(&shape, i) {
+            c if c.is(0) => b.clone(),
+            c if c.is(1) => a.clone(),
+            c => b.clone() + c.product(&(a.clone() - b.clone())),
+        }
     };
     let dims = (0..tracked_size(&shape)?).map(pick).collect();
     Ok(Content::new(a.dtype, shape, dims))
@@ -550,16 +553,15 @@ fn reduce(cx: &mut Ctx) -> RuleResult<Content> {
     cx.ints("axes")?;
     let c = Content::vector(cx, 0)?;
     let (first, rest) = c.dims.split_first().ok_or(Miss::Unknown)?;
-    let step: fn(&Dim, &Dim) -> Option<Dim> = match cx.node.op_type.as_str() {
-        "ReduceProd" => |n, d| Some(n.product(d)),
-        "ReduceSum" => |n, d| Some(n.clone() + d.clone()),
-        "ReduceMax" => larger,
-        _ => smaller,
+    let (op, ranges) = (cx.node.op_type.as_str(), cx.ranges());
+    let step = |n: Dim, d: &Dim| match op {
+        "ReduceProd" => n.product(d),
+        "ReduceSum" => n + d.clone(),
+        _ => extreme_of(&n, d, op == "ReduceMax", ranges),
     };
-    let total = rest.iter().try_fold(first.clone(), |n, d| step(&n, d));
+    let total = rest.iter().fold(first.clone(), step);
     let shape = if keepdims { vec![1] } else { vec![] };
-    let dims = vec![total.ok_or(Miss::Unknown)?];
-    Ok(Content::new(c.dtype, shape, dims))
+    Ok(Content::new(c.dtype, shape, vec![total]))
 }
 
 fn split(cx: &mut Ctx) -> RuleResult<Outs> {

@@ -1,7 +1,6 @@
 //! Random dims beside integers, and their text.
 
 use super::*;
-use super::*;
 use crate::ir::attr::Attr;
 use crate::testing::Rng;
 

@@ -28,7 +28,7 @@ fn write_call(f: &mut fmt::Formatter<'_>, name: &str, operands: &[Dim]) -> fmt::
 }
 
 /// True for a name that the text form need not quote.
-pub(crate) fn is_plain(name: &str) -> bool {
+fn is_plain(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name
             .chars()

@@ -26,7 +26,7 @@ use super::proto::{AttributeProto, FunctionProto, TensorProto};
 use crate::error::{Error, Result};
 use crate::interp::WorkBudget;
 use crate::ir::verify::verify;
-use crate::ir::{Dim, Graph, GraphBuilder, Type, ValueId};
+use crate::ir::{Dim, Graph, GraphBuilder, Ranges, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -170,6 +170,8 @@ pub(super) struct Importer<'m> {
     run_time: bool,
     /// Symbols of the inputs.
     symbols: BTreeSet<String>,
+    /// Declared ranges of symbols.
+    ranges: Ranges,
     /// Number of symbols made for extents that a run shows.
     n_symbols: usize,
     /// The elements, one tensor each, that symbols get their values from.
@@ -211,6 +213,7 @@ impl<'m> Importer<'m> {
     ) -> Result<Imported> {
         let g = model.graph_proto();
         let mut im = Importer::new(model, weights, run_time);
+        im.ranges = spec.ranges.clone();
         im.initialisers(g);
         im.inputs(g, spec)?;
         im.nodes(&g.node);
@@ -240,6 +243,7 @@ impl<'m> Importer<'m> {
             needs: BTreeSet::new(),
             run_time,
             symbols: BTreeSet::new(),
+            ranges: Ranges::new(),
             n_symbols: 0,
             extent_values: HashMap::new(),
             sources: HashMap::new(),

@@ -3,7 +3,7 @@
 use super::symbolic::symbolic_scalar;
 use super::{Contents, Ctx, Importer, Slot, V};
 use crate::error::Result;
-use crate::ir::{Dim, Op, ScalarOp, Shape, Type, ValueId};
+use crate::ir::{Dim, Op, Ranges, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -275,10 +275,26 @@ impl Ctx<'_, '_> {
         self.b().constant(Tensor::scalar(value))
     }
 
-    /// Operands of an element-wise op, whose extents are equal or 1: those that only a run shows
-    /// are taken to be equal to what they meet, which the run checks.
+    /// Declared ranges of symbols.
+    pub fn ranges(&self) -> &Ranges {
+        &self.im.ranges
+    }
+
+    /// The least of two dims.
+    pub fn least(&self, a: &Dim, b: &Dim) -> Dim {
+        a.least_within(b, &self.im.ranges)
+    }
+
+    /// The greatest of two dims.
+    pub fn greatest(&self, a: &Dim, b: &Dim) -> Dim {
+        a.greatest_within(b, &self.im.ranges)
+    }
+
+    /// Operands of an element-wise op, whose extents are equal or 1: those that depend on a run, or
+    /// on the lesser of two sizes, are taken to be equal to the ones that they meet. That is checked
+    /// once sizes are known.
     pub fn fitted(&mut self, args: &[ValueId]) -> Result<Vec<ValueId>> {
-        if !self.im.run_time || args.len() < 2 {
+        if args.len() < 2 {
             return Ok(args.to_vec());
         }
         let shapes: Vec<Shape> = args.iter().map(|&v| self.shape_of(v)).collect();
@@ -291,13 +307,13 @@ impl Ctx<'_, '_> {
                 Some(wide) if !d.is(1) => wide.clone(),
                 _ => d.clone(),
             });
-            fitted.push(self.shaped(v, extents.collect())?);
+            fitted.push(self.equal_extents(v, extents.collect())?);
         }
         Ok(fitted)
     }
 
     /// The extent of an axis of a result, counted from the end of each shape, where several differ
-    /// and one is decided by a run.
+    /// and one is taken to be equal to the others.
     fn widest(&self, shapes: &[Shape], axis: usize) -> Option<Dim> {
         let rank = shapes.iter().map(Shape::rank).max()?;
         let extents = shapes
@@ -305,11 +321,39 @@ impl Ctx<'_, '_> {
             .filter_map(|s| s.get((axis + s.rank()).checked_sub(rank)?));
         let wide: BTreeSet<&Dim> = extents.filter(|d| !d.is(1)).collect();
         let is_open = |d: &&Dim| self.is_decided_by_run(d);
-        if wide.len() < 2 || !wide.iter().any(is_open) {
+        let is_soft = |d: &&Dim| d.has_extreme() || is_open(d);
+        if wide.len() < 2 || !wide.iter().any(is_soft) {
             return None;
         }
-        let known = wide.iter().find(|d| !is_open(d));
+        let known = wide.iter().find(|d| !is_soft(d));
+        let known = known.or_else(|| wide.iter().find(|d| !is_open(d)));
         known.or(wide.first()).map(|d| (*d).clone())
+    }
+
+    /// The value with extents that are taken to be its own: during a run where one decides them, and
+    /// otherwise by slices whose start and size fit equal extents only.
+    fn equal_extents(&mut self, v: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
+        let own = self.shape_of(v);
+        let mut dims = own.iter().chain(&shape);
+        if !self.has_rank_of(v, &shape) || dims.any(|d| self.is_decided_by_run(d)) {
+            return self.shaped(v, shape);
+        }
+        if *own == shape[..] {
+            return Ok(v);
+        }
+        // The last element of `want` is inside of `have` from `want - have` on for equal ones alone.
+        let pairs = own.iter().zip(&shape);
+        let starts = pairs.map(|(have, want)| want.clone() - have.clone());
+        let op = Op::Slice {
+            starts: starts.collect(),
+            steps: vec![1; shape.len()],
+            sizes: shape,
+        };
+        self.add(op, &[v])
+    }
+
+    fn has_rank_of(&mut self, v: ValueId, shape: &[Dim]) -> bool {
+        self.shape_of(v).rank() == shape.len()
     }
 
     /// True when a symbol of the dim gets its value during a run.

@@ -138,7 +138,7 @@ fn range(cx: &mut Ctx) -> Result<Outs> {
     };
     let op = Op::Iota {
         dtype,
-        shape: vec![range_length(&start, limit, step)?],
+        shape: vec![range_length(cx, &start, limit, step)?],
         axis: 0,
     };
     let mut x = cx.add(op, &[])?;
@@ -148,15 +148,27 @@ fn range(cx: &mut Ctx) -> Result<Outs> {
     match start.as_const() {
         Some(0) => one(x),
         Some(c) => one(cx.add_real(x, c as f64)?),
-        None => Err(cx.unknown(0)),
+        None => {
+            let start = cx.dim_value(&start)?;
+            let start = cx.cast(start, dtype)?;
+            one(cx.add_(x, start)?)
+        }
     }
 }
 
 /// True when the length of a range is known at import, and so are its elements.
 fn is_known_range(cx: &mut Ctx) -> Result<bool> {
-    let start = cx.constant(0)?.is_some();
-    let limit = cx.constant(1)?.is_some() || cx.is_symbolic(1) && !cx.ty(0)?.dtype.is_float();
-    Ok(start && limit && cx.constant(2)?.is_some())
+    let is_float = cx.ty(0)?.dtype.is_float();
+    for i in 0..2 {
+        let is_known = match is_float {
+            true => cx.constant(i)?.is_some(),
+            false => cx.try_dims(i)?.is_some(),
+        };
+        if !is_known {
+            return Ok(false);
+        }
+    }
+    Ok(cx.constant(2)?.is_some())
 }
 
 /// `start + i * delta` for operands that a run shows; floats in `f64`, rounded once.
@@ -193,7 +205,7 @@ fn float_length(cx: &mut Ctx, start: ValueId, limit: ValueId, step: ValueId) -> 
     cx.cast(steps, DType::I64)
 }
 
-fn range_length(start: &Dim, limit: Dim, step: i64) -> Result<Dim> {
+fn range_length(cx: &Ctx, start: &Dim, limit: Dim, step: i64) -> Result<Dim> {
     let span = if step > 0 {
         limit - start.clone()
     } else {
@@ -201,8 +213,7 @@ fn range_length(start: &Dim, limit: Dim, step: i64) -> Result<Dim> {
     };
     let pace = step.checked_abs();
     let n = span.ceil_div(pace.ok_or_else(|| Error::invalid("delta is out of range"))?);
-    let is_negative = n.as_const().is_some_and(|c| c < 0);
-    Ok(if is_negative { Dim::constant(0) } else { n })
+    Ok(cx.greatest(&n, &0.into()))
 }
 
 fn scalar_dim(cx: &mut Ctx, i: usize) -> Result<Dim> {

@@ -4,7 +4,9 @@ use super::super::import::{Ctx, Element, OpDef, Out, Outs, axes_of, axis_of, one
 use super::MANY;
 use super::run_time;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Op, PadMode, ScalarOp, Shape, ValueId, broadcast_shapes};
+use crate::ir::{
+    Dim, MAX_DIM_SIZE, Op, PadMode, Ranges, ScalarOp, Shape, ValueId, broadcast_shapes,
+};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Reshape", (1, 2), reshape),
@@ -276,26 +278,26 @@ fn part_sizes(cx: &mut Ctx, extent: &Dim) -> Result<Vec<Dim>> {
     };
     let n = n.filter(|n| (1..=65536).contains(n));
     let n = n.ok_or_else(|| Error::invalid("num_outputs is out of range"))?;
-    given.map_or_else(|| even_parts(extent, n), Ok)
+    Ok(given.unwrap_or_else(|| even_parts(cx, extent, n)))
 }
 
 fn constants(v: Vec<i64>) -> Vec<Dim> {
     v.into_iter().map(Dim::constant).collect()
 }
 
-/// `n` parts of equal size, the last one smaller if it must be.
-fn even_parts(extent: &Dim, n: usize) -> Result<Vec<Dim>> {
-    let Some(total) = extent.as_const() else {
-        let part = extent.exact_div(&n.into());
-        let part = part.ok_or_else(|| {
-            Error::unsupported(format!("{extent} is not known to divide into {n} parts"))
-        })?;
-        return Ok(vec![part; n]);
-    };
+/// `n` parts of equal size, the last ones smaller if they must be. By the number of results they
+/// are equal.
+fn even_parts(cx: &Ctx, extent: &Dim, n: usize) -> Vec<Dim> {
     let n = n as i64;
-    let part = (total + n - 1) / n;
-    let size = |i: i64| Dim::constant((total - i * part).clamp(0, part));
-    Ok((0..n).map(size).collect())
+    let part = extent.ceil_div(n);
+    if part.scale(n) == *extent {
+        return vec![part; n as usize];
+    }
+    let size = |i: i64| {
+        let rest = extent.clone() - part.scale(i);
+        rest.clamp_within(&0.into(), &part, cx.ranges())
+    };
+    (0..n).map(size).collect()
 }
 
 /// Errors when a slice cannot take this step.
@@ -306,37 +308,56 @@ pub(super) fn check_step(step: i64) -> Result<()> {
     }
 }
 
-/// Start and size of one axis of a slice, by NumPy's rules. Where extents contain symbols, bounds
-/// are taken to lie inside the tensor: the type rule checks that once the symbols are bound.
+/// Start and size of one axis of a slice, by NumPy's rules.
 pub(in crate::onnx) fn slice_range(
     start: &Dim,
     end: &Dim,
     step: i64,
     extent: &Dim,
+    ranges: &Ranges,
 ) -> Result<(Dim, Dim)> {
     check_step(step)?;
     if let (Some(s), Some(e), Some(n)) = (start.as_const(), end.as_const(), extent.as_const()) {
         let (start, size) = constant_range(s, e, step, n);
         return Ok((start.into(), size.into()));
     }
-    let last = if step > 0 {
-        extent.clone()
-    } else {
-        extent.clone() - 1.into()
+    let zero = Dim::constant(0);
+    let (low, high) = match step > 0 {
+        true => (zero.clone(), extent.clone()),
+        false => (Dim::constant(-1), extent.clone() - 1.into()),
     };
-    let s = slice_position(start, step, extent, &last);
-    let e = slice_position(end, step, extent, extent);
-    let span = if step > 0 {
-        e - s.clone()
-    } else {
-        s.clone() - e
+    let position = |p| from_start(p, extent, ranges).clamp_within(&low, &high, ranges);
+    let (s, e) = (position(start), position(end));
+    let span = match step > 0 {
+        true => e - s.clone(),
+        false => s.clone() - e,
     };
-    let size = span.ceil_div(step.abs());
-    if size.as_const().is_some_and(|c| c <= 0) {
-        return Ok((Dim::constant(0), Dim::constant(0)));
+    let span = span.greatest_within(&zero, ranges);
+    let size = span.ceil_div(step.abs()).greatest_within(&zero, ranges);
+    match size.is(0) {
+        true => Ok((zero.clone(), zero)),
+        // A start of -1 has no elements behind it.
+        false => Ok((s.greatest_within(&zero, ranges), size)),
     }
-    Ok((s, size))
 }
+
+/// A bound of a slice counted from the start of an axis: a negative one counts from the end.
+fn from_start(p: &Dim, extent: &Dim, ranges: &Ranges) -> Dim {
+    match p.as_const() {
+        // Far beyond all extents, and far enough from overflow.
+        Some(c) if c >= FAR => return FAR.into(),
+        Some(c) if c <= -FAR => return (-FAR).into(),
+        _ if p.is_at_least(0, ranges) => return p.clone(),
+        _ if p.is_at_most(-1, ranges) => return p.clone() + extent.clone(),
+        _ => {}
+    }
+    let (zero, one) = (Dim::constant(0), Dim::constant(1));
+    let is_negative = p.scale(-1).clamp_within(&zero, &one, ranges);
+    p.clone() + extent.product(&is_negative)
+}
+
+/// Bounds of slices from here on are beyond the ends of all axes.
+const FAR: i64 = 2 * MAX_DIM_SIZE as i64;
 
 /// Start and size along an axis of `n` elements.
 fn constant_range(start: i64, end: i64, step: i64, n: i64) -> (i64, i64) {
@@ -354,31 +375,14 @@ fn constant_range(start: i64, end: i64, step: i64, n: i64) -> (i64, i64) {
     (if size == 0 { 0 } else { s as i64 }, size)
 }
 
-/// A bound of a slice counted from the start of an axis; `last` is the bound for far beyond the
-/// end.
-fn slice_position(p: &Dim, step: i64, extent: &Dim, last: &Dim) -> Dim {
-    match p.as_const() {
-        Some(c) if c >= FAR => last.clone(),
-        Some(c) if c <= -FAR => Dim::constant(if step < 0 { -1 } else { 0 }),
-        Some(c) if c < 0 => extent.clone() + c.into(),
-        None if never_positive(p) => extent.clone() + p.clone(),
-        _ => p.clone(),
-    }
-}
-
-/// True when the dim is negative or zero for all values of its symbols.
-fn never_positive(d: &Dim) -> bool {
-    super::super::shape_value::at_least(&d.scale(-1), 0)
-}
-
 fn slice(cx: &mut Ctx) -> Result<Outs> {
     let shape = cx.ty(0)?.shape;
-    let Ranges {
+    let SliceOperands {
         starts,
         ends,
         axes,
         steps: given,
-    } = ranges(cx)?;
+    } = slice_operands(cx)?;
     axes_of(&axes, shape.rank())?;
     let (mut from, mut sizes) = (vec![Dim::constant(0); shape.rank()], shape.0.clone());
     let mut steps = vec![1; shape.rank()];
@@ -410,27 +414,13 @@ fn start_and_size(
     extent: &Dim,
 ) -> Result<(Dim, Dim)> {
     match bounds {
-        [Element::Known(a), Element::Known(b)] if !is_clamped_by_run(cx, a, b, extent) => {
-            slice_range(a, b, step, extent)
-        }
+        [Element::Known(a), Element::Known(b)] => slice_range(a, b, step, extent, cx.ranges()),
         [a, b] => run_time::slice_range(cx, a, b, step, extent),
     }
 }
 
-/// True where only a run shows whether bounds of a slice are inside of an axis.
-fn is_clamped_by_run(cx: &Ctx, start: &Dim, end: &Dim, extent: &Dim) -> bool {
-    let is_whole = start.is(0) && (end == extent || end.as_const().is_some_and(|e| e >= FAR));
-    !is_whole
-        && [start, end, extent]
-            .into_iter()
-            .any(|d| cx.is_decided_by_run(d))
-}
-
-/// Bounds of slices from here on are those of the axis.
-const FAR: i64 = i32::MAX as i64;
-
 /// Operands of a slice, one element per axis that it cuts.
-struct Ranges {
+struct SliceOperands {
     starts: Vec<Element>,
     ends: Vec<Element>,
     axes: Vec<i64>,
@@ -438,7 +428,7 @@ struct Ranges {
 }
 
 /// Attributes before version 10, operands since.
-fn ranges(cx: &mut Ctx) -> Result<Ranges> {
+fn slice_operands(cx: &mut Ctx) -> Result<SliceOperands> {
     let (starts, ends, axes, steps) = if cx.opset < 10 {
         let (Some(starts), Some(ends)) = (cx.ints("starts")?, cx.ints("ends")?) else {
             return Err(Error::invalid("starts and ends are missing"));
@@ -461,7 +451,7 @@ fn ranges(cx: &mut Ctx) -> Result<Ranges> {
             "starts, ends, axes and steps differ in length",
         ));
     }
-    Ok(Ranges {
+    Ok(SliceOperands {
         starts,
         ends,
         axes,
@@ -523,7 +513,7 @@ fn pad(cx: &mut Ctx) -> Result<Outs> {
     let mode = cx.choice("mode", "constant", modes)?;
     let x = cx.val(0)?;
     let rank = cx.shape_of(x).rank();
-    if cx.opset >= 11 && cx.is_run_time() && cx.constant(1)?.is_none() {
+    if cx.opset >= 11 && cx.constant(1)?.is_none() {
         return run_time_pad(cx, x, mode);
     }
     let (pads, fill) = pads_and_fill(cx, x)?;
@@ -547,26 +537,49 @@ fn padded_axes(cx: &mut Ctx, rank: usize) -> Result<Vec<i64>> {
     Ok(axes.unwrap_or_else(|| (0..rank as i64).collect()))
 }
 
-/// Pads that are not known at import, and not negative.
+/// Pads that are not known at import.
 fn run_time_pad(cx: &mut Ctx, x: ValueId, mode: PadMode) -> Result<Outs> {
     cx.require(&[3])?;
-    let (pads, fill) = (cx.dims(1)?, cx.opt(2)?);
+    let (pads, fill) = (cx.elements(1)?, cx.opt(2)?);
     let rank = cx.shape_of(x).rank();
     let axes = padded_axes(cx, rank)?;
     if pads.len() != 2 * axes.len() {
-        let (pads, n) = (Shape(pads), axes.len());
-        return Err(Error::invalid(format!("pads {pads} do not fit {n} axes")));
+        let (n_pads, n) = (pads.len(), axes.len());
+        return Err(Error::invalid(format!("{n_pads} pads do not fit {n} axes")));
     }
     let (low, high) = pads.split_at(axes.len());
     let mut y = x;
     for (&axis, (low, high)) in axes.iter().zip(low.iter().zip(high)) {
         let axis = axis_of(axis, rank)?;
-        y = match mode {
-            PadMode::Constant => run_time::bordered(cx, y, axis, [low, high], fill)?,
-            _ => run_time::continued(cx, y, axis, [low, high], mode)?,
-        };
+        y = padded(cx, y, axis, [low, high], mode, fill)?;
     }
     one(y)
+}
+
+/// Pads of one axis: negative ones cut, then the others add.
+fn padded(
+    cx: &mut Ctx,
+    x: ValueId,
+    axis: usize,
+    pads: [&Element; 2],
+    mode: PadMode,
+    fill: Option<ValueId>,
+) -> Result<ValueId> {
+    let [low, high] = pads;
+    let [(cut_low, low), (cut_high, high)] = [
+        run_time::cut_and_added(cx, low)?,
+        run_time::cut_and_added(cx, high)?,
+    ];
+    let mut x = x;
+    if !cut_low.is(0) || !cut_high.is(0) {
+        let size = cx.shape_of(x)[axis].clone() - cut_low.clone() - cut_high;
+        x = cx.slice_axis(x, axis, &cut_low, &size)?;
+    }
+    match mode {
+        _ if low.is(0) && high.is(0) => Ok(x),
+        PadMode::Constant => run_time::bordered(cx, x, axis, [&low, &high], fill),
+        _ => run_time::continued(cx, x, axis, [&low, &high], mode),
+    }
 }
 
 /// Attributes before version 11, operands since.
@@ -584,27 +597,36 @@ fn pads_and_fill(cx: &mut Ctx, x: ValueId) -> Result<(Vec<i64>, Option<ValueId>)
 }
 
 fn center_crop_pad(cx: &mut Ctx) -> Result<Outs> {
-    let shape = cx.ty(0)?.static_shape();
-    let shape = shape.ok_or_else(|| Error::unsupported("the shape must be known"))?;
-    let rank = shape.len();
+    let rank = cx.ty(0)?.rank();
     let axes = cx.ints("axes")?;
     let axes = axes.unwrap_or_else(|| (0..rank as i64).collect());
-    let wanted = cx.ints_in(1)?;
+    let wanted = cx.dims(1)?;
     let (n_axes, n_wanted) = (axes.len(), wanted.len());
     if n_wanted != n_axes {
         let message = format!("{n_wanted} extents for {n_axes} axes");
         return Err(Error::invalid(message));
     }
-    let (mut low, mut high) = (vec![0; rank], vec![0; rank]);
-    for (&a, &n) in axes.iter().zip(&wanted) {
-        let a = axis_of(a, rank)?;
-        let grow = n.clamp(0, i32::MAX.into()) - shape[a] as i64;
-        // A crop drops the floor of half on the low side; so does a pad.
-        low[a] = grow / 2;
-        high[a] = grow - low[a];
+    let mut x = cx.val(0)?;
+    for (&axis, n) in axes.iter().zip(&wanted) {
+        x = centred(cx, x, axis_of(axis, rank)?, n)?;
     }
-    let x = cx.val(0)?;
-    one(pad_by(cx, x, &low, &high, PadMode::Constant, None)?)
+    one(x)
+}
+
+/// `n` elements around the middle of an axis, zeros where there are fewer. A crop drops the floor of
+/// half on the low side; so does a pad.
+fn centred(cx: &mut Ctx, x: ValueId, axis: usize, n: &Dim) -> Result<ValueId> {
+    let (zero, n) = (Dim::constant(0), cx.greatest(n, &0.into()));
+    let extent = cx.shape_of(x)[axis].clone();
+    let size = cx.least(&extent, &n);
+    let start = (extent.clone() - size.clone()).floor_div(2);
+    let x = match size == extent {
+        true => x,
+        false => cx.slice_axis(x, axis, &start, &size)?,
+    };
+    let added = cx.greatest(&(n - extent), &zero);
+    let low = added.floor_div(2);
+    run_time::bordered(cx, x, axis, [&low, &(added - low.clone())], None)
 }
 
 /// `[n, c, h, w]` as dims, and the block size.

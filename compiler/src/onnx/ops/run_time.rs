@@ -122,6 +122,22 @@ pub(super) fn range_length(
     cx.select(is_far, most, n)
 }
 
+/// The elements that a pad cuts off, where it is negative, and those that it adds.
+pub(super) fn cut_and_added(cx: &mut Ctx, pad: &Element) -> Result<(Dim, Dim)> {
+    match pad {
+        Element::Known(pad) => {
+            let zero = Dim::constant(0);
+            let cut = cx.greatest(&pad.scale(-1), &zero);
+            Ok((cut, cx.greatest(pad, &zero)))
+        }
+        Element::Value(pad) => {
+            let (zero, negative) = (cx.int(0), cx.neg(*pad)?);
+            let (cut, added) = (cx.greater(negative, zero)?, cx.greater(*pad, zero)?);
+            Ok((cx.extent(cut)?, cx.extent(added)?))
+        }
+    }
+}
+
 /// Adds elements of one value on both sides of an axis.
 pub(super) fn bordered(
     cx: &mut Ctx,
