@@ -83,6 +83,8 @@ pub struct Compiled {
     specialisations: Specialisations<Executable>,
     /// The model in parts, where extents are known during a run only.
     segmented: Option<Segmented>,
+    /// The same for inputs of given shapes and contents, where the parts depend on these.
+    cuts: Specialisations<Segmented>,
     shared: Arc<Shared>,
 }
 
@@ -249,6 +251,7 @@ impl Compiled {
             any_shape: OnceLock::new(),
             specialisations: Specialisations::new(options.specialisation_bytes),
             segmented: None,
+            cuts: Specialisations::new(u64::MAX),
             shared: shared.clone(),
         };
         if has_extents {
@@ -313,16 +316,20 @@ impl Compiled {
     }
 
     /// The parts of a model that are compiled one by one, since extents between them are known
-    /// during a run only; one where the model is compiled as a whole.
+    /// during a run only; one where the model is compiled as a whole. The most that a run had so far
+    /// where the parts depend on the inputs.
     pub fn n_segments(&self) -> usize {
-        self.segmented.as_ref().map_or(1, Segmented::n_segments)
+        let cuts = self.cuts.values();
+        let cuts = cuts.iter().map(|cut| cut.n_segments());
+        let all = self.segmented.as_ref().map(Segmented::n_segments);
+        all.into_iter().chain(cuts).max().unwrap_or(1)
     }
 
     /// Number of specialisations that are held: those made so far without those evicted. Of those
     /// whose kernels were chosen once for all shapes, which are made again within milliseconds, no
     /// more than 64 are held.
     pub fn specialisations(&self) -> usize {
-        self.parts().map(|part| part.specialisations.len()).sum()
+        self.sum(|part| part.specialisations.len())
     }
 
     /// The variables of the model: those that every shape reads and assigns.
@@ -339,13 +346,19 @@ impl Compiled {
     /// Bytes of weights, code and device memory that the specialisations hold; weights that several
     /// have count once.
     pub fn held_bytes(&self) -> u64 {
-        self.parts().map(|part| part.specialisations.bytes()).sum()
+        self.sum(|part| part.specialisations.bytes())
     }
 
     /// Number of specialisations that were evicted to keep [`Options::specialisation_bytes`].
     pub fn evictions(&self) -> usize {
-        let parts = self.parts();
-        parts.map(|part| part.specialisations.n_evicted()).sum()
+        self.sum(|part| part.specialisations.n_evicted())
+    }
+
+    /// The sum over all parts, for whatever inputs.
+    fn sum<T: std::iter::Sum>(&self, of: impl Fn(&Compiled) -> T) -> T {
+        let cuts = self.cuts.values();
+        let parts = cuts.iter().flat_map(|cut| cut.parts());
+        self.parts().chain(parts).map(of).sum()
     }
 
     /// The segments; the model itself where it is compiled as a whole.
@@ -377,8 +390,46 @@ impl Compiled {
                 let results = segmented.run(tensors, watch)?;
                 Ok(Outputs(self.outputs.iter().cloned().zip(results).collect()))
             }
-            None => self.for_inputs(tensors)?.run(tensors),
+            None => match self.executable_for(tensors)? {
+                Some(executable) => executable.run(tensors),
+                None => {
+                    let results = self
+                        .cut_for(&self.shapes_of(tensors))?
+                        .run(tensors, watch)?;
+                    Ok(Outputs(self.outputs.iter().cloned().zip(results).collect()))
+                }
+            },
         }
+    }
+
+    /// The specialisation for given inputs; `None` where the data decides extents.
+    pub(crate) fn executable_for(&self, tensors: &[Tensor]) -> Result<Option<Arc<Executable>>> {
+        let inputs = self.shapes_of(tensors);
+        if self.segmented.is_some() || self.cuts.has(&self.key(&inputs)) {
+            return Ok(None);
+        }
+        match self.specialise(inputs) {
+            Ok(executable) => Ok(Some(executable)),
+            Err(e) if e.is_of_extents() => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The parts for given inputs of a model that is cut for these alone.
+    fn cut_for(&self, inputs: &InputShapes) -> Result<Arc<Segmented>> {
+        let make = || {
+            let graph = self.graph(inputs)?;
+            let options = Options {
+                dims: Bindings::new(),
+                ..self.options.clone()
+            };
+            let held = Held {
+                is_cheap: true,
+                ..Held::default()
+            };
+            Ok((Segmented::of(graph, &options, &self.shared)?, held))
+        };
+        self.cuts.get_or_make(self.key(inputs), make, |_, _| {})
     }
 
     /// The placement for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
@@ -633,10 +684,16 @@ impl Compiled {
 
     /// The text of a stage; `shapes` gives those of the inputs.
     pub(crate) fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
-        match (&self.segmented, shapes(self)) {
-            (Some(_), _) | (None, Err(_)) if stage == Stage::Graph => self.symbolic_text(full),
-            (Some(segmented), _) => segmented.text(stage, full, shapes),
-            (None, shapes) => self.lower_for(stage, &shapes?)?.text(stage, full),
+        let known = match (&self.segmented, shapes(self)) {
+            (Some(_), _) | (None, Err(_)) if stage == Stage::Graph => {
+                return self.symbolic_text(full);
+            }
+            (Some(segmented), _) => return segmented.text(stage, full, shapes),
+            (None, known) => known?,
+        };
+        match self.lower_for(stage, &known) {
+            Err(e) if e.is_of_extents() => self.cut_for(&known)?.text(stage, full, shapes),
+            lowered => lowered?.text(stage, full),
         }
     }
 
@@ -669,7 +726,11 @@ impl Compiled {
             Ok(bound) => return Ok(bound),
             Err(why) => why,
         };
-        let mut fused = pipeline::fused(self.graph(inputs)?, &self.options)?;
+        let graph = self.graph(inputs)?;
+        if passes::has_run_time_extents(&graph) {
+            return Err(segmented::not_whole(None).of_extents());
+        }
+        let mut fused = pipeline::fused(graph, &self.options)?;
         if let Some(why) = why {
             fused.add_note(format!("kernels were chosen for these shapes alone: {why}"));
         }

@@ -34,6 +34,19 @@ impl ErrorKind {
     }
 }
 
+/// The remedy for an error that callers inside of the crate have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mark {
+    #[default]
+    None,
+    /// Compile the sizes by themselves.
+    Sizes,
+    /// Cut the graph into segments.
+    Extents,
+    /// Give values of inputs.
+    Values,
+}
+
 /// Error of `gristmill`. Several problems found together are joined by [`Error::join`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -41,7 +54,7 @@ pub struct Error {
     node: Option<String>,
     message: String,
     hint: Option<String>,
-    is_of_sizes: bool,
+    mark: Mark,
 }
 
 /// Result of this crate.
@@ -55,20 +68,44 @@ impl Error {
             node: None,
             message: message.into(),
             hint: None,
-            is_of_sizes: false,
+            mark: Mark::None,
         }
     }
 
     /// Marks an error that arose because sizes do not fit the decisions made for all sizes. Without
     /// effect on errors of other kinds than a contradiction or something that is not supported.
     pub(crate) fn of_sizes(mut self) -> Error {
-        self.is_of_sizes = self.is_refusal();
+        if self.is_refusal() {
+            self.mark = Mark::Sizes;
+        }
         self
     }
 
-    /// True for a marked error: these sizes are to be compiled by themselves.
+    /// True for an error of sizes: these are to be compiled by themselves.
     pub(crate) fn is_of_sizes(&self) -> bool {
-        self.is_of_sizes
+        self.mark == Mark::Sizes
+    }
+
+    /// Marks the error that a graph has extents which a run decides.
+    pub(crate) fn of_extents(mut self) -> Error {
+        self.mark = Mark::Extents;
+        self
+    }
+
+    /// True for an error of extents: the graph is to be cut into segments.
+    pub(crate) fn is_of_extents(&self) -> bool {
+        self.mark == Mark::Extents
+    }
+
+    /// Marks the error that values of inputs must be known.
+    pub(crate) fn of_values(mut self) -> Error {
+        self.mark = Mark::Values;
+        self
+    }
+
+    /// True for an error of values: with these there may be none.
+    pub(crate) fn is_of_values(&self) -> bool {
+        self.mark == Mark::Values
     }
 
     /// True when the model or its sizes are refused; false when something failed.
@@ -183,7 +220,7 @@ impl From<gristmill_runtime::Error> for Error {
             node,
             message,
             hint: None,
-            is_of_sizes: false,
+            mark: Mark::None,
         }
     }
 }

@@ -72,6 +72,17 @@ impl<T> Specialisations<T> {
         self.lock().by_key.len()
     }
 
+    /// True when there is an executable of a key.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        self.lock().by_key.contains_key(key)
+    }
+
+    /// All executables that are held.
+    pub(crate) fn values(&self) -> Vec<Arc<T>> {
+        let entries = self.lock();
+        entries.by_key.values().map(|e| e.value.clone()).collect()
+    }
+
     /// Bytes that they hold; what several share counts once.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().ledger.bytes

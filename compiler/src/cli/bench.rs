@@ -95,9 +95,9 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     let started = Instant::now();
     let compiled = compile(source, &options)?;
     let inputs = inputs::gather(&args.inputs, &compiled)?;
-    let executable = match compiled.is_whole() || args.profile {
+    let executable = match args.profile {
         true => Some(compiled.for_inputs(&inputs.tensors)?),
-        false => None,
+        false => compiled.executable_for(&inputs.tensors)?,
     };
     Ok(Prepared {
         options,

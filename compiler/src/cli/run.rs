@@ -84,8 +84,7 @@ fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
     let compiled = compile(source.clone(), options)?;
     let inputs = inputs::gather(&args.inputs, &compiled)?;
     inputs.announce(args.inputs.seed);
-    if compiled.is_whole() {
-        let executable = compiled.for_inputs(&inputs.tensors)?;
+    if let Some(executable) = compiled.executable_for(&inputs.tensors)? {
         args.compile.report(&executable.lowered)?;
     }
     let compile_ns = started.elapsed().as_nanos() as u64;

@@ -90,11 +90,16 @@ impl Segmented {
 
     /// The error where there would have to be one program.
     pub(crate) fn not_whole(&self) -> Error {
-        let n = self.n_segments();
-        let cause = "the data decides extents of this model";
-        let effect = format!("it is compiled in {n} segments, and there is no one program for it");
-        Error::unsupported(format!("{cause}: {effect}")).hint("Compiled::run runs it")
+        not_whole(Some(self.n_segments()))
     }
+}
+
+/// The error where a model has no one program.
+pub(super) fn not_whole(n_segments: Option<usize>) -> Error {
+    let n = n_segments.map_or(String::new(), |n| format!("{n} "));
+    let cause = "the data decides extents of this model";
+    let effect = format!("it is compiled in {n}segments, and there is no one program for it");
+    Error::unsupported(format!("{cause}: {effect}")).hint("Compiled::run runs it")
 }
 
 impl Compiled {

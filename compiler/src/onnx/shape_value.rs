@@ -332,7 +332,7 @@ fn reshaped_to(cx: &mut Ctx, from: &Shape) -> RuleResult<Vec<Dim>> {
         axes.get_or_insert(operand);
     }
     Ok(match (cx.node.op_type.as_str(), axes) {
-        ("Squeeze", axes) => squeezed(from, axes.as_deref())?,
+        ("Squeeze", axes) => squeezed(from, axes.as_deref(), cx.ranges())?,
         ("Unsqueeze", Some(axes)) => unsqueezed(from, &axes)?,
         ("Reshape", Some(target)) => {
             let target: Vec<Dim> = target.into_iter().map(Dim::constant).collect();

@@ -35,7 +35,10 @@ fn canonical_forms() {
     );
 }
 
-/// A random expression, and a closure of the same that computes with plain integers.
+/// An operation on integers.
+type Arithmetic = fn(i64, i64) -> i64;
+
+/// Random expressions, and sizes of their symbols.
 struct Random {
     rng: Rng,
 }
@@ -93,7 +96,7 @@ fn arithmetic_is_that_of_integers_and_bounds_hold() {
     let mut n_bounds = 0;
     for i in 0..1_500 {
         let (a, b) = (random.dim(1 + i % 4), random.dim(1 + i % 3));
-        let results: [(Dim, fn(i64, i64) -> i64); 6] = [
+        let results: [(Dim, Arithmetic); 6] = [
             (a.clone() + b.clone(), |a, b| a + b),
             (a.clone() - b.clone(), |a, b| a - b),
             (a.product(&b), |a, b| a * b),

@@ -197,8 +197,8 @@ impl<'m> Importer<'m> {
         let by_value = Importer::attempt_run(model, spec, weights, false)?;
         let messages: BTreeSet<String> = by_value.errors.iter().map(Error::to_string).collect();
         let mut errors = left_to_run.errors.iter();
-        let values_would_help =
-            !by_value.needs.is_empty() && !errors.any(|e| messages.contains(&e.to_string()));
+        let is_common = |e: &Error| !e.is_of_values() && messages.contains(&e.to_string());
+        let values_would_help = !by_value.needs.is_empty() && !errors.any(is_common);
         match by_value.errors.is_empty() || values_would_help {
             true => Ok(by_value),
             false => Ok(left_to_run),

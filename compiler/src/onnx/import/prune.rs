@@ -2,8 +2,8 @@
 //! superfluous.
 
 use crate::error::Result;
-use crate::ir::{Graph, Node, Op, ValueId};
-use std::collections::{BTreeSet, HashMap};
+use crate::ir::{Graph, Node, NodeId, Op, OpClass, ValueId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The graph without unused nodes. Inputs stay.
 pub(super) fn prune(g: &Graph) -> Result<Graph> {
@@ -30,12 +30,16 @@ fn live_values(g: &Graph) -> Vec<bool> {
     for o in &g.outputs {
         live[o.value.0 as usize] = true;
     }
-    let mut symbols = BTreeSet::new();
-    for (_, node) in g.nodes().rev() {
-        if let Op::Extent { symbol } = &node.op
-            && symbols.contains(symbol)
+    let sources = symbol_sources(g);
+    let mut symbols = symbols_of_outputs(g);
+    for (id, node) in g.nodes().rev() {
+        let is_source = |symbol: &String| sources.get(symbol) == Some(&id);
+        if let Some(first) = node
+            .outputs
+            .first()
+            .filter(|_| symbols.iter().any(is_source))
         {
-            live[node.outputs[0].0 as usize] = true;
+            live[first.0 as usize] = true;
         }
         if is_live(node, &live) {
             node.inputs.iter().for_each(|v| live[v.0 as usize] = true);
@@ -45,6 +49,35 @@ fn live_values(g: &Graph) -> Vec<bool> {
         }
     }
     live
+}
+
+/// Symbols in the types of outputs: an input may be one.
+fn symbols_of_outputs(g: &Graph) -> BTreeSet<String> {
+    let mut symbols = BTreeSet::new();
+    for dim in g.outputs.iter().flat_map(|o| g.ty(o.value).shape.iter()) {
+        dim.visit_symbols(&mut |s| {
+            symbols.insert(s.to_owned());
+        });
+    }
+    symbols
+}
+
+/// The node that gives each symbol its value, which no input has: the first that has it.
+fn symbol_sources(g: &Graph) -> BTreeMap<String, NodeId> {
+    let known: BTreeSet<String> = g.symbols().into_iter().collect();
+    let mut sources = BTreeMap::new();
+    for (id, node) in g.nodes().filter(|(_, n)| n.op.class() == OpClass::Control) {
+        let mut add = |symbol: &str| {
+            if !known.contains(symbol) {
+                sources.entry(symbol.to_owned()).or_insert(id);
+            }
+        };
+        node.visit_symbols(g, &mut add);
+        if let Op::Extent { symbol } = &node.op {
+            add(symbol);
+        }
+    }
+    sources
 }
 
 fn is_live(node: &Node, live: &[bool]) -> bool {

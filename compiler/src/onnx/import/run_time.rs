@@ -332,7 +332,7 @@ impl Ctx<'_, '_> {
 
     /// The value with extents that are taken to be its own: during a run where one decides them, and
     /// otherwise by slices whose start and size fit equal extents only.
-    fn equal_extents(&mut self, v: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
+    pub fn equal_extents(&mut self, v: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
         let own = self.shape_of(v);
         let mut dims = own.iter().chain(&shape);
         if !self.has_rank_of(v, &shape) || dims.any(|d| self.is_decided_by_run(d)) {

@@ -113,6 +113,7 @@ impl Importer<'_> {
             "{part} {name:?} depends on the values of the inputs {list}"
         ))
         .hint("give the values of these inputs when compiling")
+        .of_values()
     }
 }
 

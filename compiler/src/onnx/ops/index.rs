@@ -154,6 +154,8 @@ fn compress(cx: &mut Ctx) -> Result<Outs> {
 fn chosen(cx: &mut Ctx) -> Result<ValueId> {
     if cx.is_run_time() && cx.constant(1)?.is_none() {
         let (condition, count) = (cx.val(1)?, cx.new_symbol());
+        let n = cx.shape_of(condition).n_elements();
+        let condition = cx.reshape(condition, [n])?;
         let places = Op::NonZero {
             count: count.clone(),
         };

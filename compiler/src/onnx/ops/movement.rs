@@ -120,10 +120,14 @@ fn axes(cx: &mut Ctx) -> Result<Option<Vec<i64>>> {
 }
 
 /// The shape without the given axes, or without all axes of extent 1.
-pub(in crate::onnx) fn squeezed(shape: &Shape, axes: Option<&[i64]>) -> Result<Vec<Dim>> {
+pub(in crate::onnx) fn squeezed(
+    shape: &Shape,
+    axes: Option<&[i64]>,
+    ranges: &Ranges,
+) -> Result<Vec<Dim>> {
     let gone = match axes {
         Some(axes) => axes_of(axes, shape.rank())?,
-        None => (0..shape.rank()).filter(|&i| shape[i].is(1)).collect(),
+        None => single_axes(shape, ranges)?,
     };
     let is_wide = |a: &&usize| shape[**a].as_const().is_some_and(|c| c != 1);
     if let Some(a) = gone.iter().find(is_wide) {
@@ -132,6 +136,18 @@ pub(in crate::onnx) fn squeezed(shape: &Shape, axes: Option<&[i64]>) -> Result<V
     }
     let rest = (0..shape.rank()).filter(|i| !gone.contains(i));
     Ok(rest.map(|i| shape[i].clone()).collect())
+}
+
+/// Axes of extent 1. Errors when sizes decide which these are, and with them the rank.
+fn single_axes(shape: &Shape, ranges: &Ranges) -> Result<Vec<usize>> {
+    let may_be_single = |d: &Dim| !d.is(1) && !d.is_at_least(2, ranges) && !d.is_at_most(0, ranges);
+    if let Some(d) = shape.iter().find(|d| may_be_single(d)) {
+        let message = format!("the rank of the result depends on the extent {d} of {shape}");
+        return Err(
+            Error::unsupported(message).hint("name the axes, or give the dims: --set NAME=N")
+        );
+    }
+    Ok((0..shape.rank()).filter(|&i| shape[i].is(1)).collect())
 }
 
 /// The shape with axes of extent 1 at the given places of the result.
@@ -146,7 +162,7 @@ pub(in crate::onnx) fn unsqueezed(shape: &Shape, axes: &[i64]) -> Result<Vec<Dim
 
 fn squeeze(cx: &mut Ctx) -> Result<Outs> {
     let axes = axes(cx)?;
-    let shape = squeezed(&cx.ty(0)?.shape, axes.as_deref())?;
+    let shape = squeezed(&cx.ty(0)?.shape, axes.as_deref(), cx.ranges())?;
     let x = cx.val(0)?;
     one(cx.reshape(x, shape)?)
 }
@@ -238,33 +254,51 @@ fn concat(cx: &mut Ctx) -> Result<Outs> {
 fn split(cx: &mut Ctx) -> Result<Outs> {
     let shape = cx.ty(0)?.shape;
     let axis = cx.axis(0)?;
-    let sizes = part_sizes(cx, &shape[axis])?;
-    let total = sizes.iter().fold(Dim::constant(0), |a, b| a + b.clone());
-    let excess = (total.clone() - shape[axis].clone()).as_const();
-    if excess.is_some_and(|c| c != 0) || sizes.len() < cx.node.output.len() {
+    let (sizes, is_given) = part_sizes(cx, &shape[axis])?;
+    if sizes.len() < cx.node.output.len() {
         return Err(Error::invalid(format!(
-            "parts {} do not make up axis {axis} of {shape}",
-            Shape(sizes)
+            "{} parts for {} results",
+            sizes.len(),
+            cx.node.output.len()
         )));
     }
     let mut x = cx.val(0)?;
-    if cx.is_decided_by_run(&total) {
-        let mut whole = shape.0;
-        whole[axis] = total;
-        x = cx.shaped(x, whole)?;
+    if is_given {
+        x = made_up_of(cx, x, axis, &sizes)?;
     }
-    let mut start = Dim::constant(0);
-    let mut outs = Vec::new();
-    for size in sizes {
-        let part = cx.slice_axis(x, axis, &start, &size)?;
-        outs.push(Out::Value(part));
-        start = start + size;
-    }
-    Ok(outs)
+    let parts = parts(cx, x, axis, &sizes)?;
+    Ok(parts.into_iter().map(Out::Value).collect())
 }
 
-/// Sizes of the parts: an attribute before version 13, operand 1 since; equal ones when not given.
-fn part_sizes(cx: &mut Ctx, extent: &Dim) -> Result<Vec<Dim>> {
+/// The value, of which one axis has as many elements as its parts together. That is checked once
+/// sizes are known.
+pub(super) fn made_up_of(cx: &mut Ctx, x: ValueId, axis: usize, sizes: &[Dim]) -> Result<ValueId> {
+    let shape = cx.shape_of(x);
+    let total = sizes.iter().fold(Dim::constant(0), |a, b| a + b.clone());
+    let excess = (total.clone() - shape[axis].clone()).as_const();
+    let is_negative = |d: &Dim| d.as_const().is_some_and(|c| c < 0);
+    if excess.is_some_and(|c| c != 0) || sizes.iter().any(is_negative) {
+        let parts = Shape(sizes.to_vec());
+        let message = format!("parts {parts} do not make up axis {axis} of {shape}");
+        return Err(Error::invalid(message));
+    }
+    let mut whole = shape.0;
+    whole[axis] = total;
+    cx.equal_extents(x, whole)
+}
+
+/// Parts of an axis, one after the other.
+pub(super) fn parts(cx: &mut Ctx, x: ValueId, axis: usize, sizes: &[Dim]) -> Result<Vec<ValueId>> {
+    let (mut start, mut parts) = (Dim::constant(0), Vec::new());
+    for size in sizes {
+        parts.push(cx.slice_axis(x, axis, &start, size)?);
+        start = start + size.clone();
+    }
+    Ok(parts)
+}
+
+/// Sizes of the parts, and whether they are given: an attribute before version 13, operand 1 since; equal ones when not given.
+fn part_sizes(cx: &mut Ctx, extent: &Dim) -> Result<(Vec<Dim>, bool)> {
     let given = if cx.opset < 13 {
         cx.ints("split")?.map(constants)
     } else if cx.has(1) {
@@ -278,7 +312,9 @@ fn part_sizes(cx: &mut Ctx, extent: &Dim) -> Result<Vec<Dim>> {
     };
     let n = n.filter(|n| (1..=65536).contains(n));
     let n = n.ok_or_else(|| Error::invalid("num_outputs is out of range"))?;
-    Ok(given.unwrap_or_else(|| even_parts(cx, extent, n)))
+    let is_given = given.is_some();
+    let sizes = given.unwrap_or_else(|| even_parts(cx, extent, n));
+    Ok((sizes, is_given))
 }
 
 fn constants(v: Vec<i64>) -> Vec<Dim> {

@@ -2,6 +2,7 @@
 
 use super::super::import::{Contents, Ctx, OpDef, Out, Outs, V, axis_of, one};
 use super::MANY;
+use super::movement::{made_up_of, parts};
 use crate::error::{Error, Result};
 use crate::ir::Dim;
 use gristmill_runtime::Tensor;
@@ -92,54 +93,56 @@ fn split(cx: &mut Ctx) -> Result<Outs> {
     let keepdims = cx.flag("keepdims", true)?;
     let shape = cx.ty(0)?.shape;
     let axis = cx.axis(0)?;
-    let sizes = part_sizes(cx, &shape[axis])?;
-    let x = cx.val(0)?;
-    let (mut start, mut elements) = (0, Vec::new());
-    for size in sizes {
-        let mut part = cx.slice_axis(x, axis, start, size)?;
+    let mut x = cx.val(0)?;
+    let sizes = match cx.has(1) && cx.ty(1)?.rank() == 1 {
+        true => {
+            let sizes = cx.dims(1)?;
+            x = made_up_of(cx, x, axis, &sizes)?;
+            sizes
+        }
+        false => equal_sizes(cx, &shape[axis])?,
+    };
+    if sizes.len() > MAX_ELEMENTS {
+        let message = format!("a sequence of more than {MAX_ELEMENTS} tensors");
+        return Err(Error::unsupported(message));
+    }
+    let mut elements = Vec::new();
+    for mut part in parts(cx, x, axis, &sizes)? {
         if !cx.has(1) && !keepdims {
             let mut dims = shape.0.clone();
             dims.remove(axis);
             part = cx.reshape(part, dims)?;
         }
         elements.push(cx.made(part));
-        start += size;
     }
     list(elements)
 }
 
-/// Sizes of the parts of an axis.
-fn part_sizes(cx: &mut Ctx, axis: &Dim) -> Result<Vec<i64>> {
+/// Tensors of the longest sequence.
+const MAX_ELEMENTS: usize = 4096;
+
+/// Sizes of the parts of an axis, whose number is that of its elements, or of their groups.
+fn equal_sizes(cx: &mut Ctx, axis: &Dim) -> Result<Vec<Dim>> {
     let extent = axis.as_const().ok_or_else(|| {
         Error::unsupported(format!(
             "an axis of {axis} elements must have a known extent"
         ))
         .hint("give its dims: --set NAME=N")
     })?;
-    let sizes = match cx.has(1) {
-        false => even_parts(extent, 1),
-        true => match (cx.ty(1)?.rank(), cx.ints_in(1)?) {
-            (0, s) if s[0] > 0 => even_parts(extent, s[0]),
-            (0, s) => return Err(Error::invalid(format!("split {}", s[0]))),
-            (_, s) => s,
-        },
+    let size = match cx.has(1) {
+        false => 1,
+        true => cx.ints_in(1)?.first().copied().unwrap_or(0),
     };
-    let sum = sizes.iter().try_fold(0i64, |n, &s| n.checked_add(s));
-    if sizes.iter().any(|&s| s < 0) || sum != Some(extent) {
-        let message = format!("parts {sizes:?} do not make up {extent} elements");
-        return Err(Error::invalid(message));
+    match size > 0 {
+        true => Ok(even_parts(extent, size)),
+        false => Err(Error::invalid(format!("split {size}"))),
     }
-    if sizes.len() > 4096 {
-        let message = format!("a sequence of {} tensors", sizes.len());
-        return Err(Error::unsupported(message));
-    }
-    Ok(sizes)
 }
 
 /// Parts of `size` elements, the last of the rest.
-fn even_parts(extent: i64, size: i64) -> Vec<i64> {
-    let starts = (0..extent).step_by(size as usize);
-    starts.map(|at| size.min(extent - at)).collect()
+fn even_parts(extent: i64, size: i64) -> Vec<Dim> {
+    let starts = (0..extent).step_by(size as usize).take(MAX_ELEMENTS + 1);
+    starts.map(|at| size.min(extent - at).into()).collect()
 }
 
 fn concat(cx: &mut Ctx) -> Result<Outs> {

@@ -1,0 +1,108 @@
+//! Models whose extents depend on sizes of inputs or on data, beside onnxruntime: `tests/data/extents`.
+
+use super::multi_device::options;
+use gristmill::interp::compare::allclose;
+use gristmill::ir::Graph;
+use gristmill::ir::print::PrintOptions;
+use gristmill::testing::nvrtc_or_left_out;
+use gristmill::{Compiled, Tensor, compile, onnx};
+use std::path::{Path, PathBuf};
+
+/// A model, and the inputs and results of its runs.
+struct Case {
+    name: String,
+    model: onnx::Model,
+    runs: Vec<[Vec<(String, Tensor)>; 2]>,
+}
+
+fn cases() -> Vec<Case> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/extents");
+    let entries = std::fs::read_dir(folder).expect("the models are in the repository");
+    let mut folders: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+    folders.retain(|f| f.is_dir());
+    folders.sort();
+    let case = |f: PathBuf| {
+        let run = |i: usize| f.join(format!("test_data_set_{i}"));
+        let runs = (0..).map(run).take_while(|run| run.exists());
+        let name = f.file_name().expect("a folder").to_string_lossy();
+        Case {
+            name: name.into_owned(),
+            model: onnx::load(f.join("model.onnx")).unwrap(),
+            runs: runs
+                .map(|r| ["input", "output"].map(|kind| tensors(&r, kind)))
+                .collect(),
+        }
+    };
+    folders.into_iter().map(case).collect()
+}
+
+fn tensors(folder: &Path, kind: &str) -> Vec<(String, Tensor)> {
+    let file = |i: usize| folder.join(format!("{kind}_{i}.pb"));
+    let files = (0..).map(file).take_while(|file| file.exists());
+    let read = |file: PathBuf| onnx::tensor_from_pb(&std::fs::read(file).unwrap()).unwrap();
+    files.map(read).collect()
+}
+
+impl Case {
+    /// All runs of one compiled model, there and back: sizes grow, shrink and repeat.
+    fn check(&self, model: &Compiled, form: &str) {
+        for [inputs, expected] in self.runs.iter().chain(self.runs.iter().rev()) {
+            let outputs = model.run(inputs.iter().cloned());
+            let outputs = outputs.unwrap_or_else(|e| panic!("{} {form}: {e}", self.name));
+            for (name, expected) in expected {
+                let c = allclose(expected, &outputs[name], 1e-5, 1e-5);
+                assert!(c.ok, "{} {form}, output {name}: {c}", self.name);
+            }
+        }
+    }
+
+    fn check_on(&self, devices: &str, opt_level: u8) {
+        let model = compile(&self.model, &options(devices, opt_level));
+        let form = format!("at level {opt_level} on {devices}");
+        self.check(
+            &model.unwrap_or_else(|e| panic!("{} {form}: {e}", self.name)),
+            &form,
+        );
+    }
+}
+
+#[test]
+fn models_agree_with_onnxruntime_at_every_size() {
+    let cases = cases();
+    assert!(cases.len() > 25, "{} models", cases.len());
+    for case in cases {
+        for (devices, opt_level) in [("cpu:1", 2), ("cpu:1", 0), ("cpu:2", 2)] {
+            case.check_on(devices, opt_level);
+        }
+    }
+}
+
+#[test]
+fn models_agree_with_onnxruntime_on_emulated_gpus() {
+    if nvrtc_or_left_out("extents on emulated GPUs").is_some() {
+        cases().iter().for_each(|case| case.check_on("emu:1", 2));
+    }
+}
+
+#[test]
+fn the_text_of_a_graph_over_symbols_is_the_same_model() {
+    let mut n_graphs = 0;
+    for case in cases() {
+        // Some models have a graph for given sizes or contents only.
+        let Ok(graph) = case.model.graph(&onnx::Specialisation::default()) else {
+            continue;
+        };
+        n_graphs += 1;
+        let text = graph.to_text(PrintOptions::of(true));
+        let parsed = Graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert_eq!(
+            parsed.to_text(PrintOptions::of(true)),
+            text,
+            "{}",
+            case.name
+        );
+        let model = compile(&parsed, &options("cpu:1", 2)).unwrap();
+        case.check(&model, "from text");
+    }
+    assert!(n_graphs > 15, "{n_graphs} graphs");
+}
