@@ -1,7 +1,7 @@
 //! Decisions made once for all shapes of a model.
 
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Op, Type};
+use crate::ir::{Graph, Op, Type, symbols_of};
 use crate::options::Options;
 use crate::passes;
 use crate::pipeline::{Fused, Lowered, OnOneDevice, Partitioned, fused_for};
@@ -112,7 +112,7 @@ impl ShapeWork {
         graph: Result<Graph>,
         options: &Options,
     ) -> Option<ShapeWork> {
-        let mut symbols = symbols_of(inputs);
+        let mut symbols = symbols_of(inputs.iter().map(|(_, ty)| ty));
         let reason = match graph {
             Ok(g) if passes::has_run_time_extents(&g) => why_parts_anew(&g, options, &mut symbols),
             _ if symbols.is_empty() => return None,
@@ -145,17 +145,6 @@ fn why_anew(graph: Result<Graph>, options: &Options) -> Option<String> {
         Ok(AnyShape::Fused(_) | AnyShape::None) => None,
         Err(e) => Some(e.to_string()),
     }
-}
-
-/// The symbols of some types.
-pub(crate) fn symbols_of(inputs: &[(String, Type)]) -> BTreeSet<String> {
-    let mut symbols = BTreeSet::new();
-    for dim in inputs.iter().flat_map(|(_, ty)| ty.shape.iter()) {
-        dim.visit_symbols(&mut |s| {
-            symbols.insert(s.to_owned());
-        });
-    }
-    symbols
 }
 
 impl Symbolic {

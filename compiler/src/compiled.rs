@@ -702,19 +702,47 @@ impl Compiled {
         if self.segmented.is_some() {
             return Ok(self.symbolic_graph()?.to_text(PrintOptions::of(full)));
         }
-        pipeline::symbolic_text(self.symbolic_graph()?, &self.options, full)
+        match self.symbolic_graph() {
+            Ok(graph) => pipeline::symbolic_text(graph, &self.options, full),
+            Err(e) if e.is_refusal() => self.trial_text(e, full),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The text of the graph at some sizes, where none is the model for all of them.
+    fn trial_text(&self, why: Error, full: bool) -> Result<String> {
+        let Source::Onnx(m) = &self.source else {
+            return Err(why);
+        };
+        let trial = m.trial(&self.specialisation())?;
+        if !trial.imports {
+            return Err(why);
+        }
+        let graph = m.graph(&trial.spec)?;
+        let (sizes, why) = (trial.text(), why.to_string());
+        let lines = [
+            format!("sizes decide the graph: {why}"),
+            format!("here {sizes}"),
+        ];
+        let lines = lines.iter().flat_map(|text| text.lines());
+        let comment: String = lines.map(|line| format!("// {line}\n")).collect();
+        Ok(comment + &graph.to_text(PrintOptions::of(full)))
+    }
+
+    /// The sizes and ranges of an ONNX model that are known without inputs.
+    fn specialisation(&self) -> onnx::Specialisation {
+        onnx::Specialisation {
+            dims: self.options.dims.clone(),
+            ranges: self.options.ranges.clone(),
+            ..Default::default()
+        }
     }
 
     /// The graph without sizes for dims that the options leave open, not yet rewritten.
     fn symbolic_graph(&self) -> Result<Graph> {
-        let dims = self.options.dims.clone();
         match &self.source {
-            Source::Onnx(m) => m.graph(&onnx::Specialisation {
-                dims,
-                ranges: self.options.ranges.clone(),
-                ..Default::default()
-            }),
-            Source::Graph(g) => bound(g, &dims),
+            Source::Onnx(m) => m.graph(&self.specialisation()),
+            Source::Graph(g) => bound(g, &self.options.dims),
         }
     }
 
@@ -758,10 +786,9 @@ impl Compiled {
             Source::Onnx(m) => {
                 let names = self.inputs.iter().map(|(name, _)| name.clone());
                 m.graph(&onnx::Specialisation {
-                    dims: self.options.dims.clone(),
-                    ranges: self.options.ranges.clone(),
                     shapes: names.zip(inputs.shapes.iter().cloned()).collect(),
                     values: inputs.values.clone(),
+                    ..self.specialisation()
                 })
             }
             Source::Graph(g) => {

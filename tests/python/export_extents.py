@@ -98,6 +98,9 @@ MODELS = [
         { y=If(c)<then_branch: graph=t () => (float[A] a) { a=Reshape(x,m) },
         else_branch: graph=u () => (float[A,B] b) { b=Reshape(x,p) }> }""",
      [dict(x=reals(4, 3), c=np.array(True)), dict(x=reals(4, 3), c=np.array(False))]),
+    ("backwards_from_before_the_beginning", """g (float[N] x) => (float[A] y)
+        <int64[1] from={-5}, int64[1] to={-100}, int64[1] a={0}, int64[1] st={-2}> { y=Slice(x,from,to,a,st) }""",
+     of_shapes((2,), (9,), (0,))),
 ]
 
 

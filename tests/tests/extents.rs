@@ -1,6 +1,7 @@
 //! Models whose extents depend on sizes of inputs or on data, beside onnxruntime: `tests/data/extents`.
 
 use super::multi_device::options;
+use crate::process::gristmill;
 use gristmill::interp::compare::allclose;
 use gristmill::ir::Graph;
 use gristmill::ir::print::PrintOptions;
@@ -15,9 +16,12 @@ struct Case {
     runs: Vec<[Vec<(String, Tensor)>; 2]>,
 }
 
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/extents")
+}
+
 fn cases() -> Vec<Case> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/extents");
-    let entries = std::fs::read_dir(folder).expect("the models are in the repository");
+    let entries = std::fs::read_dir(folder()).expect("the models are in the repository");
     let mut folders: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     folders.retain(|f| f.is_dir());
     folders.sort();
@@ -105,4 +109,19 @@ fn the_text_of_a_graph_over_symbols_is_the_same_model() {
         case.check(&model, "from text");
     }
     assert!(n_graphs > 15, "{n_graphs} graphs");
+}
+
+#[test]
+fn check_and_dump_take_what_run_takes() {
+    for case in cases() {
+        let folder = folder().join(&case.name);
+        for args in [
+            &["check", "model.onnx"][..],
+            &["dump", "model.onnx", "--stage", "graph"],
+        ] {
+            let ended = gristmill(&folder, args);
+            let (code, said) = (ended.code, ended.stderr);
+            assert_eq!(code, Some(0), "{} {args:?}: {said}", case.name);
+        }
+    }
 }

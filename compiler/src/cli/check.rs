@@ -3,11 +3,11 @@
 use super::args::DimFlags;
 use super::output::outln;
 use super::{load, print_json};
-use crate::any_shape::{ShapeWork, symbols_of};
+use crate::any_shape::ShapeWork;
 use crate::codegen::cpu::why_loops;
 use crate::compiled::{Source, bound, interface};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph, Type};
+use crate::ir::{Bindings, Graph};
 use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
 use crate::options::Options;
 use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
@@ -133,10 +133,11 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         ..Specialisation::default()
     };
     let inputs = m.interface(&spec)?.0;
-    let (capabilities, sized) = capabilities(m, &spec, &inputs)?;
+    let trial = m.trial(&spec)?;
+    let capabilities = m.capabilities(&trial.spec, why_loops)?;
     let can_compile = capabilities.problems.is_empty();
     let shape_inputs = match can_compile {
-        true => m.required_values(&sized)?,
+        true => trial.values,
         false => BTreeSet::new(),
     };
     let graph = match can_compile && shape_inputs.is_empty() {
@@ -162,32 +163,6 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         report.print();
     }
     report.verdict()
-}
-
-/// Sizes that are tried for all symbols together where there are problems without sizes.
-const TRIED: [usize; 3] = [1, 2, 16];
-
-/// The treatment of each node, and the sizes that it is for: none where these do not matter. An
-/// operand that may or may not be broadcast, for instance, is a problem until sizes are known.
-fn capabilities(
-    m: &Model,
-    spec: &Specialisation,
-    inputs: &[(String, Type)],
-) -> Result<(Capabilities, Specialisation)> {
-    let without_sizes = m.capabilities(spec, why_loops)?;
-    if without_sizes.problems.is_empty() {
-        return Ok((without_sizes, spec.clone()));
-    }
-    let symbols = symbols_of(inputs);
-    for n in TRIED.into_iter().filter(|_| !symbols.is_empty()) {
-        let mut sized = spec.clone();
-        sized.dims.extend(symbols.iter().map(|s| (s.clone(), n)));
-        let found = m.capabilities(&sized, why_loops)?;
-        if found.problems.is_empty() {
-            return Ok((found, sized));
-        }
-    }
-    Ok((without_sizes, spec.clone()))
 }
 
 fn n_nodes(operator: &OperatorReport) -> usize {

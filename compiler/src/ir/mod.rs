@@ -68,7 +68,7 @@ pub use ops::{
 pub use request::{AskedBy, DeviceRequest, Requested};
 pub use scalar::{Real, ScalarOp};
 pub use scope::{DeviceFunction, DeviceScope, NewNode, ScopeToken};
-pub use types::{Shape, Type};
+pub use types::{Shape, Type, symbols_of};
 pub use work::WorkClass;
 #[cfg(test)]
 mod tests;

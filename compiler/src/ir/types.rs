@@ -2,6 +2,7 @@
 
 use super::dim::{Bindings, Dim};
 use gristmill_runtime::DType;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Extents of the axes, outermost first.
@@ -100,4 +101,15 @@ impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.dtype, self.shape)
     }
+}
+
+/// The symbols of some types.
+pub fn symbols_of<'t>(types: impl IntoIterator<Item = &'t Type>) -> BTreeSet<String> {
+    let mut symbols = BTreeSet::new();
+    for dim in types.into_iter().flat_map(|ty| ty.shape.iter()) {
+        dim.visit_symbols(&mut |s| {
+            symbols.insert(s.to_owned());
+        });
+    }
+    symbols
 }

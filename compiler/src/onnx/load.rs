@@ -154,9 +154,13 @@ impl Model {
         Ok(Importer::run(self, spec, Weights::Skip)?.needs)
     }
 
-    /// [`Model::required_values`], and whether a run decides extents of the model.
+    /// Names of the inputs whose contents decide shapes, and whether a run decides extents of the
+    /// model. Where it cannot be imported without sizes, these are of some that were tried.
     pub(crate) fn left_open(&self, spec: &Specialisation) -> Result<(BTreeSet<String>, bool)> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
+        if !imported.errors.is_empty() {
+            return Ok((self.trial(spec)?.values, false));
+        }
         let graph = imported.graph.as_ref();
         Ok((imported.needs, graph.is_some_and(has_run_time_extents)))
     }

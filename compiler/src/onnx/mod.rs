@@ -24,6 +24,7 @@ pub mod proto;
 mod shape_value;
 mod skim;
 mod tensor;
+mod trial;
 
 pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};

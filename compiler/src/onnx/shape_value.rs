@@ -436,12 +436,11 @@ fn scaled_by_real(cx: &mut Ctx, op: &str, mut c: Content, other: usize) -> RuleR
 
 /// `d * f` for a whole `f`, or the reciprocal of one.
 fn scaled(d: &Dim, f: f64) -> Option<Dim> {
-    let is_whole = |v: f64| v == v.round() && (1.0..1e9).contains(&v);
-    if is_whole(f) {
-        return Some(d.scale(f as i64));
+    let whole = |v: f64| (v == v.round() && (1.0..1e9).contains(&v)).then_some(v as i64);
+    match whole(f) {
+        Some(factor) => Some(d.scale(factor)),
+        None => d.exact_div(&whole(1.0 / f)?.into()),
     }
-    let divisor = Some(1.0 / f).filter(|v| is_whole(*v))?;
-    d.exact_div(&Dim::constant(divisor as i64))
 }
 
 /// Integer division, which truncates: the quotient of the magnitudes, with the sign of the whole.

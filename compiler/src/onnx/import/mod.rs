@@ -195,11 +195,7 @@ impl<'m> Importer<'m> {
             return Ok(left_to_run);
         }
         let by_value = Importer::attempt_run(model, spec, weights, false)?;
-        let messages: BTreeSet<String> = by_value.errors.iter().map(Error::to_string).collect();
-        let mut errors = left_to_run.errors.iter();
-        let is_common = |e: &Error| !e.is_of_values() && messages.contains(&e.to_string());
-        let values_would_help = !by_value.needs.is_empty() && !errors.any(is_common);
-        match by_value.errors.is_empty() || values_would_help {
+        match by_value.errors.is_empty() || values_help(&left_to_run, &by_value) {
             true => Ok(by_value),
             false => Ok(left_to_run),
         }
@@ -333,6 +329,13 @@ impl<'m> Importer<'m> {
         let ty = slot.ty.as_ref();
         ty.ok_or_else(|| Error::unsupported(format!("{:?} could not be imported", slot.name)))
     }
+}
+
+/// True when values of inputs are needed, and nothing else stands in the way of both imports.
+fn values_help(left_to_run: &Imported, by_value: &Imported) -> bool {
+    let messages: BTreeSet<String> = by_value.errors.iter().map(Error::to_string).collect();
+    let is_common = |e: &Error| !e.is_of_values() && messages.contains(&e.to_string());
+    !by_value.needs.is_empty() && !left_to_run.errors.iter().any(is_common)
 }
 
 /// The error for a sequence where a tensor belongs.

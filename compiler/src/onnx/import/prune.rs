@@ -2,7 +2,7 @@
 //! superfluous.
 
 use crate::error::Result;
-use crate::ir::{Graph, Node, NodeId, Op, OpClass, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, OpClass, ValueId, symbols_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The graph without unused nodes. Inputs stay.
@@ -31,7 +31,8 @@ fn live_values(g: &Graph) -> Vec<bool> {
         live[o.value.0 as usize] = true;
     }
     let sources = symbol_sources(g);
-    let mut symbols = symbols_of_outputs(g);
+    // An input may be an output.
+    let mut symbols = symbols_of(g.outputs.iter().map(|o| g.ty(o.value)));
     for (id, node) in g.nodes().rev() {
         let is_source = |symbol: &String| sources.get(symbol) == Some(&id);
         if let Some(first) = node
@@ -49,17 +50,6 @@ fn live_values(g: &Graph) -> Vec<bool> {
         }
     }
     live
-}
-
-/// Symbols in the types of outputs: an input may be one.
-fn symbols_of_outputs(g: &Graph) -> BTreeSet<String> {
-    let mut symbols = BTreeSet::new();
-    for dim in g.outputs.iter().flat_map(|o| g.ty(o.value).shape.iter()) {
-        dim.visit_symbols(&mut |s| {
-            symbols.insert(s.to_owned());
-        });
-    }
-    symbols
 }
 
 /// The node that gives each symbol its value, which no input has: the first that has it.

@@ -300,16 +300,12 @@ impl Ctx<'_, '_> {
         let shapes: Vec<Shape> = args.iter().map(|&v| self.shape_of(v)).collect();
         let rank = shapes.iter().map(Shape::rank).max().unwrap_or(0);
         let widest: Vec<Option<Dim>> = (0..rank).map(|axis| self.widest(&shapes, axis)).collect();
-        let mut fitted = Vec::new();
-        for (&v, shape) in args.iter().zip(&shapes) {
-            let extents = shape.iter().zip(&widest[rank - shape.rank()..]);
-            let extents = extents.map(|(d, wide)| match wide {
-                Some(wide) if !d.is(1) => wide.clone(),
-                _ => d.clone(),
-            });
-            fitted.push(self.equal_extents(v, extents.collect())?);
-        }
-        Ok(fitted)
+        let pairs = args.iter().zip(&shapes);
+        let fit = |(&v, shape): (&ValueId, &Shape)| {
+            let fitted = fitted_to(shape, &widest[rank - shape.rank()..]);
+            self.equal_extents(v, fitted)
+        };
+        pairs.map(fit).collect()
     }
 
     /// The extent of an axis of a result, counted from the end of each shape, where several differ
@@ -335,7 +331,7 @@ impl Ctx<'_, '_> {
     pub fn equal_extents(&mut self, v: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
         let own = self.shape_of(v);
         let mut dims = own.iter().chain(&shape);
-        if !self.has_rank_of(v, &shape) || dims.any(|d| self.is_decided_by_run(d)) {
+        if own.rank() != shape.len() || dims.any(|d| self.is_decided_by_run(d)) {
             return self.shaped(v, shape);
         }
         if *own == shape[..] {
@@ -350,10 +346,6 @@ impl Ctx<'_, '_> {
             sizes: shape,
         };
         self.add(op, &[v])
-    }
-
-    fn has_rank_of(&mut self, v: ValueId, shape: &[Dim]) -> bool {
-        self.shape_of(v).rank() == shape.len()
     }
 
     /// True when a symbol of the dim gets its value during a run.
@@ -380,4 +372,11 @@ impl Ctx<'_, '_> {
     pub fn greater(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
         self.map(ScalarOp::Max, &[a, b])
     }
+}
+
+/// A shape with the extents of its axes that have several elements replaced.
+fn fitted_to(shape: &Shape, widest: &[Option<Dim>]) -> Vec<Dim> {
+    let extents = shape.iter().zip(widest);
+    let extents = extents.map(|(d, wide)| wide.as_ref().filter(|_| !d.is(1)).unwrap_or(d));
+    extents.cloned().collect()
 }

@@ -6,6 +6,7 @@ use super::MANY;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Def, Dim, Graph, GraphBuilder, Op, Origin, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
+use std::collections::BTreeSet;
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("If", (1, 1), branch),
@@ -19,6 +20,11 @@ const UNROLL_LIMIT: i64 = 1024;
 /// A known condition leaves one branch, inlined.
 fn branch(cx: &mut Ctx) -> Result<Outs> {
     let (then, other) = (cx.graph_attr("then_branch")?, cx.graph_attr("else_branch")?);
+    let (n_then, n_other) = (then.output.len(), other.output.len());
+    if n_then != n_other {
+        let message = format!("the branches have {n_then} and {n_other} results");
+        return Err(Error::invalid(message));
+    }
     if let Some(condition) = cx.constant(0)? {
         let taken = if truth(&condition)? { then } else { other };
         return Ok(cx.inline(taken, &[])?.into_iter().map(Out::Same).collect());
@@ -180,11 +186,12 @@ fn run_time_loop<'m>(
     n_carried: usize,
 ) -> Result<Vec<ValueId>> {
     let mut formals = formals_of(cx, n_carried)?;
+    let mut opened = BTreeSet::new();
     loop {
         let region = cx.try_region(body, &formals, &[], "body")?;
         let results = region.graph.outputs.iter().skip(1).map(|o| o.value);
         let results: Vec<Type> = results.map(|v| region.graph.ty(v).clone()).collect();
-        if !open_changed(cx, &mut formals[2..], &results) {
+        if !open_changed(cx, &mut formals[2..], &results, &mut opened) {
             let trip = match cx.attempt(|cx| exact_trips(cx, &region.graph, n_carried)) {
                 Err(e) if e.kind() == ErrorKind::Unsupported => cx.new_symbol(),
                 trip => trip?,
@@ -194,14 +201,20 @@ fn run_time_loop<'m>(
     }
 }
 
-/// Replaces extents of carried values that an iteration changes by symbols of their own; false when
-/// there are none.
-fn open_changed(cx: &mut Ctx, formals: &mut [Type], results: &[Type]) -> bool {
+/// Replaces extents of carried values that an iteration changes by symbols of their own, which are
+/// noted; false when there are none.
+fn open_changed(
+    cx: &mut Ctx,
+    formals: &mut [Type],
+    results: &[Type],
+    opened: &mut BTreeSet<Dim>,
+) -> bool {
     let mut is_changed = false;
     for (formal, result) in formals.iter_mut().zip(results) {
         for (d, new) in formal.shape.0.iter_mut().zip(result.shape.iter()) {
-            if d != new && !d.as_symbol().is_some_and(|_| cx.is_decided_by_run(d)) {
+            if d != new && !opened.contains(d) {
                 *d = cx.new_symbol();
+                opened.insert(d.clone());
                 is_changed = true;
             }
         }

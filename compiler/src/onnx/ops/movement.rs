@@ -344,7 +344,8 @@ pub(super) fn check_step(step: i64) -> Result<()> {
     }
 }
 
-/// Start and size of one axis of a slice, by NumPy's rules.
+/// Start and size of one axis of a slice, by the rules of the standard: a negative start that is
+/// beyond the first element stands for that, whatever the step.
 pub(in crate::onnx) fn slice_range(
     start: &Dim,
     end: &Dim,
@@ -353,28 +354,42 @@ pub(in crate::onnx) fn slice_range(
     ranges: &Ranges,
 ) -> Result<(Dim, Dim)> {
     check_step(step)?;
-    if let (Some(s), Some(e), Some(n)) = (start.as_const(), end.as_const(), extent.as_const()) {
-        let (start, size) = constant_range(s, e, step, n);
-        return Ok((start.into(), size.into()));
-    }
+    let numbers = [start, end, extent].map(Dim::as_const);
+    Ok(match numbers {
+        [Some(start), Some(end), Some(n)] => constant_range(start, end, step, n),
+        _ => symbolic_range(start, end, step, extent, ranges),
+    })
+}
+
+/// Start and size along an axis whose extent, or a bound on it, is not constant.
+fn symbolic_range(start: &Dim, end: &Dim, step: i64, extent: &Dim, ranges: &Ranges) -> (Dim, Dim) {
     let zero = Dim::constant(0);
     let (low, high) = match step > 0 {
         true => (zero.clone(), extent.clone()),
         false => (Dim::constant(-1), extent.clone() - 1.into()),
     };
-    let position = |p| from_start(p, extent, ranges).clamp_within(&low, &high, ranges);
-    let (s, e) = (position(start), position(end));
+    let position = |p, low| {
+        let p = from_start(p, extent, ranges).greatest_within(low, ranges);
+        p.least_within(&high, ranges)
+    };
+    let (s, e) = (position(start, &zero), position(end, &low));
     let span = match step > 0 {
         true => e - s.clone(),
         false => s.clone() - e,
     };
-    let span = span.greatest_within(&zero, ranges);
-    let size = span.ceil_div(step.abs()).greatest_within(&zero, ranges);
+    let size = n_steps(&span, step, ranges);
     match size.is(0) {
-        true => Ok((zero.clone(), zero)),
+        true => (zero.clone(), zero),
         // A start of -1 has no elements behind it.
-        false => Ok((s.greatest_within(&zero, ranges), size)),
+        false => (s.greatest_within(&zero, ranges), size),
     }
+}
+
+/// Number of steps in a span, none in a negative one.
+fn n_steps(span: &Dim, step: i64, ranges: &Ranges) -> Dim {
+    let zero = Dim::constant(0);
+    let n = span.greatest_within(&zero, ranges).ceil_div(step.abs());
+    n.greatest_within(&zero, ranges)
 }
 
 /// A bound of a slice counted from the start of an axis: a negative one counts from the end.
@@ -396,19 +411,20 @@ fn from_start(p: &Dim, extent: &Dim, ranges: &Ranges) -> Dim {
 const FAR: i64 = 2 * MAX_DIM_SIZE as i64;
 
 /// Start and size along an axis of `n` elements.
-fn constant_range(start: i64, end: i64, step: i64, n: i64) -> (i64, i64) {
+fn constant_range(start: i64, end: i64, step: i64, n: i64) -> (Dim, Dim) {
     let wrap = |p: i64| i128::from(if p < 0 { p.saturating_add(n) } else { p });
     let (s, e, n) = (wrap(start), wrap(end), i128::from(n));
     let (s, span) = if step > 0 {
         let s = s.clamp(0, n);
         (s, e.clamp(0, n) - s)
     } else {
-        let s = s.clamp(-1, n - 1);
+        let s = s.max(0).min(n - 1);
         (s, s - e.clamp(-1, n - 1))
     };
     let pace = i128::from(step.abs());
     let size = ((span + pace - 1).div_euclid(pace)).max(0) as i64;
-    (if size == 0 { 0 } else { s as i64 }, size)
+    let start = if size == 0 { 0 } else { s as i64 };
+    (start.into(), size.into())
 }
 
 fn slice(cx: &mut Ctx) -> Result<Outs> {

@@ -89,7 +89,8 @@ pub(super) fn slice_range(
     check_step(step)?;
     let n = cx.dim_value(extent)?;
     let (start, end) = (cx.element_value(start)?, cx.element_value(end)?);
-    let (start, end) = (cx.bound(start, n, step)?, cx.bound(end, n, step)?);
+    let low = if step > 0 { 0 } else { -1 };
+    let (start, end) = (cx.bound(start, n, 0, step)?, cx.bound(end, n, low, step)?);
     let span = match step > 0 {
         true => cx.sub(end, start)?,
         false => cx.sub(start, end)?,
@@ -214,16 +215,17 @@ impl Ctx<'_, '_> {
         self.select(is_what, by, v)
     }
 
-    /// A bound of a slice of `n` elements: negative ones count from the end.
-    fn bound(&mut self, v: ValueId, n: ValueId, step: i64) -> Result<ValueId> {
+    /// A bound of a slice of `n` elements, `low` or more: negative ones count from the end.
+    fn bound(&mut self, v: ValueId, n: ValueId, low: i64, step: i64) -> Result<ValueId> {
         let (zero, one) = (self.int(0), self.int(1));
         let is_negative = self.map(ScalarOp::Lt, &[v, zero])?;
         let wrapped = self.add_(v, n)?;
         let v = self.select(is_negative, wrapped, v)?;
-        let (low, high) = match step > 0 {
-            true => (zero, n),
-            false => (self.int(-1), self.sub(n, one)?),
+        let high = match step > 0 {
+            true => n,
+            false => self.sub(n, one)?,
         };
+        let low = self.int(low);
         let v = self.greater(v, low)?;
         self.lesser(v, high)
     }

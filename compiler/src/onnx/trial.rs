@@ -1,0 +1,125 @@
+//! Sizes and contents to try on a model that cannot be imported without them: an operand that may
+//! or may not be broadcast, for instance, is a problem until sizes are known.
+
+use super::import::{Importer, Weights};
+use super::load::{Model, Specialisation};
+use crate::error::Result;
+use crate::ir::{Type, symbols_of};
+use gristmill_runtime::Tensor;
+use std::collections::BTreeSet;
+
+/// Sizes that are tried for all symbols together.
+const SIZES: [usize; 6] = [1, 2, 12, 16, 3, 60];
+/// Numbers that are tried as all elements of the inputs that decide shapes.
+const NUMBERS: [f64; 3] = [1.0, 0.0, 2.0];
+/// Elements of the largest input that is tried.
+const MAX_ELEMENTS: usize = 4096;
+
+/// A way to import a model.
+pub(crate) struct Trial {
+    /// Sizes and contents with which it imports, if there are such.
+    pub(crate) spec: Specialisation,
+    /// Names of the inputs whose contents decide shapes.
+    pub(crate) values: BTreeSet<String>,
+    /// False when no trial helped.
+    pub(crate) imports: bool,
+}
+
+impl Trial {
+    /// The sizes and contents, for people.
+    pub(crate) fn text(&self) -> String {
+        let sizes = self
+            .spec
+            .dims
+            .iter()
+            .map(|(dim, n)| format!("{dim} is {n}"));
+        let values = self.spec.values.iter().map(|(name, t)| content(name, t));
+        sizes.chain(values).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn content(name: &str, t: &Tensor) -> String {
+    let first = t.to_f64s().first().copied();
+    format!("all of {name:?} is {}", first.unwrap_or_default())
+}
+
+impl Model {
+    /// The least that must be known to import the model: nothing beside `spec`, sizes, or sizes and
+    /// contents. Where no trial helps, the first.
+    ///
+    /// Errors when `spec` does not fit the model.
+    pub(crate) fn trial(&self, spec: &Specialisation) -> Result<Trial> {
+        let first = self.with_values(spec.clone())?;
+        if first.imports {
+            return Ok(first);
+        }
+        Ok(self.sized_trial(spec)?.unwrap_or(first))
+    }
+
+    fn sized_trial(&self, spec: &Specialisation) -> Result<Option<Trial>> {
+        let inputs = self.interface(spec)?.0;
+        let symbols = symbols_of(inputs.iter().map(|(_, ty)| ty));
+        for n in SIZES.into_iter().filter(|_| !symbols.is_empty()) {
+            let mut sized = spec.clone();
+            sized.dims.extend(symbols.iter().map(|s| (s.clone(), n)));
+            let attempt = self.with_values(sized)?;
+            if attempt.imports {
+                return Ok(Some(attempt));
+            }
+        }
+        Ok(None)
+    }
+
+    /// An import, with contents where these are asked for.
+    fn with_values(&self, spec: Specialisation) -> Result<Trial> {
+        let imported = Importer::run(self, &spec, Weights::Skip)?;
+        let values = imported.needs;
+        if values.is_empty() || imported.errors.is_empty() {
+            let imports = imported.errors.is_empty();
+            return Ok(Trial {
+                spec,
+                values,
+                imports,
+            });
+        }
+        let inputs = self.interface(&spec)?.0;
+        for number in NUMBERS {
+            let Some(given) = given(&spec, &inputs, &values, number)? else {
+                break;
+            };
+            let imported = Importer::run(self, &given, Weights::Skip)?;
+            if imported.errors.is_empty() {
+                return Ok(Trial {
+                    spec: given,
+                    values,
+                    imports: true,
+                });
+            }
+        }
+        Ok(Trial {
+            spec,
+            values,
+            imports: false,
+        })
+    }
+}
+
+/// `spec` with `number` for all elements of some inputs; `None` where one has no known shape, or is
+/// large.
+fn given(
+    spec: &Specialisation,
+    inputs: &[(String, Type)],
+    values: &BTreeSet<String>,
+    number: f64,
+) -> Result<Option<Specialisation>> {
+    let mut given = spec.clone();
+    for (name, ty) in inputs.iter().filter(|(name, _)| values.contains(name)) {
+        let n = ty.shape.n_elements().as_usize();
+        let (Some(shape), Some(n)) = (ty.static_shape(), n.filter(|n| *n <= MAX_ELEMENTS)) else {
+            return Ok(None);
+        };
+        let tensor = Tensor::from_f64s(ty.dtype, &shape, &vec![number; n])?;
+        given.values.insert(name.clone(), tensor);
+    }
+    Ok(Some(given))
+}
