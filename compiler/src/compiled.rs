@@ -23,7 +23,7 @@ use crate::specialisations::{Held, Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::driver::Driver;
-use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources};
+use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources, Transaction};
 use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
 use segmented::{PartShapes, Segmented, Watch};
@@ -237,6 +237,7 @@ impl Compiled {
             }
             Source::Graph(g) => {
                 let bound = bound(g, &options.dims)?;
+                bound.check_state()?;
                 let has_extents = passes::has_run_time_extents(&bound);
                 (interface(&bound), (BTreeSet::new(), has_extents))
             }
@@ -826,6 +827,11 @@ impl Executable {
         let results = self.lanes.run(inputs)?;
         let names = self.lowered.program.outputs.iter().map(|o| o.name.clone());
         Ok(Outputs(names.zip(results).collect()))
+    }
+
+    /// Runs as a part of a transaction on the model's variables.
+    fn run_in(&self, transaction: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        Ok(self.lanes.run_in(transaction, inputs)?)
     }
 
     /// Runs into tensors of an earlier run; nothing is allocated. For timing loops.

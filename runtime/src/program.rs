@@ -80,10 +80,8 @@ pub struct VariableSpec {
     pub container: String,
     /// Name within the container.
     pub name: String,
-    /// Element type.
+    /// Element type. The shape is that of the last value: each read says which it expects.
     pub dtype: DType,
-    /// Extents.
-    pub shape: Vec<usize>,
     /// Value given to the variable when the container does not hold it yet; without one, reading before assigning is an error.
     pub initial: Option<Tensor>,
 }

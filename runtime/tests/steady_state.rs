@@ -229,7 +229,6 @@ fn everything() -> Program {
         container,
         name,
         dtype: DType::F32,
-        shape: vec![N],
         initial: None,
     });
     program

@@ -27,3 +27,4 @@ mod process;
 mod run_time;
 mod serving;
 mod shapes;
+mod state;

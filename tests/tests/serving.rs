@@ -31,6 +31,7 @@ fn total() -> Graph {
         name: name.clone(),
         dtype: DType::F32,
         shape: Vec::new(),
+        initial: None,
     };
     let last = b.add1(read, &[]).unwrap();
     let sum = b.reduce(ReduceKind::Sum, x, &[0], false).unwrap();

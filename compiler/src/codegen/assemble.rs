@@ -410,16 +410,22 @@ impl Assembler<'_> {
             Op::Collective { .. } => d.all_reduce(node)?,
             Op::If | Op::Loop { .. } | Op::Scan { .. } => self.control(d, node)?,
             Op::ReadVariable {
-                container, name, ..
+                container,
+                name,
+                initial,
+                ..
             } => {
                 let dst = node.outputs[0];
-                let variable = self.variable(d.g, dst, container, name)?;
+                let variable = self.variable(d.g, dst, container, name);
+                if let Some(initial) = initial {
+                    self.variables[variable as usize].initial = Some(initial.tensor()?);
+                }
                 let dst = d.value(dst)?;
                 StepKind::ReadVariable { variable, dst }
             }
             Op::AssignVariable { container, name } => {
                 let src = node.inputs[0];
-                let variable = self.variable(d.g, src, container, name)?;
+                let variable = self.variable(d.g, src, container, name);
                 let src = d.value(src)?;
                 StepKind::AssignVariable { variable, src }
             }
@@ -431,7 +437,7 @@ impl Assembler<'_> {
         Ok(vec![kind])
     }
 
-    fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> Result<u32> {
+    fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> u32 {
         let found = self
             .variables
             .iter()
@@ -439,18 +445,16 @@ impl Assembler<'_> {
         let i = match found {
             Some(i) => i,
             None => {
-                let (dtype, shape) = (g.ty(value).dtype, static_shape(g, value)?);
                 self.variables.push(VariableSpec {
                     container: container.to_owned(),
                     name: name.to_owned(),
-                    dtype,
-                    shape,
+                    dtype: g.ty(value).dtype,
                     initial: None,
                 });
                 self.variables.len() - 1
             }
         };
-        Ok(i as u32)
+        i as u32
     }
 
     /// `if`, `loop` and `scan` become steps with sub-programs on the same device.

@@ -11,6 +11,7 @@ use crate::passes;
 use crate::pipeline::{Stage, with_pins};
 use crate::place::Fallback;
 use gristmill_runtime::Tensor;
+use gristmill_runtime::exec::{Resources, Transaction};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -28,16 +29,14 @@ pub(crate) struct Segmented {
     /// The segments, in their order, as nodes.
     graph: Graph,
     parts: Vec<Compiled>,
+    /// Variables, where a segment uses some: a run of all segments is one use of them.
+    resources: Option<Arc<Resources>>,
 }
 
 impl Segmented {
     /// Cuts a graph, in which the sizes of `options` stand for their symbols.
     pub(crate) fn of(graph: Graph, options: &Options, shared: &Arc<Shared>) -> Result<Segmented> {
-        if options.plan.is_some() {
-            let message = "a plan is for a model that is compiled as a whole";
-            let e = Error::unsupported(format!("{message}; the data decides extents of this one"));
-            return Err(e.hint("leave the plan out"));
-        }
+        check_plan(options)?;
         let graph = with_pins(graph, options)?;
         if options.fallback == Fallback::Error {
             check_requests(&graph)?;
@@ -46,7 +45,12 @@ impl Segmented {
         let parts = passes::segments(&graph).into_iter();
         let parts = parts.map(|part| Compiled::of(part.into(), &options_of(part, options), shared));
         let parts = parts.collect::<Result<_>>()?;
-        Ok(Segmented { graph, parts })
+        let resources = graph.has_state().then(|| shared.resources.clone());
+        Ok(Segmented {
+            graph,
+            parts,
+            resources,
+        })
     }
 
     pub(crate) fn n_segments(&self) -> usize {
@@ -63,12 +67,17 @@ impl Segmented {
 
     /// The results for inputs of the declared types; `watch` sees each segment before it runs.
     pub(crate) fn run(&self, inputs: &[Tensor], watch: Watch) -> Result<Vec<Tensor>> {
+        let transaction = self.resources.as_ref().map(|resources| resources.begin());
         let segment = |number: usize, inputs: &[Tensor]| {
             let part = &self.parts[number];
-            let results = part.run_part(number, inputs, watch);
+            let results = part.run_part(number, inputs, transaction.as_ref(), watch);
             results.map_err(|e| part.with_sizes(e, inputs))
         };
-        interp::run_segments(&self.graph, inputs, &segment)
+        let results = interp::run_segments(&self.graph, inputs, &segment)?;
+        if let Some(transaction) = transaction {
+            transaction.commit();
+        }
+        Ok(results)
     }
 
     /// The text of a stage of each segment, and of [`Stage::Segments`]. `shapes` gives those of the
@@ -103,10 +112,19 @@ pub(super) fn not_whole(n_segments: Option<usize>) -> Error {
 }
 
 impl Compiled {
-    fn run_part(&self, number: usize, inputs: &[Tensor], watch: Watch) -> Result<Vec<Tensor>> {
+    fn run_part(
+        &self,
+        number: usize,
+        inputs: &[Tensor],
+        transaction: Option<&Transaction>,
+        watch: Watch,
+    ) -> Result<Vec<Tensor>> {
         let executable = self.for_inputs(inputs)?;
         watch(number, &executable)?;
-        Ok(executable.run(inputs)?.into_tensors())
+        match transaction {
+            Some(transaction) => executable.run_in(transaction, inputs),
+            None => Ok(executable.run(inputs)?.into_tensors()),
+        }
     }
 
     /// The error of a segment, with the sizes of symbols in its inputs.
@@ -133,6 +151,15 @@ impl Compiled {
 /// Most symbols that an error names.
 const MAX_NAMED: usize = 8;
 
+fn check_plan(options: &Options) -> Result<()> {
+    if options.plan.is_none() {
+        return Ok(());
+    }
+    let message = "a plan is for a model that is compiled as a whole";
+    let e = Error::unsupported(format!("{message}; the data decides extents of this one"));
+    Err(e.hint("leave the plan out"))
+}
+
 /// Errors when a node that the host computes, since the data decides extents of its result, is to
 /// be on another kind of device.
 fn check_requests(g: &Graph) -> Result<()> {
@@ -152,10 +179,13 @@ fn check_requests(g: &Graph) -> Result<()> {
 
 /// The options for a segment: sizes are in its graph, and so are pins, as requests of its nodes.
 fn options_of(part: &Graph, options: &Options) -> Options {
-    let known: BTreeSet<String> = part.symbols().into_iter().collect();
-    let mut options = options.clone();
-    options.dims = Bindings::new();
-    options.pins = Vec::new();
-    options.ranges.retain(|dim, _| known.contains(dim));
-    options
+    let known = part.symbols();
+    let mut ranges = options.ranges.clone();
+    ranges.retain(|dim, _| known.contains(dim));
+    Options {
+        dims: Bindings::new(),
+        pins: Vec::new(),
+        ranges,
+        ..options.clone()
+    }
 }

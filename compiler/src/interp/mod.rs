@@ -53,7 +53,12 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// Runs a graph that reads and assigns the variables of `store`.
 pub fn run_with_state(graph: &Graph, inputs: &[Tensor], store: &mut Store) -> Result<Vec<Tensor>> {
-    Machine::new(store, Meter::unlimited()).run(graph, inputs, &Bindings::new())
+    // Assignments of a run that fails do not hold.
+    let mut assigned = store.clone();
+    let results =
+        Machine::new(&mut assigned, Meter::unlimited()).run(graph, inputs, &Bindings::new())?;
+    *store = assigned;
+    Ok(results)
 }
 
 /// Runs a graph as [`run`] does; `None` when that takes more work than `budget` allows.
@@ -248,16 +253,29 @@ impl Machine<'_> {
 
     fn read(&self, op: &Op) -> Result<Tensor> {
         let Op::ReadVariable {
-            container, name, ..
+            container,
+            name,
+            shape,
+            initial,
+            ..
         } = op
         else {
             return Err(mismatch(op));
         };
-        let value = self.store.get(container, name).cloned();
-        value.ok_or_else(|| {
-            let message = format!("variable {name:?} of container {container:?} has no value");
-            Error::invalid(message)
-        })
+        let label = format!("variable {name:?} of container {container:?}");
+        let value = match (self.store.get(container, name), initial) {
+            (Some(value), _) => value.clone(),
+            (None, Some(initial)) => initial.tensor()?,
+            (None, None) => return Err(Error::invalid(format!("{label} has no value"))),
+        };
+        let expected = Shape(shape.clone()).as_static();
+        match expected.filter(|expected| value.shape() != expected) {
+            None => Ok(value),
+            Some(expected) => Err(Error::invalid(format!(
+                "{label} has the shape {:?}, and is read as {expected:?}",
+                value.shape()
+            ))),
+        }
     }
 
     fn assign(&mut self, op: &Op, x: &Tensor) -> Result<Vec<Tensor>> {

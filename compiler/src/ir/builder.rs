@@ -215,6 +215,52 @@ impl GraphBuilder {
         .expect("a constant has no operand that could misfit")
     }
 
+    /// The value of a variable of the session's own container: `initial` until a run has assigned
+    /// another. Of the same shape, whatever the size of a run: see [`GraphBuilder::read_variable`].
+    #[track_caller]
+    pub fn variable(&mut self, name: &str, initial: impl Into<ConstData>) -> Result<ValueId> {
+        let initial = initial.into();
+        self.add1(
+            Op::ReadVariable {
+                container: String::new(),
+                name: name.to_owned(),
+                dtype: initial.dtype(),
+                shape: initial.shape().iter().map(|&n| n.into()).collect(),
+                initial: Some(initial),
+            },
+            &[],
+        )
+    }
+
+    /// The value of a variable of the session's own container, which an earlier run has assigned or
+    /// the caller has set. Symbols in its shape are those of inputs: it may grow from run to run.
+    #[track_caller]
+    pub fn read_variable<D: Into<Dim>>(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: impl IntoIterator<Item = D>,
+    ) -> Result<ValueId> {
+        self.add1(
+            Op::ReadVariable {
+                container: String::new(),
+                name: name.to_owned(),
+                dtype,
+                shape: shape.into_iter().map(Into::into).collect(),
+                initial: None,
+            },
+            &[],
+        )
+    }
+
+    /// Sets a variable of the session's own container, from the end of a run that ends well; reads
+    /// behind it have the new value. Gives that.
+    #[track_caller]
+    pub fn assign_variable(&mut self, name: &str, value: ValueId) -> Result<ValueId> {
+        let (container, name) = (String::new(), name.to_owned());
+        self.add1(Op::AssignVariable { container, name }, &[value])
+    }
+
     /// A constant of rank 0, `value` converted to `dtype`.
     #[track_caller]
     pub fn scalar(&mut self, dtype: DType, value: f64) -> ValueId {

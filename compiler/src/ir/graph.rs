@@ -1,7 +1,7 @@
 //! The graph: typed SSA over tensors, in dense tables, nodes in topological order.
 
 use super::constant::ConstData;
-use super::dim::Bindings;
+use super::dim::{Bindings, Dim};
 use super::ops::Op;
 use super::request::Requested;
 use super::types::Type;
@@ -281,7 +281,12 @@ impl Graph {
             ));
         }
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
-        (spec.infer)(op, &types, regions)
+        let results = (spec.infer)(op, &types, regions)?;
+        let is_negative = |d: &Dim| d.as_const().is_some_and(|c| c < 0);
+        match results.iter().find(|ty| ty.shape.iter().any(is_negative)) {
+            Some(ty) => Err(format!("the result would be {ty}: an extent is negative")),
+            None => Ok(results),
+        }
     }
 
     fn push_value(&mut self, ty: Type, def: Def) -> ValueId {

@@ -775,7 +775,25 @@ pub(super) fn cum_sum(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 }
 
 pub(super) fn read_variable(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, ReadVariable { dtype, shape });
+    attrs!(
+        op,
+        ReadVariable {
+            dtype,
+            shape,
+            initial
+        }
+    );
+    if let Some(initial) = initial {
+        let (found, extents) = (initial.dtype(), Shape::of(initial.shape()));
+        let differ = |(a, b): (&Dim, &Dim)| a.as_const().is_some_and(|a| !b.is(a));
+        let is_other = shape.len() != extents.rank() || shape.iter().zip(&*extents).any(differ);
+        if found != *dtype || is_other {
+            let read = Shape(shape.clone());
+            return Err(format!(
+                "the initial value is {found}{extents}, is read as {dtype}{read}"
+            ));
+        }
+    }
     one(*dtype, shape.clone())
 }
 

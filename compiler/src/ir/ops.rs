@@ -249,8 +249,14 @@ macro_rules! ops {
                 }
             }
 
-            /// Attributes in table order, as text.
+            /// Attributes in table order, as text. A variable without an initial value has no such attribute.
             pub fn attrs(&self) -> Vec<(&'static str, String)> {
+                let mut attrs = self.all_attrs();
+                attrs.retain(|(name, text)| (*name, &text[..]) != ("initial", "none"));
+                attrs
+            }
+
+            fn all_attrs(&self) -> Vec<(&'static str, String)> {
                 match self {
                     Op::Map(ScalarOp::Cast(to) | ScalarOp::BitCast(to)) => vec![("to", to.print())],
                     Op::Map(s) => s.attrs().into_iter().map(|(n, v)| (n, v.print())).collect(),
@@ -317,7 +323,11 @@ fn read<T: Attr>(
     attr: &mut dyn FnMut(&'static str) -> Result<String, String>,
     name: &'static str,
 ) -> Result<T, String> {
-    let text = attr(name)?;
+    let text = match attr(name) {
+        // The only attribute that a text need not have.
+        Err(_) if name == "initial" => "none".to_owned(),
+        text => text?,
+    };
     T::parse(&text).ok_or_else(|| format!("attribute {name} cannot be read from {text:?}"))
 }
 
@@ -517,8 +527,8 @@ ops! {
         infer: infer::segment, eval: Evaluator::Body,
         work: work::none, axes: Fixed, tolerance: EXACT,
     }
-    /// Current value of a variable in a resource container.
-    ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim> } "read_variable" 0..0 State {
+    /// Current value of a variable in a resource container; the initial one before the first assignment.
+    ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim>, initial: Option<ConstData> } "read_variable" 0..0 State {
         infer: infer::read_variable, eval: Evaluator::Read,
         work: work::none, axes: Fixed, tolerance: EXACT,
     }

@@ -11,6 +11,7 @@
 //! Values are numbered in order of appearance; `#n` is the n-th node line. Regions are nested graphs with their own numbers.
 
 use super::attr::Attr;
+use super::constant::ConstData;
 use super::graph::{Graph, Node, ValueId};
 use super::ops::Op;
 use super::types::Shape;
@@ -155,21 +156,29 @@ impl Printer<'_> {
     }
 
     fn attrs(&self, op: &Op) -> Vec<String> {
-        if let Op::Constant { value } = op
-            && value.len() > self.options.elide_above
-            && let Ok(t) = value.tensor()
-        {
-            return vec![format!(
-                "value = elided {}{} {:016x}",
-                t.dtype(),
-                Shape::of(t.shape()),
-                fnv1a(t.as_bytes())
-            )];
-        }
-        op.attrs()
-            .into_iter()
-            .map(|(n, v)| format!("{n} = {v}"))
-            .collect()
+        let constant = match op {
+            Op::Constant { value } => Some(value),
+            Op::ReadVariable { initial, .. } => initial.as_ref(),
+            _ => None,
+        };
+        let elided = constant.and_then(|value| self.elided(value));
+        let attrs = op.attrs().into_iter();
+        let attrs = attrs.map(|(name, text)| match (name, &elided) {
+            ("value" | "initial", Some(elided)) => format!("{name} = {elided}"),
+            _ => format!("{name} = {text}"),
+        });
+        attrs.collect()
+    }
+
+    /// Type and checksum of a constant that is too large to be printed.
+    fn elided(&self, value: &ConstData) -> Option<String> {
+        let is_large = value.len() > self.options.elide_above;
+        let t = is_large.then(|| value.tensor().ok()).flatten()?;
+        let (dtype, shape) = (t.dtype(), Shape::of(t.shape()));
+        Some(format!(
+            "elided {dtype}{shape} {:016x}",
+            fnv1a(t.as_bytes())
+        ))
     }
 }
 

@@ -3,8 +3,11 @@
 //! A graph lists its nodes in an order in which they can run, and variables are read and assigned in that order. Passes may
 //! reorder nodes as far as operands and control edges let them, so these edges must say so before the first pass runs.
 
+use super::constant::ConstData;
 use super::graph::{Graph, Node, NodeId};
 use super::ops::Op;
+use super::{OpClass, Origin, Type};
+use crate::error::Error;
 use std::collections::BTreeMap;
 
 /// Container and name of a variable.
@@ -71,6 +74,88 @@ impl Node {
             }
         }
         self.control.sort_unstable();
+    }
+}
+
+/// Type of a variable where a node uses it.
+struct Use<'g> {
+    ty: &'g Type,
+    initial: Option<&'g ConstData>,
+    origin: &'g Origin,
+}
+
+impl Graph {
+    /// True when a node, in regions too, uses a variable.
+    pub fn has_state(&self) -> bool {
+        let uses = |node: &Node| {
+            node.op.class() == OpClass::State || node.regions.iter().any(Graph::has_state)
+        };
+        self.nodes().any(|(_, node)| uses(node))
+    }
+
+    /// Errors, naming both nodes, when a variable is used with types that cannot meet, or with two
+    /// initial values. Extents with symbols may differ: the variable has another one after a run.
+    pub fn check_state(&self) -> Result<(), Error> {
+        let mut first = BTreeMap::new();
+        check_uses(self, &mut first)
+    }
+}
+
+fn check_uses<'g>(g: &'g Graph, first: &mut BTreeMap<Variable, Use<'g>>) -> Result<(), Error> {
+    for (_, node) in g.nodes() {
+        let used = match &node.op {
+            Op::ReadVariable {
+                container,
+                name,
+                initial,
+                ..
+            } => Some((container, name, initial.as_ref())),
+            Op::AssignVariable { container, name } => Some((container, name, None)),
+            _ => None,
+        };
+        if let Some((container, name, initial)) = used {
+            let own = Use {
+                ty: g.ty(node.outputs[0]),
+                initial,
+                origin: &node.origin,
+            };
+            let variable = (container.clone(), name.clone());
+            match first.get_mut(&variable) {
+                Some(other) => other.meet(own, &variable)?,
+                None => drop(first.insert(variable, own)),
+            }
+        }
+        node.regions.iter().try_for_each(|r| check_uses(r, first))?;
+    }
+    Ok(())
+}
+
+impl<'g> Use<'g> {
+    fn meet(&mut self, other: Use<'g>, (container, name): &Variable) -> Result<(), Error> {
+        let label = format!("variable {name:?} of container {container:?}");
+        let (a, b) = (self.ty, other.ty);
+        let extents = a.shape.iter().zip(b.shape.iter());
+        let mut constants = extents.filter_map(|(a, b)| Some((a.as_const()?, b.as_const()?)));
+        let is_other = a.dtype != b.dtype || a.rank() != b.rank();
+        if is_other || constants.any(|(a, b)| a != b) {
+            let message = format!(
+                "{label} is {b} here, and {a} in node {:?}",
+                self.origin.as_str()
+            );
+            return Err(Error::invalid(message).at_origin(other.origin));
+        }
+        match (self.initial, other.initial) {
+            (Some(a), Some(b)) if a != b => {
+                let first = self.origin.as_str();
+                let message = format!("{label} has another initial value in node {first:?}");
+                Err(Error::invalid(message).at_origin(other.origin))
+            }
+            (None, Some(initial)) => {
+                self.initial = Some(initial);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -550,7 +550,10 @@ fn reduce(cx: &mut Ctx) -> RuleResult<Content> {
         return Err(Miss::Unknown);
     }
     cx.ints("axes")?;
-    let c = Content::vector(cx, 0)?;
+    let c = Content::of(cx, 0)?;
+    if c.shape.len() != 1 {
+        return Err(Miss::Unknown);
+    }
     let (first, rest) = c.dims.split_first().ok_or(Miss::Unknown)?;
     let (op, ranges) = (cx.node.op_type.as_str(), cx.ranges());
     let step = |n: Dim, d: &Dim| match op {

@@ -81,7 +81,7 @@ impl OnOneDevice {
         p.report.scope = Scope::OneDevice;
         let lowered = generate_parts(
             Partitioned {
-                interface: Interface::of(&fused.clusters, sizes)?,
+                interface: Interface::of(&fused.clusters, sizes).map_err(Error::of_sizes)?,
                 graph: Graph::default(),
                 rewritten: Graph::default(),
                 clusters: Graph::default(),

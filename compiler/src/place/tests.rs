@@ -386,6 +386,7 @@ fn users_of_a_variable_stay_together() {
         name: "v".into(),
         dtype: DType::F32,
         shape: vec![4.into()],
+        initial: None,
     };
     let x = b.with_device("cpu:1", |b| b.add1(read, &[])).unwrap();
     let y = b.map(ScalarOp::Neg, &[x]).unwrap();

@@ -18,6 +18,7 @@ impl Variable {
             name: self.name.clone(),
             dtype: self.ty.dtype,
             shape: self.ty.shape.0.clone(),
+            initial: None,
         }
     }
 

@@ -94,6 +94,7 @@ fn read_variable() -> Op {
         name: "v".into(),
         dtype: DType::F32,
         shape: vec![8.into()],
+        initial: None,
     }
 }
 

@@ -132,16 +132,36 @@ pub(crate) enum Arena {
 pub(crate) enum PreparedStep {
     Kernel(PreparedKernel),
     Launch(PreparedLaunch),
-    Send { slot: usize, buffer: Span },
-    Recv { slot: usize, buffer: Span },
+    Send {
+        slot: usize,
+        buffer: Span,
+    },
+    Recv {
+        slot: usize,
+        buffer: Span,
+    },
     SendFromDevice(SendFromDevice),
-    RecvOnDevice { slot: usize, buffer: Span },
-    Copy { src: Span, dst: Span },
+    RecvOnDevice {
+        slot: usize,
+        buffer: Span,
+    },
+    Copy {
+        src: Span,
+        dst: Span,
+    },
     AllReduce(PreparedAllReduce),
     If(Box<PreparedIf>),
     Loop(Box<PreparedLoop>),
-    ReadVariable { variable: Arc<Variable>, dst: Span },
-    AssignVariable { variable: Arc<Variable>, src: Span },
+    ReadVariable {
+        variable: Arc<Variable>,
+        dst: Span,
+        shape: Vec<usize>,
+    },
+    AssignVariable {
+        variable: Arc<Variable>,
+        src: Span,
+        shape: Vec<usize>,
+    },
 }
 
 /// A send beside which its device computes on.
@@ -277,10 +297,12 @@ impl Frame {
             StepKind::ReadVariable { variable, dst } => PreparedStep::ReadVariable {
                 variable: source.variable(*variable)?,
                 dst: source.span(*dst),
+                shape: source.shape(*dst),
             },
             StepKind::AssignVariable { variable, src } => PreparedStep::AssignVariable {
                 variable: source.variable(*variable)?,
                 src: source.span(*src),
+                shape: source.shape(*src),
             },
         })
     }
@@ -492,6 +514,10 @@ impl<'a> StepSource<'a> {
 
     fn span(&self, id: BufferId) -> Span {
         Span::of(&self.partition.buffers, id)
+    }
+
+    fn shape(&self, id: BufferId) -> Vec<usize> {
+        self.partition.buffers[id.0 as usize].shape.clone()
     }
 
     fn variable(&self, index: u32) -> Result<Arc<Variable>, Error> {

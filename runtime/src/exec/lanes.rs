@@ -7,7 +7,7 @@
 //! side by side, without turns.
 
 use super::wait::{Event, Patience};
-use super::{ExecOptions, Executor};
+use super::{ExecOptions, Executor, Transaction};
 use crate::error::Error;
 use crate::program::Program;
 use crate::sync::{lock, wait_on};
@@ -119,6 +119,15 @@ impl Lanes {
     /// Runs once on a free lane and returns the outputs in program order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         self.on_free(|lane| lane.run(inputs))
+    }
+
+    /// Runs once on a free lane as a part of a transaction, as [`Executor::run_in`] does.
+    pub fn run_in(
+        &self,
+        transaction: &Transaction,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>, Error> {
+        self.on_free(|lane| lane.run_in(transaction, inputs))
     }
 
     /// Runs once on a free lane, as [`Executor::run_into`] does.

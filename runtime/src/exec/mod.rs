@@ -82,7 +82,7 @@ use worker::{ReplayMode, Schedule, Worker};
 
 pub use lanes::Lanes;
 pub use pool::Pool;
-pub use resources::Resources;
+pub use resources::{Resources, Transaction};
 
 /// Options of an executor.
 #[derive(Clone, Default)]
@@ -289,27 +289,43 @@ impl Executor {
 
     /// Runs once and returns the outputs in program order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
-        let outputs = self
-            .program()
-            .outputs
-            .iter()
-            .map(|o| Tensor::zeros(o.dtype, &o.shape));
-        let mut outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
+        let mut outputs = self.new_outputs()?;
         self.run_into(inputs, &mut outputs)?;
         Ok(outputs)
     }
 
+    fn new_outputs(&self) -> Result<Vec<Tensor>, Error> {
+        let specs = self.program().outputs.iter();
+        specs.map(|o| Tensor::zeros(o.dtype, &o.shape)).collect()
+    }
+
     /// Runs once and writes the outputs into `outputs`, whose contents are undefined after an error.
+    /// Variables that it assigns have their new values when it ended well, and else their old ones.
     ///
     /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; `OutOfMemory` when
     /// other runs have what there is; otherwise the error of the failing step. Allocates nothing
-    /// unless an output shares its bytes with another tensor, or another run has threads or memory
-    /// of the pool that this one needs.
+    /// unless an output shares its bytes with another tensor, a variable changes its shape, or
+    /// another run has threads or memory of the pool that this one needs.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
+        let transaction = self.has_state.then(|| self.resources.begin());
+        self.run_within(inputs, outputs)?;
+        if let Some(transaction) = transaction {
+            transaction.commit();
+        }
+        Ok(())
+    }
+
+    /// [`Executor::run`] as a part of a transaction on the variables that it uses.
+    pub fn run_in(&self, _: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        let mut outputs = self.new_outputs()?;
+        self.run_within(inputs, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    fn run_within(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         check_tensors("input", &self.program().inputs, inputs)?;
         check_tensors("output", &self.program().outputs, outputs)?;
         let mut helpers = lock(&self.turn);
-        let _state = self.locks_state().then(|| lock(&self.resources.run));
         let devices = &self.shared.devices;
         let program = self
             .shared
@@ -329,12 +345,6 @@ impl Executor {
         }
         helpers.drain(..).for_each(|h| self.pool.give_back(h));
         ran
-    }
-
-    /// True when runs of other programs on the same variables must wait for this one's. Lanes order
-    /// theirs by their turns.
-    fn locks_state(&self) -> bool {
-        self.has_state && self.shared.turns.is_none()
     }
 
     /// Runs on tensors that the workers have, and leaves the helpers that it took.

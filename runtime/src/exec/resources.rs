@@ -7,7 +7,7 @@ use crate::sync::lock;
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. Runs
 /// of programs that use variables come one after the other, so that what one reads and then assigns
@@ -16,21 +16,45 @@ use std::sync::{Arc, Mutex};
 pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,
     /// Held by a run that uses variables.
-    pub(crate) run: Mutex<()>,
+    run: Mutex<()>,
 }
 
-/// One variable. Memory is allocated when it is declared.
+/// One variable. Its value may have another shape after each run.
 pub(crate) struct Variable {
     label: String,
     dtype: DType,
-    shape: Vec<usize>,
-    initial: Option<Tensor>,
+    initial: Mutex<Option<Tensor>>,
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
-    assigned: bool,
-    value: Tensor,
+    /// The value after the last run that ended well; `None` when it was never assigned.
+    value: Option<Tensor>,
+    /// The value assigned by the run in progress.
+    pending: Option<Tensor>,
+    /// Memory for the next assignment.
+    spare: Option<Tensor>,
+}
+
+/// The variables for a run, or for several that count as one: assignments hold once it is committed,
+/// and not at all when it is dropped before. Other runs wait for its end.
+pub struct Transaction<'r> {
+    resources: &'r Resources,
+    _run: MutexGuard<'r, ()>,
+}
+
+impl Transaction<'_> {
+    /// Lets all assignments hold.
+    pub fn commit(self) {
+        self.resources.each(State::commit);
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        self.resources.each(State::roll_back);
+    }
 }
 
 impl fmt::Debug for Resources {
@@ -46,22 +70,38 @@ impl Resources {
             .get(&(container.to_owned(), name.to_owned()))?
             .clone();
         let state = lock(&variable.state);
-        state.assigned.then(|| state.value.clone())
+        state.value.clone()
     }
 
-    /// Sets a variable, declaring it if need be. Errors when it exists with another dtype or shape.
+    /// Begins a run, when no other is in progress any more.
+    pub fn begin(&self) -> Transaction<'_> {
+        Transaction {
+            resources: self,
+            _run: lock(&self.run),
+        }
+    }
+
+    fn each(&self, f: impl Fn(&mut State)) {
+        let variables = lock(&self.variables);
+        variables.values().for_each(|v| f(&mut lock(&v.state)));
+    }
+
+    /// Sets a variable between runs, declaring it if need be. Errors when it exists with another
+    /// dtype.
     pub fn set(&self, container: &str, name: &str, value: &Tensor) -> Result<(), Error> {
         let spec = VariableSpec {
             container: container.to_owned(),
             name: name.to_owned(),
             dtype: value.dtype(),
-            shape: value.shape().to_vec(),
             initial: None,
         };
-        self.declare(&spec)?.assign(|bytes| {
+        let transaction = self.begin();
+        self.declare(&spec)?.assign(value.shape(), |bytes| {
             bytes.copy_from_slice(value.as_bytes());
             Ok(())
-        })
+        })?;
+        transaction.commit();
+        Ok(())
     }
 
     /// Container and name of every variable, in order.
@@ -70,16 +110,13 @@ impl Resources {
     }
 
     /// Puts every variable of a container back to its initial value; those without one count as never assigned.
-    pub fn reset(&self, container: &str) -> Result<(), Error> {
-        let all: Vec<_> = lock(&self.variables)
-            .iter()
-            .filter(|(k, _)| k.0 == container)
-            .map(|(_, v)| v.clone())
-            .collect();
-        all.iter().try_for_each(|v| {
-            *lock(&v.state) = State::new(v.dtype, &v.shape, v.initial.as_ref())?;
-            Ok(())
-        })
+    pub fn reset(&self, container: &str) {
+        let transaction = self.begin();
+        let variables = lock(&self.variables);
+        let own = variables.iter().filter(|(key, _)| key.0 == container);
+        own.for_each(|(_, v)| *lock(&v.state) = State::of(lock(&v.initial).as_ref()));
+        drop(variables);
+        transaction.commit();
     }
 
     /// The variable of `spec`, created if the container does not hold it.
@@ -87,21 +124,21 @@ impl Resources {
         let label = format!("variable {:?} of container {:?}", spec.name, spec.container);
         let mut variables = lock(&self.variables);
         if let Some(old) = variables.get(&(spec.container.clone(), spec.name.clone())) {
-            if old.dtype != spec.dtype || old.shape != spec.shape {
+            if old.dtype != spec.dtype {
                 return Err(Error::invalid(format!(
-                    "{label} is {}{:?}, expected {}{:?}; use another container or name",
-                    old.dtype, old.shape, spec.dtype, spec.shape
+                    "{label} is {}, expected {}; use another container or name",
+                    old.dtype, spec.dtype
                 )));
             }
+            old.begin_with(spec.initial.as_ref());
             return Ok(old.clone());
         }
-        let state = Mutex::new(State::new(spec.dtype, &spec.shape, spec.initial.as_ref())?);
-        let (dtype, shape, initial) = (spec.dtype, spec.shape.clone(), spec.initial.clone());
+        let (dtype, initial) = (spec.dtype, spec.initial.clone());
+        let state = Mutex::new(State::of(initial.as_ref()));
         let variable = Arc::new(Variable {
             label,
             dtype,
-            shape,
-            initial,
+            initial: Mutex::new(initial),
             state,
         });
         variables.insert(
@@ -113,52 +150,79 @@ impl Resources {
 }
 
 impl State {
-    fn new(dtype: DType, shape: &[usize], initial: Option<&Tensor>) -> Result<State, Error> {
-        let mut value = Tensor::zeros(dtype, shape)?;
-        let Some(initial) = initial else {
-            return Ok(State {
-                assigned: false,
-                value,
-            });
-        };
-        if initial.dtype() != dtype || initial.shape() != shape {
-            let message = format!(
-                "initial value is {}{:?}, expected {dtype}{shape:?}",
-                initial.dtype(),
-                initial.shape()
-            );
-            return Err(Error::internal(message));
+    fn of(initial: Option<&Tensor>) -> State {
+        State {
+            value: initial.cloned(),
+            ..State::default()
         }
-        value.as_bytes_mut().copy_from_slice(initial.as_bytes());
-        Ok(State {
-            assigned: true,
-            value,
-        })
+    }
+
+    fn commit(&mut self) {
+        if let Some(assigned) = self.pending.take() {
+            self.spare = self.value.replace(assigned).or(self.spare.take());
+        }
+    }
+
+    fn roll_back(&mut self) {
+        self.spare = self.pending.take().or(self.spare.take());
+    }
+
+    /// Memory of a shape. After the first assignment there are two pieces of it, used in turn.
+    fn room(&mut self, dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
+        let old = self.pending.take().or_else(|| self.spare.take());
+        if let Some(old) = old.filter(|t| t.shape() == shape) {
+            return Ok(old);
+        }
+        if self.value.is_none() {
+            self.spare = Some(Tensor::zeros(dtype, shape)?);
+        }
+        Tensor::zeros(dtype, shape)
     }
 }
 
 impl Variable {
-    /// Gives the value's bytes to `take`. Errors when it was never assigned.
-    pub(crate) fn read(&self, take: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    /// Takes an initial value, where it has none; the value, where it was never assigned.
+    fn begin_with(&self, initial: Option<&Tensor>) {
+        let mut own = lock(&self.initial);
+        if let (None, Some(initial)) = (&*own, initial) {
+            *own = Some(initial.clone());
+            lock(&self.state).value.get_or_insert(initial.clone());
+        }
+    }
+
+    /// Gives the value's bytes to `take`. Errors when it was never assigned, or has another shape.
+    pub(crate) fn read(
+        &self,
+        shape: &[usize],
+        take: impl FnOnce(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let state = lock(&self.state);
-        if !state.assigned {
+        let Some(value) = state.pending.as_ref().or(state.value.as_ref()) else {
             return Err(Error::invalid(format!(
                 "{} is read before it was assigned",
                 self.label
             )));
+        };
+        if value.shape() != shape {
+            return Err(Error::invalid(format!(
+                "{} has the shape {:?}, and is read as {shape:?}",
+                self.label,
+                value.shape()
+            )));
         }
-        take(state.value.as_bytes())
+        take(value.as_bytes())
     }
 
-    /// Sets the value by `fill`, which writes its bytes; after an error it counts as never assigned.
+    /// Sets the value, from the end of the run on, by `fill`, which writes its bytes.
     pub(crate) fn assign(
         &self,
+        shape: &[usize],
         fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut state = lock(&self.state);
-        state.assigned = false;
-        fill(state.value.as_bytes_mut())?;
-        state.assigned = true;
+        let mut value = state.room(self.dtype, shape)?;
+        fill(value.as_bytes_mut())?;
+        state.pending = Some(value);
         Ok(())
     }
 }

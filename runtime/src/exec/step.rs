@@ -264,12 +264,16 @@ fn move_tensor(
             PreparedStep::Copy { src, dst } => {
                 memory.copy(address(src), address(dst), dst.size_bytes)
             }
-            PreparedStep::ReadVariable { variable, dst } => {
-                variable.read(|value| memory.write(address(dst), value))
-            }
-            PreparedStep::AssignVariable { variable, src } => {
-                variable.assign(|value| memory.read(address(src), value))
-            }
+            PreparedStep::ReadVariable {
+                variable,
+                dst,
+                shape,
+            } => variable.read(shape, |value| memory.write(address(dst), value)),
+            PreparedStep::AssignVariable {
+                variable,
+                src,
+                shape,
+            } => variable.assign(shape, |value| memory.read(address(src), value)),
             PreparedStep::Kernel(_)
             | PreparedStep::Launch(_)
             | PreparedStep::AllReduce(_)

@@ -887,7 +887,6 @@ fn counter() -> Program {
         container: "c".into(),
         name: "v".into(),
         dtype: DType::F32,
-        shape: vec![2],
         initial: Some(Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap()),
     }];
     p
@@ -916,7 +915,7 @@ fn variables_outlive_runs_and_executors() {
         resources.get("c", "v").unwrap().as_slice::<f32>(),
         [31.0, 62.0]
     );
-    resources.reset("c").unwrap();
+    resources.reset("c");
     assert_eq!(run(&first).unwrap(), [11.0, 22.0]);
     resources.set("c", "v", &x).unwrap();
     assert_eq!(run(&first).unwrap(), [20.0, 40.0]);
@@ -935,14 +934,16 @@ fn variables_outlive_runs_and_executors() {
         .to_string();
     let expected = "in node \"/read\": on /device:CPU:0: variable \"v\" of container \"c\" is read before it was assigned";
     assert_eq!(error, expected);
-    p.variables[0].shape = vec![1, 2];
-    p.partitions[0].steps.clear();
+    let other_dtype = Tensor::from_slice(&[1i64, 2], &[2]).unwrap();
+    assert!(resources.set("c", "v", &other_dtype).is_err());
+    let wider = Tensor::from_slice(&[1f32, 2.0, 3.0], &[3]).unwrap();
+    resources.set("c", "v", &wider).unwrap();
+    let error = run(&first).unwrap_err().to_string();
     assert!(
-        resources
-            .set("c", "v", &x.reshaped(&[1, 2]).unwrap())
-            .is_err(),
-        "another shape"
+        error.ends_with("has the shape [3], and is read as [2]"),
+        "{error}"
     );
+    assert_eq!(resources.get("c", "v").unwrap().shape(), [3]);
 }
 
 /// Both ways between devices 0 and 1 take `latency_ns`, and a microsecond for each byte.

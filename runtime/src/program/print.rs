@@ -43,8 +43,8 @@ fn print(p: &Program, f: &mut fmt::Formatter<'_>, indent: usize) -> fmt::Result 
         pad(f, indent + 1)?;
         writeln!(
             f,
-            "variable {i} {:?}/{:?}: {}{:?}",
-            v.container, v.name, v.dtype, v.shape
+            "variable {i} {:?}/{:?}: {}",
+            v.container, v.name, v.dtype
         )?;
     }
     p.partitions

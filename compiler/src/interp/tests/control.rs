@@ -208,6 +208,7 @@ fn variables_outlive_a_run() {
                 name: "n".into(),
                 dtype,
                 shape,
+                initial: None,
             },
             &[],
         )

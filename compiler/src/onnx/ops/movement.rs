@@ -622,15 +622,30 @@ fn padded(
         run_time::cut_and_added(cx, low)?,
         run_time::cut_and_added(cx, high)?,
     ];
-    let mut x = x;
-    if !cut_low.is(0) || !cut_high.is(0) {
-        let size = cx.shape_of(x)[axis].clone() - cut_low.clone() - cut_high;
-        x = cx.slice_axis(x, axis, &cut_low, &size)?;
+    let extent = cx.shape_of(x)[axis].clone();
+    let cut = cut_low.clone() + cut_high;
+    if mode != PadMode::Constant {
+        let x = without(cx, x, axis, &cut_low, &cut)?;
+        return match low.is(0) && high.is(0) {
+            true => Ok(x),
+            false => run_time::continued(cx, x, axis, [&low, &high], mode),
+        };
     }
-    match mode {
-        _ if low.is(0) && high.is(0) => Ok(x),
-        PadMode::Constant => run_time::bordered(cx, x, axis, [&low, &high], fill),
-        _ => run_time::continued(cx, x, axis, [&low, &high], mode),
+    // A cut of more than there is takes the rest from the elements that are added.
+    let taken = cx.least(&cut, &extent);
+    let x = without(cx, x, axis, &cx.least(&cut_low, &extent), &taken)?;
+    let added = low.clone() + high - (cut - taken);
+    let low = cx.least(&low, &added);
+    let high = added - low.clone();
+    run_time::bordered(cx, x, axis, [&low, &high], fill)
+}
+
+/// An axis without `n` elements, of which `low` are its first.
+fn without(cx: &mut Ctx, x: ValueId, axis: usize, low: &Dim, n: &Dim) -> Result<ValueId> {
+    let size = cx.shape_of(x)[axis].clone() - n.clone();
+    match n.is(0) {
+        true => Ok(x),
+        false => cx.slice_axis(x, axis, low, &size),
     }
 }
 

@@ -217,7 +217,9 @@ fn borders_are_as_wide_as_operands_say() {
         for pads in grown.into_iter().chain(cut) {
             m.check(&[floats(&[4, 5]), ints(&pads)]);
         }
-        m.error(&[floats(&[4, 5]), ints(&[0, -3, 0, -3])]);
+        let all_and_more = [floats(&[4, 5]), ints(&[0, -3, 0, -3])];
+        let error = m.compiled.run_ordered(&all_and_more).unwrap_err();
+        assert_eq!(error.node(), Some("Pad_0:y"), "{error}");
     }
 }
 

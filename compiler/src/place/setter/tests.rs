@@ -28,6 +28,7 @@ fn devices(scope: DeviceScope, steps: &[(Step, &str)]) -> Result<Vec<String>> {
                             name,
                             dtype: *dtype,
                             shape,
+                            initial: None,
                         },
                         &[],
                     )

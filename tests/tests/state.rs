@@ -1,0 +1,141 @@
+//! Variables: their types, initial values, growth, and runs that fail.
+
+use super::multi_device::options;
+use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ScalarOp};
+use gristmill::{Compiled, DType, Tensor, compile};
+
+fn reals(values: &[f32]) -> Tensor {
+    Tensor::from_slice(values, &[values.len()]).unwrap()
+}
+
+fn value(model: &Compiled, name: &str) -> Vec<f32> {
+    let value = model.resources().get("", name).expect("it was assigned");
+    value.as_slice::<f32>().to_vec()
+}
+
+/// A sum over all runs. The element at `at` of `x` is picked after the assignment; where `in_segments`, the number of elements of
+/// `x` that are not zero is between the two.
+fn counter(in_segments: bool) -> Graph {
+    let mut b = GraphBuilder::new("counter");
+    let x = b.input("x", DType::F32, [Dim::from("n")]);
+    let at = b.input("at", DType::I64, [1]);
+    let old = b.variable("sum", reals(&[10.0])).unwrap();
+    let total = b
+        .reduce(gristmill::ir::ReduceKind::Sum, x, &[0], true)
+        .unwrap();
+    let new = b.add_(old, total).unwrap();
+    let mut picked = x;
+    if in_segments {
+        let count = Dim::from("count");
+        let places = b
+            .add1(
+                Op::NonZero {
+                    count: count.clone(),
+                },
+                &[x],
+            )
+            .unwrap();
+        let places = b.reshape(places, [count]).unwrap();
+        picked = b.add1(Op::Gather { axis: 0 }, &[x, places]).unwrap();
+    }
+    let new = b.assign_variable("sum", new).unwrap();
+    let y = b.add1(Op::Gather { axis: 0 }, &[picked, at]).unwrap();
+    b.output("y", y);
+    b.output("sum", new);
+    b.finish().unwrap()
+}
+
+fn run(model: &Compiled, x: &[f32], at: i64) -> gristmill::Result<Vec<f32>> {
+    let at = Tensor::from_slice(&[at], &[1]).unwrap();
+    let outputs = model.run([("x", reals(x)), ("at", at)])?;
+    Ok(outputs["sum"].as_slice::<f32>().to_vec())
+}
+
+#[test]
+fn a_run_that_fails_assigns_nothing() {
+    for (in_segments, devices) in [(false, "cpu:1"), (true, "cpu:1"), (false, "cpu:2")] {
+        let graph = counter(in_segments);
+        let parsed = Graph::parse(&graph.to_string()).unwrap();
+        for graph in [graph, parsed] {
+            let model = compile(&graph, &options(devices, 2)).unwrap();
+            assert_eq!(model.is_whole(), !in_segments);
+            assert_eq!(
+                run(&model, &[1.0, 2.0], 0).unwrap(),
+                [13.0],
+                "from the initial value"
+            );
+            run(&model, &[1.0, 2.0, 3.0], 7).unwrap_err();
+            assert_eq!(value(&model, "sum"), [13.0], "in segments: {in_segments}");
+            assert_eq!(run(&model, &[5.0], 0).unwrap(), [18.0]);
+            assert_eq!(value(&model, "sum"), [18.0]);
+            model.resources().reset("");
+            assert_eq!(run(&model, &[1.0], 0).unwrap(), [11.0]);
+        }
+    }
+}
+
+#[test]
+fn concurrent_runs_in_segments_lose_no_assignment() {
+    let model = compile(&counter(true), &options("cpu:1", 2)).unwrap();
+    std::thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| (0..50).for_each(|_| drop(run(&model, &[1.0, 1.0], 0).unwrap())));
+        }
+    });
+    assert_eq!(value(&model, "sum"), [410.0]);
+}
+
+#[test]
+fn a_variable_may_grow_from_run_to_run() {
+    let mut b = GraphBuilder::new("cache");
+    let past = b.input("past", DType::Bool, [Dim::from("p")]);
+    let x = b.input("x", DType::F32, [Dim::from(1), Dim::from(2)]);
+    let cache = b
+        .read_variable("cache", DType::F32, [Dim::from("p"), Dim::from(2)])
+        .unwrap();
+    let grown = b.concat(&[cache, x], 0).unwrap();
+    let grown = b.assign_variable("cache", grown).unwrap();
+    let y = b.map(ScalarOp::Neg, &[grown]).unwrap();
+    b.output("y", y);
+    b.output("past", past);
+    let model = compile(&b.finish().unwrap(), &options("cpu:1", 2)).unwrap();
+    let step = |p: usize, x: f32| {
+        let past = Tensor::zeros(DType::Bool, &[p]).unwrap();
+        let x = Tensor::from_slice(&[x, x], &[1, 2]).unwrap();
+        model.run([("past", past), ("x", x)])
+    };
+    let empty = Tensor::zeros(DType::F32, &[0, 2]).unwrap();
+    model.resources().set("", "cache", &empty).unwrap();
+    for p in 0..6 {
+        let y = step(p, p as f32).unwrap()["y"].clone();
+        assert_eq!(y.shape(), [p + 1, 2]);
+    }
+    let error = step(3, 0.0).unwrap_err().to_string();
+    assert!(
+        error.contains("has the shape [6, 2], and is read as [3, 2]"),
+        "{error}"
+    );
+    assert_eq!(value(&model, "cache")[10..], [5.0, 5.0]);
+}
+
+#[test]
+fn types_of_a_variable_that_cannot_meet_are_errors() {
+    let error = |assigned: &[usize], dtype: DType, read: Vec<Dim>| {
+        let mut b = GraphBuilder::new("types");
+        let x = b.input("x", DType::F32, assigned.iter().copied());
+        let old = b.read_variable("v", dtype, read).unwrap();
+        let new = b.assign_variable("v", x).unwrap();
+        b.output("old", old);
+        b.output("new", new);
+        let compiled = compile(&b.finish().unwrap(), &options("cpu:1", 2));
+        compiled.err().map(|e| e.to_string())
+    };
+    let other_dtype = error(&[4], DType::I64, vec![4.into()]).unwrap();
+    assert!(
+        other_dtype.contains("is f32[4] here, and i64[4] in node"),
+        "{other_dtype}"
+    );
+    assert!(error(&[4], DType::F32, vec![5.into()]).is_some());
+    assert!(error(&[4], DType::F32, vec![1.into(), 4.into()]).is_some());
+    assert_eq!(error(&[4], DType::F32, vec![4.into()]), None);
+}
