@@ -196,7 +196,7 @@ fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
 }
 
 /// True when a tensor has the dtype and the rank of a type, and its constant extents.
-fn fits(ty: &Type, tensor: &Tensor) -> bool {
+pub(crate) fn fits(ty: &Type, tensor: &Tensor) -> bool {
     let mut extents = ty.shape.iter().zip(tensor.shape());
     tensor.dtype() == ty.dtype
         && tensor.shape().len() == ty.rank()
@@ -303,6 +303,15 @@ impl Compiled {
     /// True when no dim of an input is without a size or a range.
     pub(crate) fn has_declared_shapes(&self) -> bool {
         (0..self.inputs.len()).all(|i| self.declared_shape(i).is_ok())
+    }
+
+    /// Variables that the graph uses, named `CONTAINER/NAME` but for those of the session's own
+    /// container, with the types of their first uses.
+    pub(crate) fn variables(&self) -> Vec<(String, Type)> {
+        match &self.source {
+            Source::Onnx(_) => Vec::new(),
+            Source::Graph(g) => g.variables(),
+        }
     }
 
     /// Names of the outputs.

@@ -1,6 +1,7 @@
 //! Variables: their types, initial values, growth, and runs that fail.
 
 use super::multi_device::options;
+use crate::process::gristmill;
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ScalarOp};
 use gristmill::{Compiled, DType, Tensor, compile};
 
@@ -138,4 +139,64 @@ fn types_of_a_variable_that_cannot_meet_are_errors() {
     assert!(error(&[4], DType::F32, vec![5.into()]).is_some());
     assert!(error(&[4], DType::F32, vec![1.into(), 4.into()]).is_some());
     assert_eq!(error(&[4], DType::F32, vec![4.into()]), None);
+}
+
+#[test]
+fn variables_are_set_on_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = r#"graph "sum" {
+  %0 = input "x": f32[2]
+  %1: f32[2] = read_variable() {container = "", name = "sum", dtype = f32, shape = [2]} @ "/read"
+  %2: f32[2] = add(%0, %1) @ "/add"
+  %3: f32[2] = assign_variable(%2) {container = "", name = "sum"} @ "/assign"
+  output "y" %3
+}
+"#;
+    std::fs::write(folder.path().join("sum.ir"), text).unwrap();
+    reals(&[1.0, 2.0])
+        .to_npy(folder.path().join("x.npy"))
+        .unwrap();
+    reals(&[10.0, 20.0])
+        .to_npy(folder.path().join("v.npy"))
+        .unwrap();
+    reals(&[10.0])
+        .to_npy(folder.path().join("short.npy"))
+        .unwrap();
+    let run = |variable: &[&str]| {
+        let args = ["run", "sum.ir", "--input", "x=x.npy"];
+        gristmill(folder.path(), &[&args[..], variable].concat())
+    };
+    let set = run(&["--variable", "sum=v.npy"]);
+    assert!(
+        set.stdout.contains("[11.000000, 22.000000]"),
+        "{}{}",
+        set.stdout,
+        set.stderr
+    );
+    let unset = run(&[]);
+    assert_eq!(unset.code, Some(2));
+    let hint = "read before it was assigned (try: --variable NAME=FILE.npy gives it a value)";
+    assert!(unset.stderr.contains(hint), "{}", unset.stderr);
+    for (flag, said) in [
+        ("sun=v.npy", "\"sum\""),
+        ("sum=short.npy", "expected f32[2], got f32[1]"),
+        ("sum", "expected NAME=FILE.npy"),
+    ] {
+        let ended = run(&["--variable", flag]);
+        assert_eq!(ended.code, Some(2), "{flag}");
+        assert!(ended.stderr.contains(said), "{flag}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_timeout_ends_runs_that_never_would() {
+    let hostile = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/hostile");
+    for verb in ["run", "bench"] {
+        let args = [verb, "loop_without_end.onnx", "--timeout", "300ms"];
+        let ended = gristmill(&hostile, &args);
+        assert_eq!(ended.code, Some(5), "{verb}: {}", ended.stderr);
+        assert!(ended.stderr.contains("--timeout"), "{}", ended.stderr);
+    }
+    let args = ["run", "loop_without_end.onnx", "--timeout", "soon"];
+    assert_eq!(gristmill(&hostile, &args).code, Some(2));
 }

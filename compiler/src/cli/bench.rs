@@ -3,6 +3,7 @@
 use super::args::CompileArgs;
 use super::inputs::{self, InputArgs, Inputs};
 use super::output::{self, errln, outln};
+use super::watchdog::within;
 use super::{load, parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
@@ -308,7 +309,7 @@ fn measure(args: &BenchArgs, p: &Prepared) -> Result<Times> {
 
 /// Results of first runs, which later ones overwrite, for each run that can be in flight.
 fn warmed_up(args: &BenchArgs, p: &Prepared) -> Result<Vec<Vec<Tensor>>> {
-    p.run()?;
+    within(args.inputs.timeout, || p.run())?;
     if args.profile {
         p.whole()?.start_profile()?;
     }

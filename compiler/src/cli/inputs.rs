@@ -1,10 +1,11 @@
 //! The inputs of a run: tensors that the user gives, and random ones for the others.
 
-use super::load;
 use super::output::errln;
-use crate::compiled::{Compiled, InputShapes};
+use super::{load, parse};
+use crate::compiled::{Compiled, InputShapes, fits};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Graph, Node, Op, ScalarOp, Type};
+use crate::nearest::unknown;
 use crate::rng::Rng;
 use crate::units::printable;
 use crate::{DType, Tensor};
@@ -13,6 +14,7 @@ use gristmill_runtime::dtype::Element;
 use gristmill_runtime::{npy, with_dtype};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Flags that say where the inputs of a run come from.
 #[derive(Args)]
@@ -29,6 +31,12 @@ pub struct InputArgs {
     /// Seed of random inputs.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Value of a variable of the graph before the run, from a NumPy file; CONTAINER/NAME for one of a container.
+    #[arg(long, value_name = "NAME=FILE.npy")]
+    pub variable: Vec<String>,
+    /// Ends a run that takes longer, e.g. `10s` or `2m`, with exit code 5.
+    #[arg(long, value_name = "TIME", value_parser = timeout)]
+    pub timeout: Option<Duration>,
     /// Range of the random values of an input, both ends included, e.g. `token_type_ids=0..1`.
     ///
     /// By default floats are normal, truth values true, and integers in the axis that they index, or else from 0 to 63.
@@ -55,6 +63,9 @@ impl Inputs {
 
     /// An error of a run, with a hint where random values may be the cause.
     pub fn explain(&self, e: Error) -> Error {
+        if e.to_string().ends_with("is read before it was assigned") {
+            return e.hint("--variable NAME=FILE.npy gives it a value");
+        }
         if self.random.is_empty() || e.kind() != ErrorKind::InvalidInput {
             return e;
         }
@@ -62,8 +73,13 @@ impl Inputs {
     }
 }
 
-/// Collects the inputs of one run.
+fn timeout(text: &str) -> Result<Duration, String> {
+    parse::time(text).map_err(|e| e.to_string())
+}
+
+/// Collects the inputs of one run, and sets the variables that flags give.
 pub fn gather(args: &InputArgs, compiled: &Compiled) -> Result<Inputs> {
+    set_variables(&args.variable, compiled)?;
     let given = match &args.test_data {
         Some(folder) => return test_data(folder, compiled),
         None => given(args, compiled)?,
@@ -125,6 +141,27 @@ fn given(args: &InputArgs, compiled: &Compiled) -> Result<BTreeMap<String, Tenso
         }
     }
     Ok(given)
+}
+
+fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
+    let known = compiled.variables();
+    for flag in flags {
+        let (label, path) = flag.split_once('=').ok_or_else(|| {
+            Error::invalid(format!("--variable {flag:?}: expected NAME=FILE.npy"))
+        })?;
+        let labels = known.iter().map(|(label, _)| label.as_str());
+        let ty = known.iter().find(|(known, _)| known == label);
+        let (_, ty) = ty.ok_or_else(|| Error::invalid(unknown("variable", label, labels)))?;
+        let value = as_declared(Tensor::from_npy(path)?, ty)?;
+        if !fits(ty, &value) {
+            let (dtype, shape) = (value.dtype(), value.shape());
+            let message = format!("variable {label:?}: expected {ty}, got {dtype}{shape:?}");
+            return Err(Error::invalid(message));
+        }
+        let (container, name) = label.rsplit_once('/').unwrap_or(("", label));
+        compiled.resources().set(container, name, &value)?;
+    }
+    Ok(())
 }
 
 /// The input and the tensor of a flag `--input`.

@@ -17,6 +17,7 @@ mod place;
 mod planned;
 mod run;
 mod summary;
+mod watchdog;
 
 use crate::error::{Error, ErrorKind, Result};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -3,6 +3,7 @@
 use super::args::CompileArgs;
 use super::inputs::{self, InputArgs, Inputs};
 use super::output::{errln, outln};
+use super::watchdog::within;
 use super::{load, parse, print_json, summary};
 use crate::Tensor;
 use crate::compiled::{Compiled, Executable, Outputs, Source, compile};
@@ -114,7 +115,8 @@ fn timed_run(args: &RunArgs, compiled: &Compiled, inputs: &Inputs) -> Result<(Ou
         false => Ok(()),
     };
     let started = Instant::now();
-    let outputs = compiled.run_watched(&inputs.tensors, &report);
+    let run = || compiled.run_watched(&inputs.tensors, &report);
+    let outputs = within(args.inputs.timeout, run);
     let run_ns = started.elapsed().as_nanos() as u64;
     Ok((outputs.map_err(|e| inputs.explain(e))?, run_ns))
 }

@@ -93,15 +93,38 @@ impl Graph {
         self.nodes().any(|(_, node)| uses(node))
     }
 
+    /// The variables, named `CONTAINER/NAME` where they have a container, with the types of their
+    /// first uses.
+    pub fn variables(&self) -> Vec<(String, Type)> {
+        let mut first = BTreeMap::new();
+        for (variable, used) in uses(self) {
+            first.entry(variable).or_insert(used);
+        }
+        let label = |(container, name): Variable| match container.is_empty() {
+            true => name,
+            false => format!("{container}/{name}"),
+        };
+        let typed = first.into_iter();
+        typed.map(|(v, used)| (label(v), used.ty.clone())).collect()
+    }
+
     /// Errors, naming both nodes, when a variable is used with types that cannot meet, or with two
     /// initial values. Extents with symbols may differ: the variable has another one after a run.
     pub fn check_state(&self) -> Result<(), Error> {
-        let mut first = BTreeMap::new();
-        check_uses(self, &mut first)
+        let mut first: BTreeMap<Variable, Use> = BTreeMap::new();
+        for (variable, own) in uses(self) {
+            match first.get_mut(&variable) {
+                Some(other) => other.meet(own, &variable)?,
+                None => drop(first.insert(variable, own)),
+            }
+        }
+        Ok(())
     }
 }
 
-fn check_uses<'g>(g: &'g Graph, first: &mut BTreeMap<Variable, Use<'g>>) -> Result<(), Error> {
+/// All uses of variables, in regions too.
+fn uses(g: &Graph) -> Vec<(Variable, Use<'_>)> {
+    let mut found = Vec::new();
     for (_, node) in g.nodes() {
         let used = match &node.op {
             Op::ReadVariable {
@@ -119,15 +142,11 @@ fn check_uses<'g>(g: &'g Graph, first: &mut BTreeMap<Variable, Use<'g>>) -> Resu
                 initial,
                 origin: &node.origin,
             };
-            let variable = (container.clone(), name.clone());
-            match first.get_mut(&variable) {
-                Some(other) => other.meet(own, &variable)?,
-                None => drop(first.insert(variable, own)),
-            }
+            found.push(((container.clone(), name.clone()), own));
         }
-        node.regions.iter().try_for_each(|r| check_uses(r, first))?;
+        found.extend(node.regions.iter().flat_map(uses));
     }
-    Ok(())
+    found
 }
 
 impl<'g> Use<'g> {
