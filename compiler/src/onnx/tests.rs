@@ -5,6 +5,7 @@ mod contrib;
 mod control;
 mod image;
 mod run_time;
+mod shape_arithmetic;
 
 use super::proto::*;
 use super::*;
