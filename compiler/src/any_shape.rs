@@ -174,7 +174,7 @@ fn has_sums(graph: &Graph) -> bool {
 }
 
 fn inputs_of(graph: &Graph) -> Graph {
-    let mut inputs = Graph::new(&graph.name);
+    let mut inputs = graph.emptied();
     for (&v, name) in graph.inputs.iter().zip(&graph.input_names) {
         inputs.add_input(name, graph.ty(v).clone());
     }

@@ -195,6 +195,19 @@ fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The options, with the ranges that a graph declares where these are narrower.
+fn with_ranges(source: &Source, options: &Options) -> Options {
+    let mut options = options.clone();
+    if let Source::Graph(g) = source {
+        for (dim, range) in &g.ranges {
+            let own = options.ranges.entry(dim.clone()).or_insert(*range);
+            own.min = own.min.max(range.min);
+            own.max = own.max.min(range.max);
+        }
+    }
+    options
+}
+
 /// True when a tensor has the dtype and the rank of a type, and its constant extents.
 pub(crate) fn fits(ty: &Type, tensor: &Tensor) -> bool {
     let mut extents = ty.shape.iter().zip(tensor.shape());
@@ -242,10 +255,10 @@ impl Compiled {
                 (interface(&bound), (BTreeSet::new(), has_extents))
             }
         };
-        check_ranges(&symbolic.0, options)?;
+        check_ranges(&symbolic.0, &with_ranges(&source, options))?;
         let mut compiled = Compiled {
+            options: with_ranges(&source, options),
             source,
-            options: options.clone(),
             inputs: symbolic.0,
             outputs: symbolic.1,
             value_inputs,

@@ -2,11 +2,11 @@
 
 use super::multi_device::options;
 use crate::process::gristmill;
-use gristmill::interp::compare::allclose;
+use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::Graph;
 use gristmill::ir::print::PrintOptions;
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Compiled, Tensor, compile, onnx};
+use gristmill::{Compiled, DType, DimRange, Options, Tensor, compile, onnx};
 use std::path::{Path, PathBuf};
 
 /// A model, and the inputs and results of its runs.
@@ -124,4 +124,42 @@ fn check_and_dump_take_what_run_takes() {
             assert_eq!(code, Some(0), "{} {args:?}: {said}", case.name);
         }
     }
+}
+
+/// Within its declared range a size simplifies the graph; the text of that says so, and no run leaves it.
+#[test]
+fn declared_ranges_are_kept_by_texts_and_runs() {
+    let case = cases()
+        .into_iter()
+        .find(|c| c.name == "slice_beyond_the_end");
+    let model = case.expect("it is there").model;
+    let range = DimRange { min: 8, max: 64 };
+    let spec = onnx::Specialisation {
+        ranges: [("N".to_owned(), range)].into(),
+        ..onnx::Specialisation::default()
+    };
+    let text = model.graph(&spec).unwrap().to_string();
+    assert!(text.contains("range \"N\" = 8..64"), "{text}");
+    assert!(!text.contains("min("), "{text}");
+    let graph = Graph::parse(&text).unwrap();
+    assert_eq!(graph.to_string(), text);
+    let with_range = Options {
+        ranges: spec.ranges.clone(),
+        ..options("cpu:1", 2)
+    };
+    for model in [
+        compile(&graph, &options("cpu:1", 2)).unwrap(),
+        compile(&model, &with_range).unwrap(),
+    ] {
+        let run = |n: usize| model.run([("x", Tensor::zeros(DType::F32, &[n]).unwrap())]);
+        assert_eq!(run(9).unwrap()["s"].as_slice::<i64>(), [5]);
+        let error = run(3).unwrap_err().to_string();
+        assert!(
+            error.contains("dim \"N\" is 3, outside of its declared range 8..64"),
+            "{error}"
+        );
+    }
+    let x = [Tensor::zeros(DType::F32, &[3]).unwrap()];
+    let error = interp::run(&graph, &x).unwrap_err().to_string();
+    assert!(error.contains("outside of its declared range"), "{error}");
 }

@@ -36,7 +36,7 @@ pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
         g,
         kernels,
         stored_by,
-        out: Graph::new(&g.name),
+        out: g.emptied(),
         values: BTreeMap::new(),
         made: BTreeMap::new(),
     };

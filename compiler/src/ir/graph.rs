@@ -1,7 +1,7 @@
 //! The graph: typed SSA over tensors, in dense tables, nodes in topological order.
 
 use super::constant::ConstData;
-use super::dim::{Bindings, Dim};
+use super::dim::{Bindings, Dim, Ranges};
 use super::ops::Op;
 use super::request::Requested;
 use super::types::Type;
@@ -176,6 +176,8 @@ pub struct Graph {
     pub input_names: Vec<String>,
     /// Results, in order.
     pub outputs: Vec<Output>,
+    /// Declared ranges of symbols, by which the graph was simplified: it is right within them only.
+    pub ranges: Ranges,
     nodes: Vec<Node>,
     values: Vec<Value>,
 }
@@ -186,6 +188,14 @@ impl Graph {
         Graph {
             name: name.to_owned(),
             ..Graph::default()
+        }
+    }
+
+    /// An empty graph of the same name and ranges of symbols.
+    pub fn emptied(&self) -> Graph {
+        Graph {
+            ranges: self.ranges.clone(),
+            ..Graph::new(&self.name)
         }
     }
 
@@ -466,15 +476,33 @@ impl Graph {
                     )));
                 }
             }
-            if declared
-                .bind(&bindings)
-                .as_static()
-                .is_some_and(|s| s != *shape)
-            {
+            let bound = declared.bind(&bindings).as_static();
+            if bound.is_some_and(|s| s != *shape) {
                 return Err(misfit());
             }
         }
+        // Extents computed from symbols of later inputs.
+        for (i, (&v, shape)) in self.inputs.iter().zip(shapes).enumerate() {
+            let (name, bound) = (&self.input_names[i], self.ty(v).shape.bind(&bindings));
+            if bound.as_static().is_none_or(|bound| bound != *shape) {
+                let message = format!("input {name:?}: expected shape {bound}, got {shape:?}");
+                return Err(Error::invalid(message));
+            }
+        }
+        self.check_ranges(&bindings)?;
         Ok(bindings)
+    }
+
+    /// Errors when a size is outside of the declared range of its symbol.
+    pub fn check_ranges(&self, sizes: &Bindings) -> Result<()> {
+        for (dim, range) in &self.ranges {
+            if let Some(size) = sizes.get(dim).filter(|size| !range.contains(**size)) {
+                let message =
+                    format!("dim {dim:?} is {size}, outside of its declared range {range}");
+                return Err(Error::invalid(message));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads the text form of [`super::print`]. Errors name the line.
 
 use super::attr::{Attr, split_quoted, split_top, unquote};
+use super::dim::{DimRange, MAX_DIM_SIZE};
 use super::graph::{Graph, Node, NodeId, Origin, ValueId};
 use super::ops::Op;
 use super::request::{AskedBy, DeviceRequest};
@@ -8,6 +9,7 @@ use super::types::{Shape, Type};
 use crate::error::{Error, Result};
 use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceSpec;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Regions may nest this deep.
@@ -85,6 +87,10 @@ impl<'t> Cursor<'t> {
     }
 
     fn number(&mut self, prefix: &str) -> Result<u32> {
+        self.number_of(prefix)
+    }
+
+    fn number_of<T: FromStr>(&mut self, prefix: &str) -> Result<T> {
         self.expect(prefix)?;
         let digits = self
             .rest()
@@ -159,11 +165,25 @@ impl<'t> Cursor<'t> {
                 let name = self.quoted()?;
                 let v = self.value(&values)?;
                 g.add_output(&name, v);
+            } else if self.eat("range") {
+                let symbol = self.quoted()?;
+                let range = self.range()?;
+                g.ranges.insert(symbol, range);
             } else {
                 self.definition(&mut g, &mut values, depth)?;
             }
         }
         Ok(g)
+    }
+
+    /// `= least..greatest`.
+    fn range(&mut self) -> Result<DimRange> {
+        self.expect("=")?;
+        let (min, max) = (self.number_of("")?, self.number_of("..")?);
+        match min <= max && max <= MAX_DIM_SIZE {
+            true => Ok(DimRange { min, max }),
+            false => Err(self.error(format!("the range {min}..{max} is empty or too large"))),
+        }
     }
 
     fn value(&mut self, values: &[ValueId]) -> Result<ValueId> {

@@ -92,6 +92,9 @@ impl Printer<'_> {
         let g = self.graph;
         let pad = "  ".repeat(depth + 1);
         writeln!(out, "graph {:?} {{", g.name)?;
+        for (symbol, range) in &g.ranges {
+            writeln!(out, "{pad}range {symbol:?} = {range}")?;
+        }
         for (&v, name) in g.inputs.iter().zip(&g.input_names) {
             let n = self.define(v);
             writeln!(out, "{pad}%{n} = input {name:?}: {}", g.ty(v))?;

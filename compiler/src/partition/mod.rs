@@ -143,7 +143,7 @@ impl<'g> Splitter<'g> {
         first: usize,
     ) -> Splitter<'g> {
         let part = |&d: &usize| {
-            let graph = Graph::new(&g.name);
+            let graph = g.emptied();
             (
                 d,
                 Part {

@@ -23,7 +23,7 @@ impl Rebuild {
 
     /// Starts a copy of `old` with the same name and inputs.
     pub fn new(old: &Graph) -> Rebuild {
-        let mut r = Rebuild::onto(old, Graph::new(&old.name));
+        let mut r = Rebuild::onto(old, old.emptied());
         for (&v, name) in old.inputs.iter().zip(&old.input_names) {
             let new = r.graph.add_input(name, old.ty(v).clone());
             r.set(v, new);

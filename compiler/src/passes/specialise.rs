@@ -10,7 +10,10 @@ use crate::ir::{Bindings, Dim, Graph, Node, NodeId, Type};
 /// Requires: nothing. After: no bound symbol is left. Errors when the values contradict a type
 /// rule, naming the node.
 pub fn specialise(g: &Graph, bindings: &Bindings) -> Result<Graph> {
-    map_dims(g, &|dim| dim.bind(bindings))
+    g.check_ranges(bindings)?;
+    let mut bound = map_dims(g, &|dim| dim.bind(bindings))?;
+    bound.ranges.retain(|dim, _| !bindings.contains_key(dim));
+    Ok(bound)
 }
 
 /// A node of `g`, in which values have the types of these sizes already, with bound symbols replaced
@@ -41,7 +44,7 @@ pub fn specialise_node(g: &Graph, node: &Node, bindings: &Bindings) -> Result<No
 ///
 /// Errors when that contradicts a type rule, naming the node.
 pub fn map_dims(g: &Graph, f: &dyn Fn(&Dim) -> Dim) -> Result<Graph> {
-    let mut r = Rebuild::onto(g, Graph::new(&g.name));
+    let mut r = Rebuild::onto(g, g.emptied());
     for (&v, name) in g.inputs.iter().zip(&g.input_names) {
         let Type { dtype, shape } = g.ty(v);
         let ty = Type {

@@ -162,7 +162,7 @@ fn outer_operands(g: &Graph, range: &Range<usize>) -> (Vec<ValueId>, BTreeSet<No
 
 /// A copy of nodes of `g` that begins with an input for each of `values`.
 fn with_inputs(g: &Graph, values: &[ValueId]) -> Rebuild {
-    let mut copy = Rebuild::onto(g, Graph::new(&g.name));
+    let mut copy = Rebuild::onto(g, g.emptied());
     for &v in values {
         let name = format!("v{}", v.0);
         let new = copy.graph.add_input(&name, g.ty(v).clone());

@@ -177,7 +177,7 @@ struct Emitter<'a> {
 
 impl<'a> Emitter<'a> {
     fn new(g: &'a Graph, terms: &'a Terms, regions: &'a BTreeMap<u32, Vec<Graph>>) -> Self {
-        let mut out = Graph::new(&g.name);
+        let mut out = g.emptied();
         for (&v, name) in g.inputs.iter().zip(&g.input_names) {
             out.add_input(name, g.ty(v).clone());
         }

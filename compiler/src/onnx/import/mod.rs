@@ -253,7 +253,10 @@ impl<'m> Importer<'m> {
         let draft = self.frames.pop().expect("the main frame").b.into_graph();
         let mut graph = None;
         if self.errors.is_empty() {
-            let g = prune::prune(&draft)?;
+            let mut g = prune::prune(&draft)?;
+            let symbols = &self.symbols;
+            g.ranges = self.ranges.clone();
+            g.ranges.retain(|dim, _| symbols.contains(dim));
             verify(&g)?;
             graph = Some(g);
         }

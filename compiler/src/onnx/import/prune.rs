@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// The graph without unused nodes. Inputs stay.
 pub(super) fn prune(g: &Graph) -> Result<Graph> {
     let live = live_values(g);
-    let mut out = Graph::new(&g.name);
+    let mut out = g.emptied();
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     for (&v, name) in g.inputs.iter().zip(&g.input_names) {
         map.insert(v, out.add_input(name, g.ty(v).clone()));
