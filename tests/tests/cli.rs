@@ -680,3 +680,21 @@ fn devices_say_which_cuda_compiler_there_is() {
         );
     }
 }
+
+#[test]
+fn flags_of_bare_problems_are_refused_beside_a_model() {
+    for flags in [
+        ["--topology", "t.json"],
+        ["--algorithm", "heft"],
+        ["--effort", "300"],
+    ] {
+        let model = data("digits/model.onnx");
+        let args = ["place", &model, "--set", "batch=1"];
+        let (code, _, err) = run(&[&args[..], &flags].concat());
+        assert_eq!(code, 2, "{flags:?}");
+        assert!(
+            err.contains(&format!("{} is for bare problems", flags[0])),
+            "{err}"
+        );
+    }
+}

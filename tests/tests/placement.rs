@@ -387,6 +387,16 @@ fn a_budget_of_time_ends_the_search_and_flags_of_models_are_refused() {
         assert_eq!(code, 2, "{err}");
         assert!(err.contains(&format!("{flag} is for models")), "{err}");
     }
+    for flags in [
+        &["--verify"][..],
+        &["--tune"],
+        &["--opt-level", "0"],
+        &["--fallback", "warn"],
+    ] {
+        let (code, _, err) = place(&files.0, &files.1, flags);
+        let refused = format!("{} is for models", flags[0]);
+        assert!(code == 2 && err.contains(&refused), "{err}");
+    }
     let (code, _, err) = place(
         &files.0,
         &files.1,

@@ -147,7 +147,7 @@ fn wrong(flag: &str, text: &str, e: Error) -> Error {
 }
 
 /// `--fallback`.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FallbackArg {
     /// Refuse to compile.
     Error,

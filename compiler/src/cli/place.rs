@@ -1,6 +1,6 @@
 //! `gristmill place`: the device of each node, and the reason; of a model, or of a bare task graph.
 
-use super::args::CompileArgs;
+use super::args::{CompileArgs, FallbackArg};
 use super::objective::{Asked, Objective};
 use super::output::{self, outln};
 use super::{inputs, load, planned, print_json, print_value};
@@ -43,13 +43,9 @@ pub struct PlaceArgs {
     )]
     algorithm: Option<String>,
     /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
-    #[arg(
-        long,
-        value_name = "PERCENT",
-        requires = "task_graph",
-        default_value_t = 100
-    )]
-    effort: u64,
+    /// By default 100.
+    #[arg(long, value_name = "PERCENT", requires = "task_graph")]
+    effort: Option<u64>,
     /// Explain the placement: alternatives of every node, loads, memory, the critical path, and the effect of other machines.
     #[arg(long)]
     explain: bool,
@@ -116,7 +112,24 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
     }
 }
 
+/// Errors on flags that say something of bare problems only: the parser lets them pass beside a
+/// model, which is instead of the file that they require.
+fn refuse_flags_of_problems(args: &PlaceArgs) -> Result<()> {
+    let given = [
+        ("--topology", args.topology.is_some()),
+        ("--algorithm", args.algorithm.is_some()),
+        ("--effort", args.effort.is_some()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((flag, _)) => Err(Error::invalid(format!("{flag} is for bare problems")).hint(
+            "--task-graph FILE instead of a model; --target describes a machine for a model",
+        )),
+    }
+}
+
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
+    refuse_flags_of_problems(args)?;
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     let is_listed = !args.is_explained() && !args.json;
     if is_listed && !compiled.is_whole() {
@@ -172,6 +185,9 @@ fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Expla
     Ok(explanation.filter(|_| args.explain))
 }
 
+/// Percent of the work of a search.
+const USUAL_EFFORT: u64 = 100;
+
 /// Errors on flags that say something of models only.
 fn refuse_flags_of_models(args: &CompileArgs) -> Result<()> {
     let given = [
@@ -181,6 +197,10 @@ fn refuse_flags_of_models(args: &CompileArgs) -> Result<()> {
         ("--pin", !args.pin.is_empty()),
         ("--set", !args.dims.set.is_empty()),
         ("--shape", !args.dims.shape.is_empty()),
+        ("--fallback", args.fallback != FallbackArg::Error),
+        ("--verify", args.verify),
+        ("--opt-level", args.opt_level != 2),
+        ("--tune", args.tune),
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         None => Ok(()),
@@ -205,7 +225,7 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
         topology: &topology,
         problem: &p,
         started,
-        effort: args.effort,
+        effort: args.effort.unwrap_or(USUAL_EFFORT),
         json: args.json,
     };
     args.expect_flags_of_objective()?;
@@ -273,7 +293,7 @@ fn solve_for_latency(args: &PlaceArgs, asked: &Asked) -> Result<(Solution, portf
         deadline: budget.and_then(|budget| asked.started.checked_add(budget)),
         ..portfolio::Options::new(p)
     }
-    .with_effort(args.effort);
+    .with_effort(args.effort.unwrap_or(USUAL_EFFORT));
     let name = |algorithm: Algorithm| match algorithm {
         Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
         other => other.name(),

@@ -20,9 +20,13 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The bytes of a regular file. Errors when there are more than `limit_bytes`.
+/// The bytes of a regular file, or of a descriptor that this process has, such as the pipe of
+/// `<(command)` in a shell. Errors when there are more than `limit_bytes`.
 pub fn read(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
-    let file = open(path)?;
+    let file = match is_descriptor(path) {
+        true => File::open(path)?,
+        false => open(path)?,
+    };
     refuse_large(file.metadata()?.len(), limit_bytes)?;
     let mut bytes = Vec::new();
     file.take(limit_bytes + 1).read_to_end(&mut bytes)?;
@@ -30,7 +34,12 @@ pub fn read(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of a regular file; see [`read`].
+/// True for a name of a descriptor: its pipe has a writer, or had one.
+fn is_descriptor(path: &Path) -> bool {
+    path.starts_with("/dev/fd") || path == Path::new("/dev/stdin")
+}
+
+/// The text of a file; see [`read`].
 pub fn read_text(path: &Path, limit_bytes: u64) -> io::Result<String> {
     String::from_utf8(read(path, limit_bytes)?)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8 text: {e}")))
