@@ -163,3 +163,20 @@ fn declared_ranges_are_kept_by_texts_and_runs() {
     let error = interp::run(&graph, &x).unwrap_err().to_string();
     assert!(error.contains("outside of its declared range"), "{error}");
 }
+
+#[test]
+fn bench_names_inputs_whose_contents_are_in_the_code() {
+    let folder = folder().join("step_of_a_slice");
+    let args = [
+        "bench",
+        "model.onnx",
+        "--test-data",
+        "test_data_set_0",
+        "--iters",
+        "1",
+    ];
+    let said = gristmill(&folder, &args).stdout;
+    let expected =
+        "the contents of \"st\" decide shapes, and are a part of the code: 1 specialisation";
+    assert!(said.contains(expected), "{said}");
+}

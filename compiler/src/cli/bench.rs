@@ -184,6 +184,10 @@ impl Times {
             let (rate, callers) = (self.per_second(), plural(n, "caller"));
             outln!("{rate:.1} inferences/s with {callers}");
         }
+        for name in p.compiled.value_inputs() {
+            let n = plural(p.compiled.specialisations(), "specialisation");
+            outln!("the contents of {name:?} decide shapes, and are a part of the code: {n}");
+        }
         if p.executable.is_none() {
             let n = plural(p.compiled.n_segments(), "segment");
             outln!("{n}: the data decides extents between them");
@@ -214,6 +218,8 @@ impl Times {
             "seed": is_random.then_some(args.inputs.seed),
             "random_inputs": p.inputs.random,
             "segments": p.compiled.n_segments(),
+            "shape_inputs": p.compiled.value_inputs(),
+            "specialisations": p.compiled.specialisations(),
             "fallbacks": p.executable.as_deref().map(fallbacks),
         })
     }

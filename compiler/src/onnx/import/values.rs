@@ -89,6 +89,25 @@ impl Importer<'_> {
         is_large.then(|| ty.clone())
     }
 
+    /// True for an input of floats that are data: code for each of their values would never be used
+    /// again.
+    fn is_data(&self, input: &str) -> bool {
+        let graph = self.frames[0].b.graph();
+        let named = graph.input_names.iter().zip(&graph.inputs);
+        let found = named
+            .filter(|(name, _)| *name == input)
+            .map(|(_, &v)| graph.ty(v));
+        let is_small = |ty: &Type| {
+            ty.shape
+                .n_elements()
+                .as_usize()
+                .is_some_and(|n| n <= MAX_REALS)
+        };
+        found
+            .into_iter()
+            .any(|ty| ty.dtype.is_float() && !is_small(ty))
+    }
+
     /// Names the graph inputs that a value is computed from, as needing a value, in the error and
     /// for the report.
     pub fn needs_value(&mut self, v: V, part: &str) -> Error {
@@ -108,6 +127,10 @@ impl Importer<'_> {
         }
         let list: Vec<String> = inputs.iter().map(|n| format!("{n:?}")).collect();
         let list = list.join(", ");
+        if let Some(data) = inputs.iter().find(|name| self.is_data(name)) {
+            let message = format!("{part} {name:?} depends on the contents of {data:?}");
+            return Error::unsupported(format!("{message}, which are no sizes but data"));
+        }
         self.needs.extend(inputs);
         Error::unsupported(format!(
             "{part} {name:?} depends on the values of the inputs {list}"
@@ -116,6 +139,9 @@ impl Importer<'_> {
         .of_values()
     }
 }
+
+/// Elements of the largest input of floats whose contents may decide shapes, such as scales.
+const MAX_REALS: usize = 16;
 
 /// Inputs that a value is computed from.
 fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {

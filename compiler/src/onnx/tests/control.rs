@@ -1,6 +1,6 @@
 //! Control flow: what becomes a region, what is inlined or unrolled, and what is refused.
 
-use super::{i64s, info, model, node};
+use super::{i64s, info, int, model, node};
 use crate::error::Result;
 use crate::interp;
 use crate::onnx::{Specialisation, proto::*};
@@ -277,4 +277,28 @@ fn a_loop_over_constants_is_folded_within_the_limit_of_work() {
     assert_eq!(ops(Some(5)), ["constant"]);
     assert!(ops(Some(1_000_000_000_000)).contains(&"loop"));
     assert!(ops(None).contains(&"loop"));
+}
+
+/// Code for each value of the data would never be used again.
+#[test]
+fn contents_of_floats_are_not_folded_in() {
+    let mut cast = node("Cast", &["x"], &["axes"]);
+    cast.attribute = vec![int("to", 7)];
+    let mut first = node("Slice", &["axes", "zero", "one"], &["axis"]);
+    first.attribute = vec![];
+    let graph = GraphProto {
+        name: "g".to_owned(),
+        node: vec![cast, first, node("CumSum", &["x", "axis"], &["y"])],
+        initializer: vec![i64s("zero", &[1], &[0]), i64s("one", &[1], &[1])],
+        input: vec![info("x", 1, &["100"])],
+        output: vec![info("y", 1, &["100"])],
+        ..Default::default()
+    };
+    let error = model(graph).graph(&Specialisation::default()).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("the contents of \"x\", which are no sizes but data"),
+        "{error}"
+    );
 }
