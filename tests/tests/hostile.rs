@@ -28,6 +28,19 @@ fn run_survives_every_hostile_model() {
     survive("run");
 }
 
+#[test]
+fn check_and_run_refuse_the_same_models() {
+    let refuses = |verb: &str, file: &str| gristmill(&folder(), &[verb, file]).code == Some(3);
+    let listed = expected().into_iter();
+    let ending = listed.filter(|(_, about)| !about["run"].is_null());
+    let differ = ending.filter(|(file, _)| refuses("check", file) != refuses("run", file));
+    let differ: Vec<String> = differ.map(|(file, _)| file).collect();
+    assert!(
+        differ.is_empty(),
+        "exit code 3 of one verb alone: {differ:?}"
+    );
+}
+
 /// A model without an end is compiled like any other: only a run computes it.
 #[test]
 fn only_run_computes_a_loop() {

@@ -134,7 +134,8 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
     };
     let inputs = m.interface(&spec)?.0;
     let trial = m.trial(&spec)?;
-    let capabilities = m.capabilities(&trial.spec, why_loops)?;
+    let is_open = |e: &Error| trial.is_undecided && e.is_of_values();
+    let capabilities = m.capabilities_but(&trial.spec, why_loops, &is_open)?;
     let can_compile = capabilities.problems.is_empty();
     let shape_inputs = match can_compile {
         true => trial.values,

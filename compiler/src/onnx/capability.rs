@@ -3,7 +3,7 @@
 use super::check::Problem;
 use super::import::{Importer, Visit, Visited, Weights};
 use super::load::{Model, Specialisation};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, Op, OpClass};
 use crate::passes::decides_extents;
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,20 +110,37 @@ impl Model {
     ///
     /// Errors when `spec` does not fit the model; problems of nodes are in the report.
     pub fn capabilities(&self, spec: &Specialisation, why_loops: WhyLoops) -> Result<Capabilities> {
+        self.capabilities_but(spec, why_loops, &|_| false)
+    }
+
+    /// [`Model::capabilities`]; nodes with an error for which `is_open` holds are undecided.
+    pub(crate) fn capabilities_but(
+        &self,
+        spec: &Specialisation,
+        why_loops: WhyLoops,
+        is_open: &dyn Fn(&Error) -> bool,
+    ) -> Result<Capabilities> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
         let mut made: BTreeMap<&str, Vec<ComputedNode>> = BTreeMap::new();
         let graph = imported.graph.as_ref().unwrap_or(&imported.draft);
         collect(graph, why_loops, &mut made);
-        let bad: BTreeSet<&str> = imported.errors.iter().filter_map(|e| e.node()).collect();
+        let (open, errors): (Vec<Error>, Vec<Error>) =
+            imported.errors.into_iter().partition(is_open);
+        let bad: BTreeSet<&str> = errors.iter().filter_map(|e| e.node()).collect();
+        let open: BTreeSet<&str> = open.iter().filter_map(|e| e.node()).collect();
         let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
         for visit in &imported.visits {
             let made = made_by(visit, &made);
             let report = operators.entry(visit.operator.clone()).or_default();
-            report.add(treatment_of(visit, &made, &bad), &made);
+            let treatment = match open.contains(visit.path.as_str()) {
+                true => Treatment::Undecided,
+                false => treatment_of(visit, &made, &bad),
+            };
+            report.add(treatment, &made);
         }
         Ok(Capabilities {
             operators,
-            problems: Problem::group(&imported.errors),
+            problems: Problem::group(&errors),
             notes: notes(&imported.visits),
         })
     }

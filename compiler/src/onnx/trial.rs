@@ -3,15 +3,15 @@
 
 use super::import::{Importer, Weights};
 use super::load::{Model, Specialisation};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Type, symbols_of};
 use gristmill_runtime::Tensor;
 use std::collections::BTreeSet;
 
 /// Sizes that are tried for all symbols together.
 const SIZES: [usize; 6] = [1, 2, 12, 16, 3, 60];
-/// Numbers that are tried as all elements of the inputs that decide shapes.
-const NUMBERS: [f64; 3] = [1.0, 0.0, 2.0];
+/// Contents that are tried for the inputs that decide shapes: element `i` is `first + i * step`.
+const CONTENTS: [[f64; 2]; 4] = [[1.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 1.0]];
 /// Elements of the largest input that is tried.
 const MAX_ELEMENTS: usize = 4096;
 
@@ -23,6 +23,9 @@ pub(crate) struct Trial {
     pub(crate) values: BTreeSet<String>,
     /// False when no trial helped.
     pub(crate) imports: bool,
+    /// True when contents are asked for, and all that were tried were refused as wrong: others may
+    /// be right.
+    pub(crate) is_undecided: bool,
 }
 
 impl Trial {
@@ -40,7 +43,7 @@ impl Trial {
 
 fn content(name: &str, t: &Tensor) -> String {
     let first = t.to_f64s().first().copied();
-    format!("all of {name:?} is {}", first.unwrap_or_default())
+    format!("{name:?} begins with {}", first.unwrap_or_default())
 }
 
 impl Model {
@@ -80,11 +83,13 @@ impl Model {
                 spec,
                 values,
                 imports,
+                is_undecided: false,
             });
         }
+        let mut is_undecided = imported.errors.iter().all(Error::is_of_values);
         let inputs = self.interface(&spec)?.0;
-        for number in NUMBERS {
-            let Some(given) = given(&spec, &inputs, &values, number)? else {
+        for contents in CONTENTS {
+            let Some(given) = given(&spec, &inputs, &values, contents)? else {
                 break;
             };
             let imported = Importer::run(self, &given, Weights::Skip)?;
@@ -93,24 +98,28 @@ impl Model {
                     spec: given,
                     values,
                     imports: true,
+                    is_undecided: false,
                 });
             }
+            let is_wrong = |e: &Error| e.kind() == ErrorKind::InvalidInput || e.is_of_values();
+            is_undecided &= imported.errors.iter().all(is_wrong);
         }
         Ok(Trial {
             spec,
             values,
             imports: false,
+            is_undecided,
         })
     }
 }
 
-/// `spec` with `number` for all elements of some inputs; `None` where one has no known shape, or is
+/// `spec` with such contents of some inputs; `None` where one has no known shape, or is
 /// large.
 fn given(
     spec: &Specialisation,
     inputs: &[(String, Type)],
     values: &BTreeSet<String>,
-    number: f64,
+    [first, step]: [f64; 2],
 ) -> Result<Option<Specialisation>> {
     let mut given = spec.clone();
     for (name, ty) in inputs.iter().filter(|(name, _)| values.contains(name)) {
@@ -118,7 +127,8 @@ fn given(
         let (Some(shape), Some(n)) = (ty.static_shape(), n.filter(|n| *n <= MAX_ELEMENTS)) else {
             return Ok(None);
         };
-        let tensor = Tensor::from_f64s(ty.dtype, &shape, &vec![number; n])?;
+        let elements: Vec<f64> = (0..n).map(|i| first + i as f64 * step).collect();
+        let tensor = Tensor::from_f64s(ty.dtype, &shape, &elements)?;
         given.values.insert(name.clone(), tensor);
     }
     Ok(Some(given))
