@@ -19,7 +19,7 @@ pub(in crate::onnx) fn declared_type(info: &ValueInfoProto) -> Result<(DType, Ve
     let dtype = dtype_of(tensor.elem_type).map_err(|e| e.context(format!("{name:?}")))?;
     let shape = tensor.shape.as_ref().ok_or_else(|| {
         Error::unsupported(format!("{name:?} has no declared rank"))
-            .hint("give its shape when importing")
+            .hint("declare a shape in the model, with named dims for open extents")
     })?;
     let dims = shape.dim.iter().enumerate();
     let dims = dims.map(|(axis, d)| declared_dim(name, axis, d));
@@ -42,6 +42,8 @@ fn declared_tensor(info: &ValueInfoProto) -> Result<&TensorTypeProto> {
 
 fn declared_dim(name: &str, axis: usize, d: &DimensionProto) -> Result<Dim> {
     match &d.value {
+        // Some exporters write a free extent so, and onnxruntime takes it for one.
+        Some(DimensionValue::Value(-1)) => Ok(Dim::symbol(&format!("{name}_{axis}"))),
         Some(DimensionValue::Value(n)) if *n < 0 => Err(Error::invalid(format!(
             "{name:?} has extent {n} on axis {axis}"
         ))),
