@@ -1,9 +1,9 @@
 //! Decisions made once for all shapes of a model.
 
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Op, Type, symbols_of};
+use crate::ir::{Bindings, Graph, Op, Type, symbols_of};
 use crate::options::Options;
-use crate::passes;
+use crate::passes::{self, OpenRules};
 use crate::pipeline::{Fused, Lowered, OnOneDevice, Partitioned, fused_for};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -22,6 +22,8 @@ pub(crate) enum AnyShape {
 pub(crate) struct Symbolic {
     /// A graph of inputs alone.
     inputs: Graph,
+    /// Type rules that some sizes contradict.
+    rules: OpenRules,
     fused: Fused,
     on_one_device: OnceLock<Option<OnOneDevice>>,
 }
@@ -75,8 +77,9 @@ impl AnyShape {
         let Some(Some(on_one_device)) = symbolic.on_one_device.get() else {
             return Ok(None);
         };
-        let sizes = symbolic.inputs.bindings_for(shapes)?;
-        match on_one_device.lower(&symbolic.fused, &sizes, options) {
+        let lowered = symbolic.sizes(shapes);
+        let lowered = lowered.and_then(|s| on_one_device.lower(&symbolic.fused, &s, options));
+        match lowered {
             Ok(lowered) => Ok(Some(lowered)),
             Err(e) if e.is_of_sizes() => Ok(None),
             Err(e) => Err(e),
@@ -156,13 +159,21 @@ impl Symbolic {
         let first = graph.bindings_for(shapes).unwrap_or_default();
         Ok(Symbolic {
             inputs: inputs_of(&graph),
+            rules: OpenRules::of(&graph),
             fused: fused_for(graph, &first, options)?,
             on_one_device: OnceLock::new(),
         })
     }
 
-    fn bind(&self, shapes: &[Vec<usize>], options: &Options) -> Result<Fused> {
+    /// Sizes of the symbols. Errors, as one of sizes, when these contradict a type rule.
+    fn sizes(&self, shapes: &[Vec<usize>]) -> Result<Bindings> {
         let sizes = self.inputs.bindings_for(shapes)?;
+        self.rules.check(&sizes).map_err(Error::of_sizes)?;
+        Ok(sizes)
+    }
+
+    fn bind(&self, shapes: &[Vec<usize>], options: &Options) -> Result<Fused> {
+        let sizes = self.sizes(shapes)?;
         self.fused.bind(&sizes, options).map_err(Error::of_sizes)
     }
 }

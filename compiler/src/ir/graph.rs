@@ -291,12 +291,7 @@ impl Graph {
             ));
         }
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
-        let results = (spec.infer)(op, &types, regions)?;
-        let is_negative = |d: &Dim| d.as_const().is_some_and(|c| c < 0);
-        match results.iter().find(|ty| ty.shape.iter().any(is_negative)) {
-            Some(ty) => Err(format!("the result would be {ty}: an extent is negative")),
-            None => Ok(results),
-        }
+        op.infer(&types, regions)
     }
 
     fn push_value(&mut self, ty: Type, def: Def) -> ValueId {
@@ -503,6 +498,18 @@ impl Graph {
             }
         }
         Ok(())
+    }
+}
+
+impl Op {
+    /// Types of the results for operands of these types, as many as the op takes.
+    pub(crate) fn infer(&self, operands: &[Type], regions: &[Graph]) -> Result<Vec<Type>, String> {
+        let results = (self.spec().infer)(self, operands, regions)?;
+        let is_negative = |d: &Dim| d.as_const().is_some_and(|c| c < 0);
+        match results.iter().find(|ty| ty.shape.iter().any(is_negative)) {
+            Some(ty) => Err(format!("the result would be {ty}: an extent is negative")),
+            None => Ok(results),
+        }
     }
 }
 

@@ -164,9 +164,13 @@ pub(super) fn slice(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
                     .as_const()
                     .is_none_or(|c| c > 0)
         };
-        if !sizes[i].is(0) && (!inside(&starts[i]) || !inside(&last))
-            || sizes[i].as_const().is_some_and(|c| c < 0)
-        {
+        // Nothing may begin behind the last element, but nowhere else outside.
+        let after = starts[i].clone() - 1.into();
+        let is_outside = match sizes[i].is(0) {
+            true => !starts[i].is(0) && !inside(&after),
+            false => !inside(&starts[i]) || !inside(&last),
+        };
+        if is_outside || sizes[i].as_const().is_some_and(|c| c < 0) {
             return Err(format!(
                 "axis {i}: start {}, size {}, step {} leaves {}",
                 starts[i], sizes[i], steps[i], args[0]

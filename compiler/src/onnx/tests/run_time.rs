@@ -392,3 +392,33 @@ fn loops_end_when_the_data_says_and_their_values_grow() {
         assert_eq!(results[2].shape(), [expected.len(), 1]);
     }
 }
+
+/// `max(n, 4)` and `n` elements are added: they are taken to be equal, and no size at which they are
+/// not goes through.
+#[test]
+fn extents_that_are_taken_to_be_equal_are_checked_at_every_size() {
+    let nodes = vec![
+        node("Shape", &["x"], &["n"]),
+        node("Max", &["n", "four"], &["m"]),
+        node("ConstantOfShape", &["m"], &["zeros"]),
+        node("Add", &["x", "zeros"], &["y"]),
+    ];
+    let mut g = graph(nodes, vec![info("x", 1, &["n"])], &["y"]);
+    g.initializer = vec![i64s("four", &[1], &[4])];
+    let model = model(g);
+    let compiled = compile(&model, &Options::default()).unwrap();
+    for (n, fits) in [
+        (4, true),
+        (7, true),
+        (0, false),
+        (2, false),
+        (1, true),
+        (5, true),
+    ] {
+        let found = compiled.run_ordered(&[floats(&[n])]);
+        assert_eq!(found.is_ok(), fits, "{n} elements: {found:?}");
+        if let Ok(found) = found {
+            assert_eq!(found["y"].shape(), [n.max(4)]);
+        }
+    }
+}
