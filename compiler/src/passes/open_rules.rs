@@ -56,12 +56,12 @@ fn is_open(g: &Graph, node: &Node, ranges: &Ranges) -> bool {
             steps,
         } => {
             let extents = g.ty(node.inputs[0]).shape.iter();
-            let bounds = starts.iter().zip(sizes).zip(steps.iter().zip(extents));
+            let mut bounds = starts.iter().zip(sizes).zip(steps.iter().zip(extents));
             let is_inside = |((start, size), (&step, extent)): ((&Dim, &Dim), (&i64, &Dim))| {
                 let end = start.clone() + size.scale(step);
                 step == 1 && is_known(start) && is_known(&(extent.clone() - end))
             };
-            bounds.map(is_inside).all(|inside| inside)
+            bounds.all(is_inside)
         }
         Op::Reshape { shape } => {
             let to = shape.iter().fold(Dim::constant(1), |n, d| n.product(d));
