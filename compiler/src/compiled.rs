@@ -1,5 +1,6 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
+mod open;
 mod segmented;
 
 use crate::any_shape::AnyShape;
@@ -26,6 +27,7 @@ use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources, Transaction};
 use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
+use open::{Closed, Open};
 use segmented::{PartShapes, Segmented, Watch};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -42,6 +44,12 @@ pub enum Source {
 impl From<&onnx::Model> for Source {
     fn from(m: &onnx::Model) -> Source {
         Source::Onnx(Arc::new(m.clone()))
+    }
+}
+
+impl From<Arc<onnx::Model>> for Source {
+    fn from(m: Arc<onnx::Model>) -> Source {
+        Source::Onnx(m)
     }
 }
 
@@ -81,6 +89,8 @@ pub struct Compiled {
     /// Kernels of all shapes, made when the first is needed.
     any_shape: OnceLock<Result<AnyShape>>,
     specialisations: Specialisations<Executable>,
+    /// The model by the structure of its inputs, where runs decide that.
+    open: Option<Box<Open>>,
     /// The model in parts, where extents are known during a run only.
     segmented: Option<Segmented>,
     /// The same for inputs of given shapes and contents, where the parts depend on these.
@@ -239,6 +249,57 @@ pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
 impl Compiled {
     /// A model that has `shared` in common with others.
     pub(crate) fn of(source: Source, options: &Options, shared: &Arc<Shared>) -> Result<Compiled> {
+        let mut options = options.clone();
+        let (source, open) = match &source {
+            Source::Graph(_) => (source, None),
+            Source::Onnx(m) => match Closed::of(m, &mut options, shared)? {
+                Closed::Model(closed) => (closed.into(), None),
+                Closed::Open(open) => (source, Some(open)),
+            },
+        };
+        match open {
+            None => Compiled::of_closed(source, &options, shared),
+            Some(open) => Ok(Compiled::of_open(source, open, options, shared)),
+        }
+    }
+
+    /// A model that has no code before a run shows the structure of its inputs.
+    fn of_open(
+        source: Source,
+        open: Box<Open>,
+        options: Options,
+        shared: &Arc<Shared>,
+    ) -> Compiled {
+        Compiled {
+            open: Some(open),
+            ..Compiled::new(source, options, Vec::new(), Vec::new(), shared)
+        }
+    }
+
+    /// A model without code.
+    fn new(
+        source: Source,
+        options: Options,
+        inputs: Vec<(String, Type)>,
+        outputs: Vec<String>,
+        shared: &Arc<Shared>,
+    ) -> Compiled {
+        Compiled {
+            specialisations: Specialisations::new(options.specialisation_bytes),
+            cuts: Specialisations::new(u64::MAX),
+            options,
+            source,
+            inputs,
+            outputs,
+            value_inputs: BTreeSet::new(),
+            any_shape: OnceLock::new(),
+            open: None,
+            segmented: None,
+            shared: shared.clone(),
+        }
+    }
+
+    fn of_closed(source: Source, options: &Options, shared: &Arc<Shared>) -> Result<Compiled> {
         let (symbolic, (value_inputs, has_extents)) = match &source {
             Source::Onnx(m) => {
                 let spec = onnx::Specialisation {
@@ -255,18 +316,11 @@ impl Compiled {
                 (interface(&bound), (BTreeSet::new(), has_extents))
             }
         };
-        check_ranges(&symbolic.0, &with_ranges(&source, options))?;
+        let ranged = with_ranges(&source, options);
+        check_ranges(&symbolic.0, &ranged)?;
         let mut compiled = Compiled {
-            options: with_ranges(&source, options),
-            source,
-            inputs: symbolic.0,
-            outputs: symbolic.1,
             value_inputs,
-            any_shape: OnceLock::new(),
-            specialisations: Specialisations::new(options.specialisation_bytes),
-            segmented: None,
-            cuts: Specialisations::new(u64::MAX),
-            shared: shared.clone(),
+            ..Compiled::new(source, ranged, symbolic.0, symbolic.1, shared)
         };
         if has_extents {
             let graph = compiled.symbolic_graph()?;
@@ -277,6 +331,9 @@ impl Compiled {
 
     /// Generates code for shapes that are known now.
     pub(crate) fn compile_static(&self) -> Result<()> {
+        if self.open.is_some() {
+            return Ok(());
+        }
         if let Some(segmented) = &self.segmented {
             return segmented.compile_static();
         }
@@ -290,6 +347,9 @@ impl Compiled {
     }
 
     /// Names and types of the inputs; dims not bound by [`Options::dims`] are symbols.
+    ///
+    /// Element `i` of an input `x` that is a sequence is the input `x[i]`. There are none of a model whose runs decide the number
+    /// of elements, which [`Options::dims`] can say under the name of the sequence: [`Compiled::run`] alone takes such a model.
     pub fn inputs(&self) -> &[(String, Type)] {
         &self.inputs
     }
@@ -379,9 +439,11 @@ impl Compiled {
 
     /// The sum over all parts, for whatever inputs.
     fn sum<T: std::iter::Sum>(&self, of: impl Fn(&Compiled) -> T) -> T {
-        let cuts = self.cuts.values();
+        let forms = self.open.as_ref().map_or(Vec::new(), |open| open.forms());
+        let all = || forms.iter().map(Arc::as_ref).chain([self]);
+        let cuts: Vec<Arc<Segmented>> = all().flat_map(|form| form.cuts.values()).collect();
         let parts = cuts.iter().flat_map(|cut| cut.parts());
-        self.parts().chain(parts).map(of).sum()
+        all().flat_map(Compiled::parts).chain(parts).map(of).sum()
     }
 
     /// The segments; the model itself where it is compiled as a whole.
@@ -397,6 +459,12 @@ impl Compiled {
         &self,
         inputs: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Result<Outputs> {
+        if let Some(open) = &self.open {
+            let owned = inputs
+                .into_iter()
+                .map(|(name, t)| (name.as_ref().to_owned(), t));
+            return open.run(owned.collect());
+        }
         self.run_ordered(&self.bind(inputs)?)
     }
 
@@ -409,18 +477,10 @@ impl Compiled {
     /// [`Compiled::run_ordered`]; `watch` sees the segments of a model before they run.
     pub(crate) fn run_watched(&self, tensors: &[Tensor], watch: Watch) -> Result<Outputs> {
         match &self.segmented {
-            Some(segmented) => {
-                let results = segmented.run(tensors, watch)?;
-                Ok(Outputs(self.outputs.iter().cloned().zip(results).collect()))
-            }
+            Some(segmented) => segmented.run(tensors, watch),
             None => match self.executable_for(tensors)? {
                 Some(executable) => executable.run(tensors),
-                None => {
-                    let results = self
-                        .cut_for(&self.shapes_of(tensors))?
-                        .run(tensors, watch)?;
-                    Ok(Outputs(self.outputs.iter().cloned().zip(results).collect()))
-                }
+                None => self.cut_for(&self.shapes_of(tensors))?.run(tensors, watch),
             },
         }
     }
@@ -446,11 +506,8 @@ impl Compiled {
                 dims: Bindings::new(),
                 ..self.options.clone()
             };
-            let held = Held {
-                is_cheap: true,
-                ..Held::default()
-            };
-            Ok((Segmented::of(graph, &options, &self.shared)?, held))
+            let cut = Segmented::of(graph, &options, &self.shared)?;
+            Ok((cut, Held::cheap()))
         };
         self.cuts.get_or_make(self.key(inputs), make, |_, _| {})
     }
@@ -878,6 +935,12 @@ impl Outputs {
     /// A result by name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)
+    }
+
+    /// The elements of a result that is a sequence; those of an empty one are none. Element `i` of `y` is the result `y[i]`.
+    pub fn elements(&self, sequence: &str) -> Vec<&Tensor> {
+        let element = |i| self.get(&onnx::element_name(sequence, i));
+        (0..).map_while(element).collect()
     }
 
     /// Names and tensors in order.

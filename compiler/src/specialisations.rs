@@ -47,6 +47,16 @@ pub(crate) struct Held {
     pub(crate) shared: BTreeMap<usize, u64>,
 }
 
+impl Held {
+    /// The memory of something that takes milliseconds and little of it.
+    pub(crate) fn cheap() -> Held {
+        Held {
+            is_cheap: true,
+            ..Held::default()
+        }
+    }
+}
+
 impl<T> Specialisations<T> {
     pub(crate) fn new(limit_bytes: u64) -> Specialisations<T> {
         let entries = Entries {

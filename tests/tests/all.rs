@@ -13,6 +13,7 @@ mod hostile;
 mod house_rules;
 mod ir_cases;
 mod libraries;
+mod lists;
 mod memory;
 mod models;
 mod multi_device;

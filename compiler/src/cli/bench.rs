@@ -86,7 +86,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 fn prepare(args: &BenchArgs) -> Result<Prepared> {
-    let options = Options {
+    let mut options = Options {
         max_in_flight: args.streams.map(usize::from),
         ..args.compile.options()?
     };
@@ -94,8 +94,10 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     let source = load::model(&args.model)?;
     let load_ns = started.elapsed().as_nanos() as u64;
     let started = Instant::now();
+    let given = inputs::read(&args.inputs, &source)?;
+    let source = given.closing(source, &mut options.dims)?;
     let compiled = compile(source, &options)?;
-    let inputs = inputs::gather(&args.inputs, &compiled)?;
+    let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     let executable = match args.profile {
         true => Some(compiled.for_inputs(&inputs.tensors)?),
         false => compiled.executable_for(&inputs.tensors)?,

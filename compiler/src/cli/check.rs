@@ -8,7 +8,9 @@ use crate::codegen::cpu::why_loops;
 use crate::compiled::{Source, bound, interface};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
+use crate::onnx::{
+    Capabilities, Declared, Model, OperatorReport, Specialisation, Structure, Treatment,
+};
 use crate::options::Options;
 use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
 use crate::units::{plural, printable};
@@ -128,10 +130,12 @@ impl ShapeWork {
 }
 
 fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
-    let spec = Specialisation {
+    let mut spec = Specialisation {
         dims,
         ..Specialisation::default()
     };
+    let open = m.open_inputs()?;
+    let (m, structure) = m.trial_form(&mut spec)?;
     let inputs = m.interface(&spec)?.0;
     let trial = m.trial(&spec)?;
     let is_open = |e: &Error| trial.is_undecided && e.is_of_values();
@@ -152,6 +156,10 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
     let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g, &Options::default()));
     let report = Report {
         n_nodes: capabilities.operators.values().map(n_nodes).sum(),
+        forms: open
+            .into_iter()
+            .map(|input| form(input, &structure))
+            .collect(),
         n_bad: capabilities.problems.iter().map(|p| p.nodes.len()).sum(),
         capabilities,
         shape_inputs,
@@ -166,6 +174,12 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
     report.verdict()
 }
 
+/// An open input, and the number of its tensors here.
+fn form(input: Declared, structure: &Structure) -> (Declared, usize) {
+    let n = structure.get(&input.name).map_or(0, Vec::len);
+    (input, n)
+}
+
 fn n_nodes(operator: &OperatorReport) -> usize {
     operator.nodes.values().sum()
 }
@@ -175,6 +189,8 @@ struct Report {
     capabilities: Capabilities,
     /// Inputs whose values decide shapes.
     shape_inputs: BTreeSet<String>,
+    /// Inputs whose tensors a run decides, and how many they have in this report.
+    forms: Vec<(Declared, usize)>,
     /// Extents that the data decides.
     run_time: Option<RunTimeExtents>,
     /// What further shapes take, where some are not constant.
@@ -200,6 +216,12 @@ impl Report {
         for name in &self.shape_inputs {
             outln!("  input {name:?} decides shapes: code is specialised for each of its values");
         }
+        for (input, n) in &self.forms {
+            let (name, kind, tensors) = (&input.name, input.kind(), plural(*n, "tensor"));
+            outln!(
+                "  input {name:?} is {kind}, here {tensors}: a run decides, and each form is compiled"
+            );
+        }
         self.run_time.iter().for_each(RunTimeExtents::print);
         self.shapes.iter().for_each(ShapeWork::print);
         outln!(
@@ -214,12 +236,14 @@ impl Report {
         );
         let notes = self.capabilities.notes.iter();
         let notes = notes.map(|n| json!({ "rule": n.rule, "nodes": n.nodes }));
+        let open_inputs = self.forms.iter().map(|(input, n)| (&input.name, n));
         let operators = self.capabilities.operators.iter();
         let counts: BTreeMap<_, _> = operators.map(|(name, o)| (name, n_nodes(o))).collect();
         json!({
             "nodes": self.n_nodes,
             "problems": problems.collect::<Vec<_>>(),
             "shape_inputs": self.shape_inputs,
+            "open_inputs": open_inputs.collect::<BTreeMap<_, _>>(),
             "run_time_extents": self.run_time.as_ref().map(RunTimeExtents::json),
             "shapes": self.shapes.as_ref().map(ShapeWork::json),
             "ops": counts,

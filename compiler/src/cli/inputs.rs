@@ -2,10 +2,11 @@
 
 use super::output::errln;
 use super::{load, parse};
-use crate::compiled::{Compiled, InputShapes, fits};
+use crate::compiled::{Compiled, InputShapes, Source, fits};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ir::{Graph, Node, Op, ScalarOp, Type};
+use crate::ir::{Bindings, Graph, Node, Op, ScalarOp, Type};
 use crate::nearest::unknown;
+use crate::onnx;
 use crate::rng::Rng;
 use crate::units::printable;
 use crate::{DType, Tensor};
@@ -14,6 +15,7 @@ use gristmill_runtime::dtype::Element;
 use gristmill_runtime::{npy, with_dtype};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Flags that say where the inputs of a run come from.
@@ -77,12 +79,78 @@ fn timeout(text: &str) -> Result<Duration, String> {
     parse::time(text).map_err(|e| e.to_string())
 }
 
+/// Tensors that the user gives, as read: before compilation, since they may say how many there are.
+pub struct Given {
+    tensors: Vec<(String, Tensor)>,
+    /// True when no input is random.
+    is_complete: bool,
+}
+
+/// Reads the tensors that flags name.
+pub fn read(args: &InputArgs, source: &Source) -> Result<Given> {
+    if let Some(folder) = &args.test_data {
+        let tensors = load::test_data(folder, "input", source)?;
+        return Ok(Given {
+            tensors,
+            is_complete: true,
+        });
+    }
+    let mut list = match &args.inputs {
+        Some(path) => npy::read_npz(path)?,
+        None => Vec::new(),
+    };
+    for flag in &args.input {
+        list.push(named_file(flag, source)?);
+    }
+    Ok(Given {
+        tensors: list,
+        is_complete: false,
+    })
+}
+
+impl Given {
+    /// A model with an input for each tensor of those that its sequences and optional inputs have here. Sizes in `dims` go first.
+    pub fn closing(&self, source: Source, dims: &mut Bindings) -> Result<Source> {
+        let Source::Onnx(m) = &source else {
+            return Ok(source);
+        };
+        let mut known = m.structure_by(dims)?;
+        if self.is_complete {
+            known.extend(self.empty_sequences(m)?);
+        }
+        let given = self
+            .tensors
+            .iter()
+            .map(|(n, t)| (n.as_str(), t.shape().len()));
+        let structure = m.structure_of(&known, given)?;
+        Ok(match structure.is_empty() {
+            true => source,
+            false => Arc::new(m.closed(&structure)?).into(),
+        })
+    }
+}
+
+impl Given {
+    /// The sequences of which there is no tensor.
+    fn empty_sequences(&self, m: &onnx::Model) -> Result<onnx::Structure> {
+        let open = m.open_inputs()?.into_iter();
+        let has = |name: String| self.tensors.iter().any(|(given, _)| *given == name);
+        let is_empty = |input: &onnx::Declared| {
+            input.is_sequence() && !has(onnx::element_name(&input.name, 0))
+        };
+        Ok(open
+            .filter(is_empty)
+            .map(|input| (input.name, Vec::new()))
+            .collect())
+    }
+}
+
 /// Collects the inputs of one run, and sets the variables that flags give.
-pub fn gather(args: &InputArgs, compiled: &Compiled) -> Result<Inputs> {
+pub fn gather(args: &InputArgs, given: Given, compiled: &Compiled) -> Result<Inputs> {
     set_variables(&args.variable, compiled)?;
     let given = match &args.test_data {
-        Some(folder) => return test_data(folder, compiled),
-        None => given(args, compiled)?,
+        Some(folder) => return test_data(folder, given, compiled),
+        None => checked(given, compiled)?,
     };
     let mut source = RandomInputs::new(compiled, args.seed, &args.input_range)?;
     let shapes = source.shapes(&given)?;
@@ -109,8 +177,8 @@ pub fn shapes(compiled: &Compiled) -> Result<InputShapes> {
 }
 
 /// The inputs of a test-data folder. Files without a name stand for the inputs in order.
-fn test_data(folder: &Path, compiled: &Compiled) -> Result<Inputs> {
-    let mut tensors = load::test_data(folder, "input")?;
+fn test_data(folder: &Path, given: Given, compiled: &Compiled) -> Result<Inputs> {
+    let mut tensors = given.tensors;
     for ((name, _), (declared, _)) in tensors.iter_mut().zip(compiled.inputs()) {
         if name.is_empty() {
             name.clone_from(declared);
@@ -123,17 +191,10 @@ fn test_data(folder: &Path, compiled: &Compiled) -> Result<Inputs> {
     })
 }
 
-/// Tensors of `--inputs` and `--input` by name, checked against the declared types.
-fn given(args: &InputArgs, compiled: &Compiled) -> Result<BTreeMap<String, Tensor>> {
-    let mut list = match &args.inputs {
-        Some(path) => npy::read_npz(path)?,
-        None => Vec::new(),
-    };
-    for flag in &args.input {
-        list.push(named_file(flag, compiled)?);
-    }
+/// Tensors by name, checked against the declared types.
+fn checked(list: Given, compiled: &Compiled) -> Result<BTreeMap<String, Tensor>> {
     let mut given = BTreeMap::new();
-    for (name, tensor) in list {
+    for (name, tensor) in list.tensors {
         let tensor = as_declared(tensor, compiled.input_type(&name)?)?;
         compiled.check_input(&name, &tensor)?;
         if given.insert(name.clone(), tensor).is_some() {
@@ -164,13 +225,25 @@ fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
     Ok(())
 }
 
-/// The input and the tensor of a flag `--input`.
-fn named_file(flag: &str, compiled: &Compiled) -> Result<(String, Tensor)> {
+/// The name and the tensor of a flag `--input`.
+fn named_file(flag: &str, source: &Source) -> Result<(String, Tensor)> {
     let (name, path) = flag
         .split_once('=')
         .ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
-    compiled.input_type(name)?;
+    let known = match source {
+        Source::Graph(g) => g.input_names.clone(),
+        Source::Onnx(m) => names_of(m.declared_inputs()?),
+    };
+    let whole = name.split_once('[').map_or(name, |(sequence, _)| sequence);
+    if !known.iter().any(|known| known == name || known == whole) {
+        let known = known.iter().map(String::as_str);
+        return Err(Error::invalid(unknown("input", name, known)));
+    }
     Ok((name.to_owned(), Tensor::from_npy(path)?))
+}
+
+fn names_of(declared: Vec<onnx::Declared>) -> Vec<String> {
+    declared.into_iter().map(|input| input.name).collect()
 }
 
 /// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.

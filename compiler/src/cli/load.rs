@@ -43,21 +43,32 @@ pub fn file_error(path: &Path, e: io::Error) -> Error {
     Error::new(kind, format!("{}: {e}", path.display()))
 }
 
-/// The tensors `PREFIX_0.pb`, `PREFIX_1.pb`, ... of a test-data folder, with their names.
-pub fn test_data(folder: &Path, prefix: &str) -> Result<Vec<(String, Tensor)>> {
+/// The tensors of `PREFIX_0.pb`, `PREFIX_1.pb`, ... of a test-data folder, with their names. For a model, file `i` holds its input or
+/// output `i`; a value without a name in the file has the declared one.
+pub fn test_data(folder: &Path, prefix: &str, source: &Source) -> Result<Vec<(String, Tensor)>> {
     if !folder.is_dir() {
         return Err(
             Error::invalid(format!("{}: not a folder", folder.display()))
                 .hint("--test-data with a folder that has input_0.pb and output_0.pb"),
         );
     }
+    let declared = match source {
+        Source::Graph(_) => Vec::new(),
+        Source::Onnx(m) if prefix == "input" => m.declared_inputs()?,
+        Source::Onnx(m) => m.declared_outputs()?,
+    };
     let mut found = Vec::new();
-    loop {
-        let path: PathBuf = folder.join(format!("{prefix}_{}.pb", found.len()));
+    for i in 0.. {
+        let path: PathBuf = folder.join(format!("{prefix}_{i}.pb"));
         if !path.exists() {
-            return Ok(found);
+            break;
         }
         let bytes = files::read(&path, MAX_MESSAGE_BYTES).map_err(|e| file_error(&path, e))?;
-        found.push(onnx::tensor_from_pb(&bytes).map_err(|e| e.context(path.display()))?);
+        let tensors = match declared.get(i) {
+            Some(declared) => declared.read(&bytes),
+            None => onnx::tensor_from_pb(&bytes).map(|tensor| vec![tensor]),
+        };
+        found.extend(tensors.map_err(|e| e.context(path.display()))?);
     }
+    Ok(found)
 }

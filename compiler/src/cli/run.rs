@@ -48,6 +48,7 @@ pub struct RunArgs {
 
 /// Results of the run, and times in ns.
 struct Ran {
+    source: Source,
     inputs: Inputs,
     outputs: Outputs,
     compile_ns: u64,
@@ -62,8 +63,8 @@ struct Ran {
 
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<()> {
-    let options = args.compile.options()?;
-    let ran = compile_and_run(args, &options)?;
+    let mut options = args.compile.options()?;
+    let ran = compile_and_run(args, &mut options)?;
     if let Some(path) = &args.outputs {
         npy::write_npz(path, ran.outputs.iter())?;
     }
@@ -76,14 +77,16 @@ pub fn run(args: &RunArgs) -> Result<()> {
         let (name, precision) = (printable(name), options.precision);
         errln!("{name}: {precision} instead of the model's precision: {change}");
     }
-    compare_with_expected(args, &ran.outputs)
+    compare_with_expected(args, &ran)
 }
 
-fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
+fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
     let started = Instant::now();
     let source = load::model(&args.model)?;
+    let given = inputs::read(&args.inputs, &source)?;
+    let source = given.closing(source, &mut options.dims)?;
     let compiled = compile(source.clone(), options)?;
-    let inputs = inputs::gather(&args.inputs, &compiled)?;
+    let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     inputs.announce(args.inputs.seed);
     if let Some(executable) = compiled.executable_for(&inputs.tensors)? {
         args.compile.report(&executable.lowered)?;
@@ -94,9 +97,10 @@ fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
     let changes = match options.precision {
         Precision::F32 => Vec::new(),
-        _ => changes(source, options, &inputs.tensors, &outputs)?,
+        _ => changes(source.clone(), options, &inputs.tensors, &outputs)?,
     };
     Ok(Ran {
+        source,
         n_segments: compiled.n_segments(),
         inputs,
         outputs,
@@ -188,13 +192,13 @@ fn change_json((name, c): &(String, Comparison)) -> Value {
 }
 
 /// Compares with the expected outputs of `--test-data`. Errors with `Mismatch` when they differ.
-fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
+fn compare_with_expected(args: &RunArgs, ran: &Ran) -> Result<()> {
     let Some(folder) = &args.inputs.test_data else {
         return Ok(());
     };
     let mut failed = Vec::new();
-    for (i, (name, want)) in expected(folder)?.iter().enumerate() {
-        let comparison = compare(args, want, expected_output(outputs, i, name)?);
+    for (i, (name, want)) in expected(folder, ran)?.iter().enumerate() {
+        let comparison = compare(args, want, expected_output(&ran.outputs, i, name)?);
         if !args.json {
             outln!("{}: {comparison}", printable(name));
         }
@@ -210,14 +214,27 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
     Err(Error::new(ErrorKind::Mismatch, message))
 }
 
-fn expected(folder: &Path) -> Result<Vec<(String, Tensor)>> {
-    let expected = load::test_data(folder, "output")?;
-    if expected.is_empty() {
+fn expected(folder: &Path, ran: &Ran) -> Result<Vec<(String, Tensor)>> {
+    let expected = load::test_data(folder, "output", &ran.source)?;
+    let (want, got) = (expected.len(), ran.outputs.iter().count());
+    if has_lists(&ran.source)? && want != got {
+        let message = format!("the model gives {got} tensors, expected {want}");
+        return Err(Error::new(ErrorKind::Mismatch, message));
+    }
+    if expected.is_empty() && got > 0 {
         let folder = folder.display();
         let message = format!("{folder}: there is no output_0.pb to compare with");
         return Err(Error::invalid(message));
     }
     Ok(expected)
+}
+
+/// True when outputs are sequences or optional values.
+fn has_lists(source: &Source) -> Result<bool> {
+    match source {
+        Source::Graph(_) => Ok(false),
+        Source::Onnx(m) => Ok(m.declared_outputs()?.iter().any(|output| output.is_list())),
+    }
 }
 
 /// The output of a name; files without one stand for the outputs in order.

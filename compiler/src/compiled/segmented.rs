@@ -1,7 +1,7 @@
 //! Models whose extents are not all known before a run: segments that are compiled one by one, and
 //! the nodes between them.
 
-use super::{Compiled, Executable, InputShapes, Shared};
+use super::{Compiled, Executable, InputShapes, Outputs, Shared};
 use crate::error::{Error, Result};
 use crate::interp;
 use crate::ir::print::PrintOptions;
@@ -66,7 +66,7 @@ impl Segmented {
     }
 
     /// The results for inputs of the declared types; `watch` sees each segment before it runs.
-    pub(crate) fn run(&self, inputs: &[Tensor], watch: Watch) -> Result<Vec<Tensor>> {
+    pub(crate) fn run(&self, inputs: &[Tensor], watch: Watch) -> Result<Outputs> {
         let transaction = self.resources.as_ref().map(|resources| resources.begin());
         let segment = |number: usize, inputs: &[Tensor]| {
             let part = &self.parts[number];
@@ -77,7 +77,12 @@ impl Segmented {
         if let Some(transaction) = transaction {
             transaction.commit();
         }
-        Ok(results)
+        Ok(self.named(results))
+    }
+
+    fn named(&self, results: Vec<Tensor>) -> Outputs {
+        let names = self.graph.outputs.iter().map(|o| o.name.clone());
+        Outputs(names.zip(results).collect())
     }
 
     /// The text of a stage of each segment, and of [`Stage::Segments`]. `shapes` gives those of the

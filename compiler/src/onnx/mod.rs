@@ -18,6 +18,7 @@ mod capability;
 mod check;
 mod import;
 mod load;
+mod open_inputs;
 mod ops;
 #[doc(hidden)]
 pub mod proto;
@@ -29,6 +30,7 @@ mod trial;
 pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
 pub use load::{Model, Specialisation, load};
+pub use open_inputs::{Declared, Structure, element_name};
 pub use tensor::{dtype_of, tensor_from_pb};
 
 #[cfg(test)]

@@ -263,8 +263,8 @@ pub enum TypeValue {
     #[prost(message, tag = "1")]
     Tensor(TensorTypeProto),
     /// A sequence.
-    #[prost(message, tag = "4")]
-    Sequence(OpaqueTypeProto),
+    #[prost(message, boxed, tag = "4")]
+    Sequence(Box<ElementTypeProto>),
     /// A map.
     #[prost(message, tag = "5")]
     Map(OpaqueTypeProto),
@@ -272,8 +272,41 @@ pub enum TypeValue {
     #[prost(message, tag = "8")]
     SparseTensor(OpaqueTypeProto),
     /// An optional value.
-    #[prost(message, tag = "9")]
-    Optional(OpaqueTypeProto),
+    #[prost(message, boxed, tag = "9")]
+    Optional(Box<ElementTypeProto>),
+}
+
+/// Type of a sequence or of an optional value.
+#[derive(Clone, PartialEq, Message)]
+pub struct ElementTypeProto {
+    /// Type of each element.
+    #[prost(message, optional, boxed, tag = "1")]
+    pub elem_type: Option<Box<TypeProto>>,
+}
+
+/// A sequence of tensors.
+#[derive(Clone, PartialEq, Message)]
+pub struct SequenceProto {
+    /// Name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The elements, where these are tensors.
+    #[prost(message, repeated, tag = "3")]
+    pub tensor_values: Vec<TensorProto>,
+}
+
+/// An optional value.
+#[derive(Clone, PartialEq, Message)]
+pub struct OptionalProto {
+    /// Name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The element, where it is a tensor.
+    #[prost(message, optional, tag = "3")]
+    pub tensor_value: Option<TensorProto>,
+    /// The element, where it is a sequence.
+    #[prost(message, optional, tag = "5")]
+    pub sequence_value: Option<SequenceProto>,
 }
 
 /// A type that is only recognised, in order to refuse it by name.

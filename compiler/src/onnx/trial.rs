@@ -3,6 +3,7 @@
 
 use super::import::{Importer, Weights};
 use super::load::{Model, Specialisation};
+use super::open_inputs::Structure;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Type, symbols_of};
 use gristmill_runtime::Tensor;
@@ -14,6 +15,10 @@ const SIZES: [usize; 6] = [1, 2, 12, 16, 3, 60];
 const CONTENTS: [[f64; 2]; 4] = [[1.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 1.0]];
 /// Elements of the largest input that is tried.
 const MAX_ELEMENTS: usize = 4096;
+
+/// Numbers of tensors that are tried for sequences, and ranks where none is declared.
+const LENGTHS: [usize; 4] = [2, 1, 3, 0];
+const RANKS: [usize; 5] = [2, 1, 3, 4, 0];
 
 /// A way to import a model.
 pub(crate) struct Trial {
@@ -47,6 +52,31 @@ fn content(name: &str, t: &Tensor) -> String {
 }
 
 impl Model {
+    /// The model for some structure of its open inputs, one with which it imports if there is such.
+    /// Sizes of `spec` that are numbers of tensors are taken out and hold.
+    ///
+    /// Errors when `spec` does not fit the model.
+    pub(crate) fn trial_form(&self, spec: &mut Specialisation) -> Result<(Model, Structure)> {
+        let known = self.structure_by(&mut spec.dims)?;
+        let form = |n: usize, rank: usize| -> Result<(Model, Structure)> {
+            let structure = self.structure_like(&known, n, rank)?;
+            Ok((self.closed(&structure)?, structure))
+        };
+        let first = form(LENGTHS[0], RANKS[0])?;
+        if first.1.len() == known.len() {
+            return Ok(first);
+        }
+        let forms = LENGTHS.iter().flat_map(|&n| RANKS.map(|rank| (n, rank)));
+        let mut tried = BTreeSet::new();
+        for (n, rank) in forms {
+            let (model, structure) = form(n, rank)?;
+            if tried.insert(structure.clone()) && model.trial(spec)?.imports {
+                return Ok((model, structure));
+            }
+        }
+        Ok(first)
+    }
+
     /// The least that must be known to import the model: nothing beside `spec`, sizes, or sizes and
     /// contents. Where no trial helps, the first.
     ///

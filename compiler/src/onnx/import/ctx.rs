@@ -155,10 +155,25 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// The elements of operand `i`, which must be a sequence.
     pub fn list(&self, i: usize) -> Result<Vec<V>> {
-        match &self.im.slots[self.v(i)?.0 as usize].known {
+        match self.contents(i) {
             Some(Contents::List(elements)) => Ok(elements.clone()),
             _ => Err(Error::invalid(format!("operand {i} must be a sequence"))),
         }
+    }
+
+    /// True when operand `i` is a sequence.
+    pub fn is_list(&self, i: usize) -> bool {
+        matches!(self.contents(i), Some(Contents::List(_)))
+    }
+
+    /// True when operand `i` is not given, or an optional value without element.
+    pub fn is_absent(&self, i: usize) -> bool {
+        !self.has(i) || matches!(self.contents(i), Some(Contents::Absent))
+    }
+
+    fn contents(&self, i: usize) -> Option<&Contents<'m>> {
+        let v = self.inputs.get(i).copied().flatten()?;
+        self.im.slots[v.0 as usize].known.as_ref()
     }
 
     /// The operand that has the elements of the result, in their order.
@@ -187,8 +202,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// True when the contents of operand `i` contain symbols.
     pub fn is_symbolic(&self, i: usize) -> bool {
-        let v = self.inputs.get(i).copied().flatten();
-        v.is_some_and(|v| matches!(self.im.slots[v.0 as usize].known, Some(Contents::Dims(_))))
+        matches!(self.contents(i), Some(Contents::Dims(_)))
     }
 
     /// True when the contents of some operand contain symbols.

@@ -1,12 +1,13 @@
 //! Initialisers, inputs and outputs of graphs.
 
 use super::super::load::{Model, Specialisation};
+use super::super::open_inputs::{Declared, element_name};
 use super::super::proto::{
     DimensionProto, DimensionValue, GraphProto, SparseTensorProto, TensorProto, TensorTypeProto,
     TypeValue, ValueInfoProto,
 };
 use super::super::tensor::{dense_of, dtype_of, shape_of};
-use super::{Contents, FOLD_LIMIT_BYTES, Importer, MAX_TENSOR_BYTES, Slot};
+use super::{Contents, FOLD_LIMIT_BYTES, Importer, MAX_TENSOR_BYTES, Slot, V};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Dim, Shape, Type};
 use gristmill_runtime::{DType, Tensor};
@@ -27,17 +28,10 @@ pub(in crate::onnx) fn declared_type(info: &ValueInfoProto) -> Result<(DType, Ve
 }
 
 fn declared_tensor(info: &ValueInfoProto) -> Result<&TensorTypeProto> {
-    let name = &info.name;
-    let kind = match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
-        Some(TypeValue::Tensor(t)) => return Ok(t),
-        Some(TypeValue::Sequence(_)) => "a sequence",
-        Some(TypeValue::Map(_)) => "a map",
-        Some(TypeValue::Optional(_)) => "an optional value",
-        Some(_) => "a sparse tensor",
-        None => return Err(Error::invalid(format!("{name:?} has no type"))),
-    };
-    let message = format!("{name:?} is {kind}; only dense tensors are supported");
-    Err(Error::unsupported(message))
+    if let Some(TypeValue::Tensor(t)) = info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+        return Ok(t);
+    }
+    Err(Declared::of(info)?.not_given())
 }
 
 fn declared_dim(name: &str, axis: usize, d: &DimensionProto) -> Result<Dim> {
@@ -129,9 +123,28 @@ impl<'m> Importer<'m> {
             if self.slots[v.0 as usize].ty.is_none() {
                 continue;
             }
-            let id = self.materialise(v);
-            if let Some(id) = self.note(id.map_err(|e| e.context(format!("output {name:?}")))) {
+            let output = self.output(name, v);
+            self.note(output.map_err(|e| e.context(format!("output {name:?}"))));
+        }
+    }
+
+    /// An output of the model or of a region; each element of a list is one of the model.
+    fn output(&mut self, name: &str, v: V) -> Result<()> {
+        let of_model = self.frames.len() == 1;
+        match &self.slots[v.0 as usize].known {
+            Some(Contents::Absent) if of_model => Ok(()),
+            Some(Contents::List(elements)) if of_model => {
+                let elements = elements.clone().into_iter().enumerate();
+                elements.into_iter().try_for_each(|(i, element)| {
+                    let id = self.materialise(element)?;
+                    self.b().output(&element_name(name, i), id);
+                    Ok(())
+                })
+            }
+            _ => {
+                let id = self.materialise(v)?;
                 self.b().output(name, id);
+                Ok(())
             }
         }
     }

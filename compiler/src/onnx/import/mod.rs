@@ -56,12 +56,23 @@ pub(super) enum Contents<'m> {
     Proto(&'m TensorProto),
     /// The elements of a sequence, which is no tensor.
     List(Vec<V>),
+    /// An optional value without element.
+    Absent,
 }
 
 impl Contents<'_> {
-    /// A type for a value that has none: see [`Contents::List`].
+    /// A type for a value that has none: see [`Contents::List`] and [`Contents::Absent`].
     pub fn list_type() -> Type {
         Type::new(DType::U8, [0usize])
+    }
+
+    /// The error for contents that are none of a tensor where one belongs.
+    fn not_a_tensor(&self, name: &str) -> Error {
+        let kind = match self {
+            Contents::Absent => "an optional value without element",
+            _ => "a sequence",
+        };
+        Error::unsupported(format!("{name:?} is {kind}, expected a tensor"))
     }
 }
 
@@ -326,8 +337,8 @@ impl<'m> Importer<'m> {
     /// Type of a value; an error when its definition could not be imported.
     pub fn ty(&self, v: V) -> Result<&Type> {
         let slot = &self.slots[v.0 as usize];
-        if let Some(Contents::List(_)) = slot.known {
-            return Err(not_a_tensor(slot.name));
+        if let Some(known @ (Contents::List(_) | Contents::Absent)) = &slot.known {
+            return Err(known.not_a_tensor(slot.name));
         }
         let ty = slot.ty.as_ref();
         ty.ok_or_else(|| Error::unsupported(format!("{:?} could not be imported", slot.name)))
@@ -339,11 +350,6 @@ fn values_help(left_to_run: &Imported, by_value: &Imported) -> bool {
     let messages: BTreeSet<String> = by_value.errors.iter().map(Error::to_string).collect();
     let is_common = |e: &Error| !e.is_of_values() && messages.contains(&e.to_string());
     !by_value.needs.is_empty() && !left_to_run.errors.iter().any(is_common)
-}
-
-/// The error for a sequence where a tensor belongs.
-fn not_a_tensor(name: &str) -> Error {
-    Error::unsupported(format!("{name:?} is a sequence, expected a tensor"))
 }
 
 impl Frame {

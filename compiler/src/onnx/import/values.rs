@@ -2,7 +2,7 @@
 
 use super::super::tensor::{constant_of, tensor_of};
 use super::symbolic::symbolic_tensor;
-use super::{Contents, FOLD_LIMIT_BYTES, Importer, V, Weights, not_a_tensor};
+use super::{Contents, FOLD_LIMIT_BYTES, Importer, V, Weights};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Type, ValueId};
 use gristmill_runtime::Tensor;
@@ -63,7 +63,7 @@ impl Importer<'_> {
                 symbolic_tensor(&mut self.frames[frame].b, &dims, &ty, &known)
                     .map_err(|e| e.context(format!("{name:?}")))
             }
-            Some(Contents::List(_)) => Err(not_a_tensor(name)),
+            Some(known @ (Contents::List(_) | Contents::Absent)) => Err(known.not_a_tensor(name)),
             None if frame > home => self.capture(v, frame),
             None => Err(Error::internal(format!("value {name:?} has no IR value"))),
         }

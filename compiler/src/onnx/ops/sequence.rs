@@ -1,6 +1,7 @@
 //! Sequences and optional values, as lists known at import: nothing of them is left in the graph.
 
 use super::super::import::{Contents, Ctx, OpDef, Out, Outs, V, axis_of, one};
+use super::super::open_inputs::MAX_ELEMENTS;
 use super::MANY;
 use super::movement::{made_up_of, parts};
 use crate::error::{Error, Result};
@@ -14,10 +15,11 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("SequenceErase", (1, 2), erase),
     OpDef::new("SequenceAt", (2, 2), at),
     OpDef::new("SequenceLength", (1, 1), length),
+    OpDef::new("SequenceMap", (1, MANY), map),
     OpDef::new("SplitToSequence", (1, 2), split),
     OpDef::new("ConcatFromSequence", (1, 1), concat),
     OpDef::new("Optional", (0, 1), optional),
-    OpDef::new("OptionalGetElement", (1, 1), optional),
+    OpDef::new("OptionalGetElement", (1, 1), element),
     OpDef::new("OptionalHasElement", (0, 1), has_element),
 ];
 
@@ -118,9 +120,6 @@ fn split(cx: &mut Ctx) -> Result<Outs> {
     list(elements)
 }
 
-/// Tensors of the longest sequence.
-const MAX_ELEMENTS: usize = 4096;
-
 /// Sizes of the parts of an axis, whose number is that of its elements, or of their groups.
 fn equal_sizes(cx: &mut Ctx, axis: &Dim) -> Result<Vec<Dim>> {
     let extent = axis.as_const().ok_or_else(|| {
@@ -168,11 +167,50 @@ fn concat(cx: &mut Ctx) -> Result<Outs> {
 fn optional(cx: &mut Ctx) -> Result<Outs> {
     cx.ignore(&["type"]);
     if !cx.has(0) {
-        return Err(Error::unsupported("an optional value without element"));
+        return Ok(vec![Out::Contents(Contents::list_type(), Contents::Absent)]);
+    }
+    Ok(vec![Out::Same(cx.v(0)?)])
+}
+
+fn element(cx: &mut Ctx) -> Result<Outs> {
+    if cx.is_absent(0) {
+        return Err(Error::invalid("the optional value has no element"));
     }
     Ok(vec![Out::Same(cx.v(0)?)])
 }
 
 fn has_element(cx: &mut Ctx) -> Result<Outs> {
-    Ok(vec![Out::tensor(Tensor::scalar(cx.has(0)))])
+    Ok(vec![Out::tensor(Tensor::scalar(!cx.is_absent(0)))])
+}
+
+/// The body for each element of the first operand, with those of other sequences at its position,
+/// and with other tensors.
+fn map(cx: &mut Ctx) -> Result<Outs> {
+    let body = cx.graph_attr("body")?;
+    let n = cx.list(0)?.len();
+    let mut results = vec![Vec::new(); body.output.len()];
+    for i in 0..n {
+        let args: Result<Vec<V>> = (0..cx.n_inputs()).map(|k| mapped(cx, k, i, n)).collect();
+        for (list, v) in results.iter_mut().zip(cx.inline(body, &args?)?) {
+            list.push(v);
+        }
+    }
+    let lists = results.into_iter();
+    Ok(lists
+        .map(|list| Out::Contents(Contents::list_type(), Contents::List(list)))
+        .collect())
+}
+
+/// Operand `k` for element `i` of `n`.
+fn mapped(cx: &Ctx, k: usize, i: usize, n: usize) -> Result<V> {
+    if !cx.is_list(k) {
+        return cx.v(k);
+    }
+    let elements = cx.list(k)?;
+    elements.get(i).copied().ok_or_else(|| {
+        let found = elements.len();
+        Error::invalid(format!(
+            "operand {k} has {found} elements, operand 0 has {n}"
+        ))
+    })
 }
