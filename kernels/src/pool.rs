@@ -78,7 +78,7 @@ impl PoolDesc {
 
     /// Divisor of the sum of the window at (oh, ow), which has `n_inside` pixels on the image.
     fn divisor(&self, oh: usize, ow: usize, n_inside: usize) -> f32 {
-        if self.kind == PoolKind::AverageValid as u32 {
+        if self.kind != PoolKind::AveragePadded as u32 {
             return n_inside as f32;
         }
         let w = &self.window;
@@ -117,16 +117,28 @@ pub unsafe extern "C" fn gm_pool_f32(
         return INVALID;
     }
     for item in begin..end.min(desc.n_items()) {
-        let (n, oh) = (item / desc.window.out_h, item % desc.window.out_h);
-        for ow in 0..desc.window.out_w {
+        let (w, oh) = (&desc.window, item % desc.window.out_h);
+        // SAFETY: the pointers cover the descriptor's operands.
+        let (x, y) = unsafe { (pointer(ptrs, LHS).cast_const(), pointer(ptrs, OUT)) };
+        let x = x.wrapping_add(item / w.out_h * w.x_n_stride);
+        let rows = w.rows_inside(oh);
+        for ow in 0..w.out_w {
+            let taps = w.taps_inside(ow);
+            let ih = (oh * w.stride_h + rows.start * w.dilation_h).wrapping_sub(w.pad_top);
+            let iw = (ow * w.stride_w + taps.start * w.dilation_w).wrapping_sub(w.pad_left);
+            let first = ih
+                .wrapping_mul(w.x_h_stride)
+                .wrapping_add(iw.wrapping_mul(w.x_w_stride));
+            let pixel = Pixel {
+                desc,
+                x: x.wrapping_add(first),
+                y: y.wrapping_add((item * w.out_w + ow) * desc.ldy),
+                n_rows: rows.len(),
+                n_taps: taps.len(),
+                divisor: desc.divisor(oh, ow, rows.len() * taps.len()),
+            };
             // SAFETY: the pointers cover the descriptor's operands.
-            unsafe {
-                let x = pointer(ptrs, LHS)
-                    .cast_const()
-                    .wrapping_add(n * desc.window.x_n_stride);
-                let y = pointer(ptrs, OUT).wrapping_add((item * desc.window.out_w + ow) * desc.ldy);
-                dispatch(isa, Pixel { desc, x, y, oh, ow });
-            }
+            unsafe { dispatch(isa, pixel) };
         }
     }
     OK
@@ -135,10 +147,13 @@ pub unsafe extern "C" fn gm_pool_f32(
 /// One output pixel.
 struct Pixel<'a> {
     desc: &'a PoolDesc,
+    /// The first element of the window that is on the image.
     x: *const f32,
     y: *mut f32,
-    oh: usize,
-    ow: usize,
+    /// Rows of the window, and elements of each, that are on the image.
+    n_rows: usize,
+    n_taps: usize,
+    divisor: f32,
 }
 
 impl Task for Pixel<'_> {
@@ -147,76 +162,117 @@ impl Task for Pixel<'_> {
     /// Safety: the pointers cover the pixel's window and channels.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        let is_max = self.desc.kind == PoolKind::Max as u32;
         let mut channel = 0;
-        while channel < self.desc.channels {
-            let n = self.desc.channels - channel;
-            // SAFETY: at most `n` channels from `channel` on.
-            unsafe {
-                let (result, n_inside) = if is_max {
-                    self.max(s, channel, n)
-                } else {
-                    self.sum(s, channel, n)
-                };
-                let result = if is_max {
-                    result
-                } else {
-                    let divisor = self.desc.divisor(self.oh, self.ow, n_inside);
-                    s.div(result, s.splat(divisor))
-                };
-                s.store_n(self.y.add(channel), n, result);
+        // Several vectors at a time read whole lines of each tap, and their sums do not wait for each
+        // other.
+        // SAFETY: vectors of channels that there are.
+        unsafe {
+            while self.has::<S>(channel, 8) {
+                self.vectors::<S, 8>(s, channel);
+                channel += 8 * S::LANES;
             }
-            channel += S::LANES;
+            while self.has::<S>(channel, 2) {
+                self.vectors::<S, 2>(s, channel);
+                channel += 2 * S::LANES;
+            }
+            while channel < self.desc.channels {
+                self.vectors::<S, 1>(s, channel);
+                channel += S::LANES;
+            }
         }
     }
 }
 
 impl Pixel<'_> {
+    /// True when there are `n` whole vectors of channels from `channel` on.
     #[inline(always)]
-    fn address(&self, ih: usize, j: usize, channel: usize) -> *const f32 {
-        let w = &self.desc.window;
-        let iw = self.ow * w.stride_w + j * w.dilation_w - w.pad_left;
-        self.x
-            .wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride + channel)
+    fn has<S: Simd>(&self, channel: usize, n: usize) -> bool {
+        self.desc.channels - channel >= n * S::LANES
+    }
+
+    /// The results of `V` vectors of channels; one alone may be partial.
+    ///
+    /// # Safety
+    /// As for `run`, with these channels.
+    #[inline(always)]
+    unsafe fn vectors<S: Simd, const V: usize>(&self, s: S, channel: usize) {
+        let n = self.desc.channels - channel;
+        // SAFETY: by contract.
+        unsafe {
+            let results = if self.desc.kind == PoolKind::Max as u32 {
+                self.max::<S, V>(s, channel)
+            } else {
+                self.mean::<S, V>(s, channel)
+            };
+            for (v, result) in results.into_iter().enumerate() {
+                let y = self.y.add(channel + v * S::LANES);
+                match V {
+                    1 => s.store_n(y, n, result),
+                    _ => s.store(y, result),
+                }
+            }
+        }
     }
 
     /// # Safety
-    /// As for `run`.
+    /// As for `vectors`.
     #[inline(always)]
-    unsafe fn max<S: Simd>(&self, s: S, channel: usize, n: usize) -> (S::F, usize) {
-        let mut acc = s.splat(f32::NEG_INFINITY);
-        for i in 0..self.desc.window.kernel_h {
-            let Some(ih) = self.desc.window.input_row(self.oh, i) else {
-                continue;
-            };
-            for j in self.desc.window.taps_inside(self.ow) {
-                // SAFETY: the tap is on the image.
-                acc = Largest.step(s, acc, unsafe { s.load_n(self.address(ih, j, channel), n) });
-            }
+    unsafe fn max<S: Simd, const V: usize>(&self, s: S, channel: usize) -> [S::F; V] {
+        let mut acc = [s.splat(f32::NEG_INFINITY); V];
+        for i in 0..self.n_rows {
+            let step = |v: usize, x| acc[v] = Largest.step(s, acc[v], x);
+            // SAFETY: the row is on the image.
+            unsafe { self.row::<S, V>(s, i, channel, step) };
         }
-        (acc, 0)
+        acc
     }
 
     /// Sums by rows, which bounds the rounding error of large windows.
     ///
     /// # Safety
-    /// As for `run`.
+    /// As for `vectors`.
     #[inline(always)]
-    unsafe fn sum<S: Simd>(&self, s: S, channel: usize, n: usize) -> (S::F, usize) {
-        let (mut acc, mut n_inside) = (s.zero(), 0);
-        for i in 0..self.desc.window.kernel_h {
-            let Some(ih) = self.desc.window.input_row(self.oh, i) else {
-                continue;
-            };
-            let mut row = s.zero();
-            for j in self.desc.window.taps_inside(self.ow) {
-                // SAFETY: the tap is on the image.
-                row = s.add(row, unsafe { s.load_n(self.address(ih, j, channel), n) });
+    unsafe fn mean<S: Simd, const V: usize>(&self, s: S, channel: usize) -> [S::F; V] {
+        let mut acc = [s.zero(); V];
+        for i in 0..self.n_rows {
+            let mut row = [s.zero(); V];
+            let step = |v: usize, x| row[v] = s.add(row[v], x);
+            // SAFETY: the row is on the image.
+            unsafe { self.row::<S, V>(s, i, channel, step) };
+            for (acc, row) in acc.iter_mut().zip(row) {
+                *acc = s.add(*acc, row);
             }
-            n_inside += self.desc.window.taps_inside(self.ow).len();
-            acc = s.add(acc, row);
         }
-        (acc, n_inside)
+        acc.map(|sum| s.div(sum, s.splat(self.divisor)))
+    }
+
+    /// Calls `step` with each vector of row `i`.
+    ///
+    /// # Safety
+    /// As for `vectors`; `i` is less than `n_rows`.
+    #[inline(always)]
+    unsafe fn row<S: Simd, const V: usize>(
+        &self,
+        s: S,
+        i: usize,
+        channel: usize,
+        mut step: impl FnMut(usize, S::F),
+    ) {
+        let w = &self.desc.window;
+        let row = i * w.dilation_h * w.x_h_stride;
+        let mut x = self.x.wrapping_add(row + channel);
+        for _ in 0..self.n_taps {
+            for v in 0..V {
+                // SAFETY: the element is on the image.
+                step(v, unsafe {
+                    match V {
+                        1 => s.load_n(x, self.desc.channels - channel),
+                        _ => s.load(x.wrapping_add(v * S::LANES)),
+                    }
+                });
+            }
+            x = x.wrapping_add(w.dilation_w * w.x_w_stride);
+        }
     }
 }
 
@@ -259,7 +315,7 @@ mod tests {
         let mut rng = Rng(31);
         for isa in Isa::available() {
             for _ in 0..400 {
-                let channels = rng.pick(&[1, 3, 8, 16, 17, 33]);
+                let channels = rng.pick(&[1, 3, 8, 16, 17, 33, 129]);
                 let mut window = window(&mut rng, channels);
                 // Rounding up: one more column and row than fit, as long as they begin on the
                 // padded image.

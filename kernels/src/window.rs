@@ -146,12 +146,15 @@ impl Window {
     pub(crate) fn taps_inside(&self, ow: usize) -> Range<usize> {
         let start = ow * self.stride_w;
         let step = self.dilation_w.max(1);
-        let first = self.pad_left.saturating_sub(start).div_ceil(step);
-        let end = (self.in_w + self.pad_left)
-            .saturating_sub(start)
-            .div_ceil(step)
-            .min(self.kernel_w);
-        first..end.max(first)
+        inside(start, step, self.pad_left, self.in_w, self.kernel_w)
+    }
+
+    /// The window rows that fall on the image for output row `oh`.
+    #[inline]
+    pub(crate) fn rows_inside(&self, oh: usize) -> Range<usize> {
+        let start = oh * self.stride_h;
+        let step = self.dilation_h.max(1);
+        inside(start, step, self.pad_top, self.in_h, self.kernel_h)
     }
 
     /// The output columns for which window column `j` falls on the image.
@@ -174,4 +177,13 @@ impl Window {
             self.columns_inside(self.kernel_w - 1).1,
         )
     }
+}
+
+/// The positions of a window of `n`, from `start` on in steps of `step`, that are on an image of
+/// `size` behind a padding of `pad`.
+#[inline]
+fn inside(start: usize, step: usize, pad: usize, size: usize, n: usize) -> Range<usize> {
+    let first = pad.saturating_sub(start).div_ceil(step);
+    let end = (size + pad).saturating_sub(start).div_ceil(step).min(n);
+    first..end.max(first)
 }

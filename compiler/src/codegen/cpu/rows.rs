@@ -161,7 +161,9 @@ fn kernel_kind(kind: ReduceKind) -> rows::ReduceKind {
     }
 }
 
-/// The mean over `axes` with the axes after them kept: pooling with a window of the whole image.
+/// The mean over `axes` with the axes after them kept: pooling with a window of the whole image. One
+/// of a large image is the mean of the means of equal parts: these have sums of fewer terms, and each
+/// thread reads the part that it wrote.
 fn mean_of_middle_axes(
     cx: &Context,
     id: NodeId,
@@ -172,13 +174,37 @@ fn mean_of_middle_axes(
     let batch: usize = x.shape[..axes.start].iter().product();
     let pixels: usize = x.shape[axes.clone()].iter().product();
     let channels: usize = x.shape[axes.end..].iter().product();
-    let window = Window::new(batch, pixels, 1, channels, pixels, 1);
-    let desc = PoolDesc::new(cx.isa, pool::PoolKind::AverageValid, window, channels);
-    let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);
-    let ns = (batch * pixels * channels) as f64 * 0.1;
-    let call = Call::simple("gm_pool_f32", descriptor(&desc), ptrs, desc.n_items(), ns);
-    single(cx, id, node, call)
+    let mean = |from: Ptr, to: Ptr, batch: usize, pixels: usize| {
+        let window = Window::new(batch, pixels, 1, channels, pixels, 1);
+        let desc = PoolDesc::new(cx.isa, pool::PoolKind::AverageValid, window, channels);
+        let ptrs = pointers(from, Ptr::Null, to, false, vec![]);
+        let ns = (batch * pixels * channels) as f64 * 0.1;
+        Call::simple("gm_pool_f32", descriptor(&desc), ptrs, desc.n_items(), ns)
+    };
+    let parts = parts_of_mean(pixels, channels);
+    if parts == 1 {
+        return single(cx, id, node, mean(read(&x), result(node), batch, pixels));
+    }
+    let part = |ptr: fn(Place, i64) -> Ptr| ptr(Place::Temp(0), 0);
+    let of_parts = mean(part(Ptr::Read), result(node), batch, parts);
+    let mut task = single(cx, id, node, of_parts)?;
+    let first = mean(read(&x), part(Ptr::Write), batch * parts, pixels / parts);
+    task.calls.insert(0, first);
+    task.temps.push(batch * parts * channels * size_of::<f32>());
+    Ok(task)
 }
+
+/// Number of equal parts of an image whose means are taken first.
+fn parts_of_mean(pixels: usize, channels: usize) -> usize {
+    if pixels * channels < MIN_DIVIDED_MEAN {
+        return 1;
+    }
+    let even = (4..=16).rev().find(|n| pixels.is_multiple_of(*n));
+    even.unwrap_or(1)
+}
+
+/// Elements of the smallest image whose mean is taken in parts: 64 KiB.
+const MIN_DIVIDED_MEAN: usize = 16 << 10;
 
 /// A copy of a view into `out`, whose strides are given, from element `at` on; `None` when there are too many loops.
 pub(super) fn copy(
