@@ -168,10 +168,12 @@ impl Product<'_> {
             cols: (self.n - col).min(width),
         };
         let tile = self.describe(tiles, cell, &rect);
-        let kernel = self.kernel(tiles, cell);
+        let half = self.half(tiles, cell, rect.cols);
+        let is_whole = rect.cols == half.map_or(width, |_| tiles.nr / 2);
+        let kernel = half.unwrap_or_else(|| self.kernel(tiles, cell));
         // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
         unsafe {
-            if rect.cols == width {
+            if is_whole {
                 kernel(&tile);
             } else {
                 self.ragged(kernel, tile, rect);
@@ -190,6 +192,16 @@ impl Product<'_> {
                 dispatch(self.isa, narrow);
             }
         }
+    }
+
+    /// The tile of the first vector of a panel, where that has all columns and there is such a tile.
+    #[inline(always)]
+    fn half(&self, tiles: &Tiles, cell: &Cell, cols: usize) -> Option<TileFn> {
+        if cols > tiles.nr / 2 {
+            return None;
+        }
+        let table = tiles.halves[usize::from(self.lhs.taps > 0)];
+        table.get(cell.n_rows).copied()
     }
 
     #[inline(always)]

@@ -190,6 +190,9 @@ fn work(m: usize, n: usize, k: usize) -> usize {
     m.max(LEAST_ROWS).saturating_mul(n).saturating_mul(k)
 }
 
+/// Least rows of a share where rows are shared: two tiles of the largest.
+const LEAST_SHARE: usize = 24;
+
 /// Rows and panels per item of an `m x n x k` product done `n_batch` times by `n_threads` threads.
 pub(crate) fn plan_blocks(
     m: usize,
@@ -214,6 +217,13 @@ pub(crate) fn plan_blocks(
     } else {
         (worth / n_threads).clamp(1, 4) * n_threads
     };
+    if wanted > 1 && n_batch == 1 && m >= n && m >= LEAST_SHARE * n_threads {
+        // Each thread has rows of its own, mostly those that it wrote before; the weights, which all
+        // read, are the smaller operand.
+        let most = (m / (LEAST_SHARE * n_threads)).clamp(1, 4) * n_threads;
+        let blocks = wanted.min(most).max(cache_blocks);
+        return (m.div_ceil(blocks.next_multiple_of(n_threads)), n_panels);
+    }
     let mut row_blocks = cache_blocks;
     let mut panel_blocks = wanted.div_ceil(n_batch * row_blocks).min(n_panels).max(1);
     let divides_evenly = n_panels.is_multiple_of(n_threads.max(1)) || n_panels >= 4 * n_threads;

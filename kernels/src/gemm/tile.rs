@@ -7,6 +7,8 @@ use crate::simd::{Portable, Simd};
 
 /// Rows of the largest tile of any instruction set.
 pub(crate) const MAX_MR: usize = 14;
+/// Vectors of a panel's row.
+const PANEL: usize = 2;
 /// Columns of the largest tile, in the form for few rows.
 pub(crate) const MAX_COLS: usize = 128;
 
@@ -72,6 +74,9 @@ pub(crate) struct Tiles {
     pub(crate) strided: &'static [TileFn],
     /// Two vectors wide, rows anywhere.
     pub(crate) indirect: &'static [TileFn],
+    /// The first vector of a panel alone, for last panels of no more columns: as `strided`, and as
+    /// `indirect`. Empty where there are no such tiles.
+    pub(crate) halves: [&'static [TileFn]; 2],
     /// For few rows: several panels at once, to keep enough sums in flight and read the right-hand
     /// side as streams.
     pub(crate) wide: &'static [TileFn],
@@ -102,6 +107,8 @@ impl Tiles {
     }
 }
 
+/// The first `NV` vectors of a panel.
+///
 /// # Safety
 /// `t` describes readable operands and a writable output for `MR` rows and `NV * LANES` columns.
 #[inline(always)]
@@ -115,7 +122,7 @@ unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
             let mut bv = [s.zero(); NV];
             for (v, bv) in bv.iter_mut().enumerate() {
                 *bv = s.load(b.add(v * S::LANES));
-                s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES));
+                s.prefetch(b.wrapping_add((PANEL * 8 + v) * S::LANES));
             }
             for (r, acc) in acc.iter_mut().enumerate() {
                 let x = s.splat(*a.add(r * lda + kk));
@@ -123,7 +130,7 @@ unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
                     *acc = s.mul_acc(x, bv, *acc);
                 }
             }
-            b = b.add(NV * S::LANES);
+            b = b.add(PANEL * S::LANES);
         }
         finish::<S, MR, NV>(s, t, acc);
     }
@@ -144,7 +151,7 @@ unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
                 let mut bv = [s.zero(); NV];
                 for (v, bv) in bv.iter_mut().enumerate() {
                     *bv = s.load(b.add(v * S::LANES));
-                    s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES));
+                    s.prefetch(b.wrapping_add((PANEL * 8 + v) * S::LANES));
                 }
                 for (row, acc) in rows.iter().zip(acc.iter_mut()) {
                     let x = s.splat(*row.add(kk));
@@ -152,7 +159,7 @@ unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
                         *acc = s.mul_acc(x, bv, *acc);
                     }
                 }
-                b = b.add(NV * S::LANES);
+                b = b.add(PANEL * S::LANES);
             }
         }
         finish::<S, MR, NV>(s, t, acc);
@@ -289,6 +296,7 @@ static PORTABLE: Tiles = Tiles {
     nr: 8,
     strided: table!(portable_strided: 1, 2, 3, 4),
     indirect: table!(portable_indirect: 1, 2, 3, 4),
+    halves: [&[], &[]],
     wide: table!(portable_wide: 1, 2),
     wide_panels: &[0, 2, 2],
 };
@@ -298,6 +306,7 @@ static PORTABLE_BYTES: Tiles = Tiles {
     nr: 8,
     strided: table!(portable_strided_bytes: 1, 2, 3, 4),
     indirect: table!(portable_indirect_bytes: 1, 2, 3, 4),
+    halves: [&[], &[]],
     wide: &[],
     wide_panels: &[],
 };
@@ -369,6 +378,8 @@ mod x86 {
     compile! { "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma":
         avx512_strided = strided<Avx512, 2>;
         avx512_indirect = indirect<Avx512, 2>;
+        avx512_half_strided = strided<Avx512, 1>;
+        avx512_half_indirect = indirect<Avx512, 1>;
         avx512_wide = wide<Avx512, 8>;
         avx512_wide6 = wide<Avx512, 6>;
     }
@@ -376,6 +387,8 @@ mod x86 {
     compile! { "avx2,fma":
         avx2_strided = strided<Avx2, 2>;
         avx2_indirect = indirect<Avx2, 2>;
+        avx2_half_strided = strided<Avx2, 1>;
+        avx2_half_indirect = indirect<Avx2, 1>;
         avx2_wide = wide<Avx2, 8>;
         avx2_wide4 = wide<Avx2, 4>;
     }
@@ -410,6 +423,10 @@ mod x86 {
         nr: 32,
         strided: table!(avx512_strided: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14),
         indirect: table!(avx512_indirect: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        halves: [
+            table!(avx512_half_strided: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14),
+            table!(avx512_half_indirect: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        ],
         wide: &[
             avx512_wide::<1> as TileFn,
             avx512_wide::<1>,
@@ -424,6 +441,10 @@ mod x86 {
         nr: 16,
         strided: table!(avx2_strided: 1, 2, 3, 4, 5, 6),
         indirect: table!(avx2_indirect: 1, 2, 3, 4, 5, 6),
+        halves: [
+            table!(avx2_half_strided: 1, 2, 3, 4, 5, 6),
+            table!(avx2_half_indirect: 1, 2, 3, 4, 5, 6),
+        ],
         wide: &[
             avx2_wide::<1> as TileFn,
             avx2_wide::<1>,
@@ -441,6 +462,7 @@ mod x86 {
                 nr: 32,
                 strided: table!($strided: 1, 2, 3, 4, 5, 6, 7, 8),
                 indirect: table!($indirect: 1, 2, 3, 4, 5, 6, 7, 8),
+                halves: [&[], &[]],
                 wide: &[$($wide::<1> as TileFn, $wide::<1>, $wide::<2>)?],
                 wide_panels: &[0, 4, 4],
             }
@@ -453,6 +475,7 @@ mod x86 {
                 nr: 16,
                 strided: table!($strided: 1, 2, 3, 4, 5, 6),
                 indirect: table!($indirect: 1, 2, 3, 4, 5, 6),
+                halves: [&[], &[]],
                 wide: &[],
                 wide_panels: &[],
             }

@@ -24,7 +24,7 @@ use gristmill_runtime::Tensor;
 use std::collections::BTreeSet;
 
 /// Estimated time below which a kernel is not worth splitting.
-const SERIAL_NS: u64 = 10_000;
+const SERIAL_NS: u64 = 3_000;
 
 /// One cluster being compiled.
 pub(super) struct ClusterCompiler<'s, 'o> {
