@@ -24,7 +24,9 @@ use crate::rows::softmax_block;
 use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE, pointer};
 
 /// Query rows per item, at most: packing a block of keys and values costs about as much as 2 rows.
-const QUERY_BLOCK: usize = 64;
+const QUERY_BLOCK: usize = 128;
+/// Query rows of the smallest block that threads share an attention by.
+const LEAST_BLOCK: usize = 48;
 /// Keys per block: scores, packed keys and packed values of usual depths fit the second-level
 /// cache.
 const KEY_BLOCK: usize = 256;
@@ -129,6 +131,17 @@ impl AttentionDesc {
             o_stride: strides(n_queries),
             mask_stride: [0; 3],
             query_block: QUERY_BLOCK.min(n_queries.max(1)),
+        }
+    }
+
+    /// Chooses smaller blocks of queries where there are fewer than four for each thread.
+    pub fn plan(&mut self, n_threads: usize) {
+        let heads = (self.batch * self.heads).max(1);
+        let blocks = (4 * n_threads).div_ceil(heads);
+        let rows = self.n_queries.div_ceil(blocks);
+        let is_shared = n_threads > 1 && self.n_items() < 4 * n_threads;
+        if is_shared {
+            self.query_block = rows.clamp(LEAST_BLOCK.min(self.query_block), self.query_block);
         }
     }
 
@@ -566,6 +579,54 @@ mod tests {
                 }
                 let want = reference(&d, &q, &k, &v, with_mask.then_some(&mask[..]), o.len());
                 assert_close(&o, &want, 2e-5, &format!("{isa} mask {with_mask} {d:?}"));
+            }
+        }
+    }
+
+    /// A NaN or an infinite score makes its query's output NaN and no other's; blocks of keys that are
+    /// all hidden count for nothing.
+    #[test]
+    fn scores_that_are_no_numbers_stay_in_their_row() {
+        let mut rng = Rng(33);
+        for isa in Isa::available() {
+            for n_keys in [1, 5, 16, 49, 64, 100, 256, 300, 520] {
+                let mut d = AttentionDesc::new(isa, 1, 1, 4, n_keys, 8);
+                d.mask_stride = [0, 0, n_keys as isize];
+                let (q, k, v) = (rng.vec(32), rng.vec(8 * n_keys), rng.vec(8 * n_keys));
+                let mut mask = vec![0f32; 4 * n_keys];
+                let hidden = n_keys - 1 - rng.below(n_keys.min(20));
+                mask[..hidden].fill(f32::NEG_INFINITY);
+                let mut want = mask.clone();
+                // The NaN is alone among hidden keys, the infinity among others.
+                let nan = rng.below(n_keys);
+                mask[n_keys..2 * n_keys].fill(f32::NEG_INFINITY);
+                mask[n_keys + nan] = f32::NAN;
+                mask[2 * n_keys + rng.below(n_keys)] = f32::INFINITY;
+                want[n_keys..].fill(0.0);
+                let run = |mask: &[f32]| {
+                    let mut o = vec![0f32; 32];
+                    let mut workspace = vec![f32::NAN; d.workspace_bytes() / 4];
+                    let ptrs = [
+                        q.as_ptr() as *mut u8,
+                        k.as_ptr() as *mut u8,
+                        o.as_mut_ptr().cast(),
+                        workspace.as_mut_ptr().cast(),
+                        v.as_ptr() as *mut u8,
+                        mask.as_ptr() as *mut u8,
+                    ];
+                    // SAFETY: the buffers have the sizes that the descriptor describes.
+                    let status = unsafe { gm_attention_f32(&d, ptrs.as_ptr(), 0, d.n_items()) };
+                    assert_eq!(status, OK);
+                    o
+                };
+                let (got, without) = (run(&mask), run(&want));
+                assert!(
+                    got[8..24].iter().all(|x| x.is_nan()),
+                    "{isa} {n_keys}: {got:?}"
+                );
+                assert_eq!((&got[..8], &got[24..]), (&without[..8], &without[24..]));
+                let expected = reference(&d, &q, &k, &v, Some(&want), 32);
+                assert_close(&without, &expected, 2e-5, &format!("{isa} {n_keys}"));
             }
         }
     }

@@ -251,42 +251,190 @@ impl Task for BlockRow {
     /// Safety: the pointers cover the row; the mask may be null.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        let (n, scale) = (self.n, self.scale);
-        // SAFETY: at most `n` scores, and `n_out` elements of the output.
+        // SAFETY: by contract; as many vectors as the row has.
         unsafe {
-            let scores = Row {
-                x: self.scores,
-                y: self.scores,
-                mask: self.mask,
-                n,
-                n_cols: n,
-                scale,
-                is_log: false,
+            match self.n.div_ceil(S::LANES) {
+                1 => self.in_registers::<S, 1>(s),
+                2 => self.in_registers::<S, 2>(s),
+                3 => self.in_registers::<S, 3>(s),
+                4 => self.in_registers::<S, 4>(s),
+                5 => self.in_registers::<S, 5>(s),
+                6 => self.in_registers::<S, 6>(s),
+                7 => self.in_registers::<S, 7>(s),
+                8 => self.in_registers::<S, 8>(s),
+                // More vectors are more than the registers of older instruction sets.
+                n if S::LANES < 16 => self.in_passes(s, n),
+                9 => self.in_registers::<S, 9>(s),
+                10 => self.in_registers::<S, 10>(s),
+                11 => self.in_registers::<S, 11>(s),
+                12 => self.in_registers::<S, 12>(s),
+                13 => self.in_registers::<S, 13>(s),
+                14 => self.in_registers::<S, 14>(s),
+                15 => self.in_registers::<S, 15>(s),
+                16 => self.in_registers::<S, 16>(s),
+                n => self.in_passes(s, n),
+            }
+        }
+    }
+}
+
+impl BlockRow {
+    /// Vector `v` of the scores, scaled and masked. All lanes of a partial vector that are beyond the
+    /// row are minus infinity.
+    ///
+    /// # Safety
+    /// As for `run`; the row has lanes of the vector.
+    #[inline(always)]
+    unsafe fn score<S: Simd>(&self, s: S, v: usize, is_partial: bool) -> S::F {
+        let (at, scale) = (v * S::LANES, s.splat(self.scale));
+        let rest = self.n - at;
+        // SAFETY: by contract.
+        unsafe {
+            let x = self.scores.add(at).cast_const();
+            let x = if is_partial {
+                s.load_n(x, rest)
+            } else {
+                s.load(x)
             };
-            scores.scale_and_mask(s);
-            let before = *self.largest;
-            let largest = Largest.join(before, fold(s, self.scores, n, Largest));
+            let mut t = s.mul(x, scale);
+            if !self.mask.is_null() {
+                let mask = self.mask.add(at);
+                let mask = if is_partial {
+                    s.load_n(mask, rest)
+                } else {
+                    s.load(mask)
+                };
+                t = s.add(t, mask);
+            }
+            match is_partial {
+                true => s.select(lanes_below(s, rest), t, s.splat(f32::NEG_INFINITY)),
+                false => t,
+            }
+        }
+    }
+
+    /// The row, of `V` vectors of which the last may be partial, without a second pass over memory.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn in_registers<S: Simd, const V: usize>(&self, s: S) {
+        let is_partial = self.n < V * S::LANES;
+        // SAFETY: by contract.
+        unsafe {
+            let mut t = [s.zero(); V];
+            let mut most = [s.splat(f32::NEG_INFINITY); 2];
+            for (v, t) in t.iter_mut().enumerate() {
+                *t = self.score(s, v, v == V - 1 && is_partial);
+                most[v % 2] = s.max(*t, most[v % 2]);
+            }
+            // A NaN is not the largest, but its exponential is in the sum.
+            let largest = Largest.join(*self.largest, s.largest(s.max(most[0], most[1])));
+            if largest == f32::NEG_INFINITY && !t.iter().any(|&t| has_nan(s, t)) {
+                return self.weightless();
+            }
+            let sum = self.weights(s, t, largest);
+            self.join(s, largest, sum);
+        }
+    }
+
+    /// Stores the exponentials of the scores `t`, less the largest; their sum.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn weights<S: Simd, const V: usize>(&self, s: S, t: [S::F; V], largest: f32) -> f32 {
+        let (shift, mut sums) = (s.splat(largest), [s.zero(); 2]);
+        for (v, t) in t.into_iter().enumerate() {
+            let e = vmath::exp(s, s.sub(t, shift));
+            let rest = self.n - v * S::LANES;
+            // SAFETY: by contract.
+            unsafe {
+                let to = self.scores.add(v * S::LANES);
+                if v == V - 1 && rest < S::LANES {
+                    // Minus infinity less itself is no number.
+                    let seen = s.select(lanes_below(s, rest), e, s.zero());
+                    sums[v % 2] = s.add(sums[v % 2], seen);
+                    s.store_n(to, rest, e);
+                } else {
+                    sums[v % 2] = s.add(sums[v % 2], e);
+                    s.store(to, e);
+                }
+            }
+        }
+        s.sum(s.add(sums[0], sums[1]))
+    }
+
+    /// The same for any number of vectors.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn in_passes<S: Simd>(&self, s: S, n_vectors: usize) {
+        // SAFETY: by contract.
+        unsafe {
+            for v in 0..n_vectors {
+                let is_partial = self.n < (v + 1) * S::LANES;
+                let t = self.score(s, v, is_partial);
+                s.store_n(self.scores.add(v * S::LANES), self.n - v * S::LANES, t);
+            }
+            let scores = self.row(self.scores, self.n);
+            let largest = Largest.join(*self.largest, fold(s, self.scores, self.n, Largest));
             if largest == f32::NEG_INFINITY {
-                // All scores so far are minus infinity: weights of 0, instead of the NaN of their
-                // difference.
-                (0..n).for_each(|j| *self.scores.add(j) = 0.0);
-                return;
+                return self.weightless();
             }
             let sum = scores.exponentials(s, self.scores, largest);
+            self.join(s, largest, sum);
+        }
+    }
+
+    /// Weights of 0 where all scores so far are minus infinity, instead of the NaN of their
+    /// difference.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn weightless(&self) {
+        // SAFETY: by contract.
+        unsafe { std::ptr::write_bytes(self.scores, 0, self.n) }
+    }
+
+    /// Rescales the earlier sum and output to `largest`, and adds `sum` of this block.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn join<S: Simd>(&self, s: S, largest: f32, sum: f32) {
+        // SAFETY: by contract.
+        unsafe {
+            let before = *self.largest;
             if before != largest {
                 let shrink = (before - largest).exp();
                 *self.sum *= shrink;
-                let row = Row {
-                    x: self.out,
-                    y: self.out,
-                    n: self.n_out,
-                    n_cols: self.n_out,
-                    ..scores
-                };
-                row.for_each(s, self.out, |x| s.mul(x, s.splat(shrink)));
+                let out = self.row(self.out, self.n_out);
+                out.for_each(s, self.out, |x| s.mul(x, s.splat(shrink)));
             }
             *self.sum += sum;
             *self.largest = largest;
         }
     }
+
+    fn row(&self, x: *mut f32, n: usize) -> Row {
+        Row {
+            x,
+            y: x,
+            mask: std::ptr::null(),
+            n,
+            n_cols: n,
+            scale: 1.0,
+            is_log: false,
+        }
+    }
+}
+
+/// True when a lane is NaN.
+#[inline(always)]
+fn has_nan<S: Simd>(s: S, x: S::F) -> bool {
+    let ordered = s.select(s.eq(x, x), s.zero(), s.splat(1.0));
+    s.sum(ordered) > 0.0
 }

@@ -167,6 +167,13 @@ impl Simd for Avx2 {
                 _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)))
             }
         }
+        fn largest(a: __m256) -> f32 {
+            {
+                let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+                let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+                _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+            }
+        }
     }
 }
 

@@ -175,6 +175,7 @@ impl Simd for Avx512 {
             (_mm512_fmadd_pd(a.0, b.0, c.0), _mm512_fmadd_pd(a.1, b.1, c.1))
         }
         fn sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
+        fn largest(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
     }
 }
 

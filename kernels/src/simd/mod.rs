@@ -118,6 +118,8 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// Sum of the lanes, by halves.
     fn sum(self, a: Self::F) -> f32;
+    /// The largest lane, none being NaN.
+    fn largest(self, a: Self::F) -> f32;
 
     /// `x * 2^n`, rounded once, for |n| <= 252 given as float and integer, and 1/2 <= |x| <= 2 or
     /// NaN.

@@ -140,4 +140,8 @@ impl Simd for Portable {
     fn sum(self, a: F) -> f32 {
         (a[0] + a[2]) + (a[1] + a[3])
     }
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        a[0].max(a[2]).max(a[1].max(a[3]))
+    }
 }
