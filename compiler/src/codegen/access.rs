@@ -1,7 +1,8 @@
 //! Element-wise expressions as a scalar program over strided operands, where every index is affine in the loop indices.
 
 use super::body::{Body, const_dim};
-use super::strided::Strided;
+use super::loops::Loops;
+use super::strided::{Strided, row_major};
 use crate::ir::vecprog::{Inst, Reg, VecOp, VecProg};
 use crate::ir::{Dim, Node, Op, OpClass, ScalarOp, ValueId};
 use gristmill_runtime::DType;
@@ -41,16 +42,27 @@ impl AffineIndex {
     }
 }
 
-/// Builds the expression of `roots`, all of one shape. `in_memory` says which values are loaded; `keep` which composite ops stay whole.
-///
-/// `None` when an op is not element-wise, or an index is not affine.
+/// The expression of `roots`, all of one shape, in a loop for each axis: see [`expression_in`].
 pub(super) fn expression(
     body: &Body,
     roots: &[ValueId],
     in_memory: &dyn Fn(ValueId) -> bool,
     keep: &dyn Fn(ScalarOp, DType) -> bool,
 ) -> Option<Expression> {
-    let rank = body.shape(*roots.first()?).len();
+    let loops = Loops::over(body.shape(*roots.first()?));
+    expression_in(body, roots, in_memory, keep, &loops)
+}
+
+/// Builds the expression of `roots`, all of the shape that `loops` go over. `in_memory` says which values are loaded; `keep` which composite ops stay whole.
+///
+/// `None` when an op is not element-wise, or an index is not affine.
+pub(super) fn expression_in(
+    body: &Body,
+    roots: &[ValueId],
+    in_memory: &dyn Fn(ValueId) -> bool,
+    keep: &dyn Fn(ScalarOp, DType) -> bool,
+    loops: &Loops,
+) -> Option<Expression> {
     let expression = Expression {
         program: VecProg::new(),
         leaves: Vec::new(),
@@ -59,14 +71,15 @@ pub(super) fn expression(
         body,
         in_memory,
         keep,
-        rank,
+        extents: &loops.extents,
         expression,
         known: HashMap::new(),
     };
-    let identity: Vec<AffineIndex> = (0..rank)
-        .map(|axis| AffineIndex {
+    let identity: Vec<AffineIndex> = loops
+        .factors()
+        .map(|factors| AffineIndex {
             constant: 0,
-            factors: (0..rank).map(|i| i64::from(i == axis)).collect(),
+            factors,
         })
         .collect();
     for &root in roots {
@@ -80,7 +93,8 @@ struct Builder<'a> {
     body: &'a Body,
     in_memory: &'a dyn Fn(ValueId) -> bool,
     keep: &'a dyn Fn(ScalarOp, DType) -> bool,
-    rank: usize,
+    /// Iterations of each loop.
+    extents: &'a [usize],
     expression: Expression,
     known: HashMap<(ValueId, Vec<AffineIndex>), Reg>,
 }
@@ -157,7 +171,9 @@ impl Builder<'_> {
             }
             _ => {
                 let (to, from) = (node.outputs[0], node.inputs[0]);
-                self.reshaped(at, self.body.shape(to), self.body.shape(from))
+                let (to, from) = (self.body.shape(to), self.body.shape(from));
+                self.reshaped(at, to, from)
+                    .or_else(|| self.divided(at, to, from))
             }
         }
     }
@@ -185,7 +201,7 @@ impl Builder<'_> {
         let lead = at.len() - shape.len();
         let zero = AffineIndex {
             constant: 0,
-            factors: vec![0; self.rank],
+            factors: vec![0; self.extents.len()],
         };
         let from: Vec<AffineIndex> = shape
             .iter()
@@ -207,7 +223,7 @@ impl Builder<'_> {
         for &extent in from {
             let mut joined = AffineIndex {
                 constant: 0,
-                factors: vec![0; self.rank],
+                factors: vec![0; self.extents.len()],
             };
             let mut have = 1;
             while have < extent {
@@ -228,11 +244,65 @@ impl Builder<'_> {
         Some(out)
     }
 
+    /// The same where an axis of `to` consists of several axes of `from`, if each loop is a part of one
+    /// of these.
+    fn divided(
+        &self,
+        at: &[AffineIndex],
+        to: &[usize],
+        from: &[usize],
+    ) -> Option<Vec<AffineIndex>> {
+        let flat = self.flat(at, &row_major(to));
+        if flat.constant < 0 || from.contains(&0) {
+            return None;
+        }
+        let strides = row_major(from);
+        let digit = |(&d, stride): (&usize, &i64)| AffineIndex {
+            constant: flat.constant / stride % d as i64,
+            factors: vec![0; self.extents.len()],
+        };
+        let mut out: Vec<AffineIndex> = from.iter().zip(&strides).map(digit).collect();
+        for (i, &factor) in flat.factors.iter().enumerate() {
+            let n = self.extents[i] as i64;
+            if factor == 0 || n < 2 {
+                continue;
+            }
+            let is_part = |j: &usize| {
+                let (stride, extent) = (strides[*j], from[*j] as i64);
+                extent != 1 && factor % stride == 0 && (1..=stride * extent / n).contains(&factor)
+            };
+            let j = (0..from.len()).find(is_part)?;
+            out[j].factors[i] = factor / strides[j];
+        }
+        let last = |a: &AffineIndex| {
+            let reaches = a.factors.iter().zip(self.extents);
+            a.constant + reaches.map(|(f, &n)| f * (n as i64 - 1)).sum::<i64>()
+        };
+        // No index goes beyond its axis, so that the digits are those of the position.
+        let is_inside = out.iter().zip(from).all(|(a, &d)| last(a) < d as i64);
+        is_inside.then_some(out)
+    }
+
+    /// The position of an index where axes have such strides.
+    fn flat(&self, at: &[AffineIndex], strides: &[i64]) -> AffineIndex {
+        let mut flat = AffineIndex {
+            constant: 0,
+            factors: vec![0; self.extents.len()],
+        };
+        for (a, stride) in at.iter().zip(strides) {
+            flat.constant += a.constant * stride;
+            for (f, g) in flat.factors.iter_mut().zip(&a.factors) {
+                *f += g * stride;
+            }
+        }
+        flat
+    }
+
     fn leaf(&mut self, view: &Strided, at: &[AffineIndex]) -> Reg {
         let mut leaf = Leaf {
             value: view.base,
             offset: view.offset,
-            strides: vec![0; self.rank],
+            strides: vec![0; self.extents.len()],
         };
         for (a, &stride) in at.iter().zip(&view.strides) {
             leaf.offset += a.constant * stride;

@@ -10,6 +10,7 @@ mod body;
 pub mod cpu;
 pub mod cuda;
 pub mod forms;
+mod loops;
 mod phases;
 mod placed;
 pub mod plan;

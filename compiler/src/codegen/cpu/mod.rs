@@ -31,7 +31,7 @@ mod windows;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
 use super::store::ConstantStore;
-use super::{access, body, phases, pull, strided};
+use super::{access, body, loops, phases, pull, strided};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::target::TargetCpu;

@@ -4,10 +4,11 @@
 //! do not depend on how items are split. Transcendental functions are calls on tiles of [`TILE`] floats in the workspace, which cut
 //! the program into stages.
 
-use super::access::{Expression, expression};
+use super::access::{Expression, expression_in};
 use super::body::Body;
 use super::emit::{Emitter, Run};
 use super::lanes::{GROUPS, Lanes, has_lanes, is_byte, is_lane, memory};
+use super::loops::Loops;
 use super::pull::{Emit, Ix};
 use super::strided::{Axis, collapse};
 use crate::error::{Error, Result};
@@ -118,21 +119,38 @@ fn is_supported(p: &VecProg) -> bool {
     })
 }
 
-/// Plans the kernel of `roots`, laid out as `out` in their buffers; `None` when the generic code must do it.
+/// Plans the kernel of `roots`, laid out as `out` in their buffers, in a loop for each axis, or in finer ones where reshapes
+/// need these; `None` when the generic code must do it.
 pub(super) fn plan(
     body: &Body,
     roots: &[ValueId],
     in_memory: &dyn Fn(ValueId) -> bool,
     out: &Destination,
 ) -> Option<VectorMap> {
+    let by_axes = Loops::over(body.shape(roots[0]));
+    plan_in(body, roots, in_memory, out, &by_axes).or_else(|| {
+        let finer = Loops::refined(body, roots[0], in_memory)?;
+        plan_in(body, roots, in_memory, out, &finer)
+    })
+}
+
+/// Plans the kernel in given loops.
+fn plan_in(
+    body: &Body,
+    roots: &[ValueId],
+    in_memory: &dyn Fn(ValueId) -> bool,
+    out: &Destination,
+    loops: &Loops,
+) -> Option<VectorMap> {
     if roots.iter().any(|&v| !is_lane(body.dtype(v))) {
         return None;
     }
-    let expression = expression(body, roots, in_memory, &is_tile_call)?;
+    let expression = expression_in(body, roots, in_memory, &is_tile_call, loops)?;
     if !is_supported(&expression.program) {
         return None;
     }
-    let (outer, inner) = loops(body.shape(roots[0]), &expression.all_strides(&out.strides));
+    let strides = expression.all_strides(&loops.strides(&out.strides));
+    let (outer, inner) = collapsed(&loops.extents, &strides);
     if inner.strides.iter().any(|&s| s != 0 && s != 1) {
         return None;
     }
@@ -152,10 +170,10 @@ pub(super) fn plan(
     Some(map)
 }
 
-/// The loops over `shape` with as many axes collapsed as the tensors' strides allow: all but the innermost, and that one.
-fn loops(shape: &[usize], strides: &[Vec<i64>]) -> (Vec<Axis>, Axis) {
+/// The loops with as many joined as the tensors' strides allow: all but the innermost, and that one.
+fn collapsed(extents: &[usize], strides: &[Vec<i64>]) -> (Vec<Axis>, Axis) {
     let tensors: Vec<&[i64]> = strides.iter().map(Vec::as_slice).collect();
-    let mut outer = collapse(shape, &tensors);
+    let mut outer = collapse(extents, &tensors);
     let inner = outer.pop().unwrap_or_else(|| Axis {
         extent: 1,
         strides: vec![1; strides.len()],

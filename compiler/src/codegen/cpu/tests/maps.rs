@@ -83,3 +83,65 @@ fn random_bodies_of_many_phases() {
         .iter()
         .for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
 }
+
+/// `x` plus rows of windows put back into their image: the loops split where the reshapes do.
+#[test]
+fn windows_are_put_back_by_one_vector_kernel() {
+    let rng = &mut Rng(25);
+    let mut b = GraphBuilder::new("windows");
+    let x = b.input("x", DType::F32, [1, 6 * 8, 12]);
+    let windows = b.input("windows", DType::F32, [4, 12, 12]);
+    let split = b.reshape(windows, [2, 2, 3, 4, 12]).unwrap();
+    let image = b.transpose(split, &[0, 2, 1, 3, 4]).unwrap();
+    let rows = b.reshape(image, [1, 48, 12]).unwrap();
+    let y = b.add_(x, rows).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    assert_eq!(steps(&g), ["test_0_0_vector"]);
+    let inputs = [
+        rng.tensor(DType::F32, &[1, 48, 12], -1.0, 1.0),
+        rng.tensor(DType::F32, &[4, 12, 12], -1.0, 1.0),
+    ];
+    check(&g, &inputs, 0.0, rng);
+}
+
+/// Reshapes without a common refinement, and slices that begin inside a split axis.
+#[test]
+fn random_reshapes_around_transposes() {
+    let rng = &mut Rng(26);
+    for _ in 0..200 {
+        let mut factors: Vec<usize> = (0..5).map(|_| 1 + rng.below(3)).collect();
+        factors.push(4);
+        let mut regrouped = |rng: &mut Rng| {
+            let mut shape = vec![1];
+            for &f in &factors {
+                match rng.below(2) {
+                    0 => shape.push(f),
+                    _ => *shape.last_mut().unwrap() *= f,
+                }
+            }
+            if rng.below(4) == 0 {
+                shape.reverse();
+            }
+            shape
+        };
+        let (source, result) = (regrouped(rng), regrouped(rng));
+        let mut b = GraphBuilder::new("reshapes");
+        let x = b.input("x", DType::F32, source.clone());
+        let mut perm: Vec<usize> = (0..source.len()).collect();
+        let (i, j) = (rng.below(perm.len()), rng.below(perm.len()));
+        perm.swap(i, j);
+        let turned = b.transpose(x, &perm).unwrap();
+        let middle = b.reshape(turned, regrouped(rng)).unwrap();
+        let y = b.reshape(middle, result.clone()).unwrap();
+        let z = b.input("z", DType::F32, result.clone());
+        let y = b.add_(y, z).unwrap();
+        b.output("y", y);
+        let g = b.finish().unwrap();
+        let inputs = [
+            rng.tensor(DType::F32, &source, -1.0, 1.0),
+            rng.tensor(DType::F32, &result, -1.0, 1.0),
+        ];
+        check(&g, &inputs, 0.0, rng);
+    }
+}
