@@ -110,9 +110,8 @@ fn windows_are_put_back_by_one_vector_kernel() {
 fn random_reshapes_around_transposes() {
     let rng = &mut Rng(26);
     for _ in 0..200 {
-        let mut factors: Vec<usize> = (0..5).map(|_| 1 + rng.below(3)).collect();
-        factors.push(4);
-        let mut regrouped = |rng: &mut Rng| {
+        let factors: Vec<usize> = (0..5).map(|_| 1 + rng.below(3)).chain([4]).collect();
+        let regrouped = |rng: &mut Rng| {
             let mut shape = vec![1];
             for &f in &factors {
                 match rng.below(2) {
