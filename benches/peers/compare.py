@@ -35,7 +35,7 @@ try:
 except ImportError:
     openvino = None
 
-PAUSE = 0.05  # seconds between programs: the threads of a peer spin for less than that after a run, and then sleep
+PAUSE = 0.1  # seconds between programs: threads of onnxruntime spin for some 35 ms after a run, those of OpenVINO for 1, and then sleep
 APART = 150  # ns of a round trip from which on two cores share no cache
 
 ROUND_TRIP = r"""
@@ -249,7 +249,7 @@ def main():
                 if args.json:
                     with open(args.json, "w") as f:
                         json.dump({"versions": versions, "seconds": args.seconds, "rows": kept}, f, indent=1)
-    print("geometric mean of ratios: " + ", ".join(
+    if ratios: print("geometric mean of ratios: " + ", ".join(
         f"{math.exp(statistics.fmean(map(math.log, r))):.3f} on {t} thread{'s' * (t > 1)} ({len(r)} models)" for t, r in ratios.items()))
 
 
