@@ -41,6 +41,8 @@ pub struct Options {
     pub budget: Option<Duration>,
     /// Precision that products on GPUs may round their operands to.
     pub precision: Precision,
+    /// How convolutions on CPUs are summed.
+    pub conv: ConvAlgorithm,
     /// Bytes that the code for all shapes of one model may hold together, with weights and memory
     /// of devices; beyond them, that of the shapes used longest ago is dropped, and compiled again
     /// when it is needed. Weights, which all shapes share, count once; code for one shape is held
@@ -92,6 +94,7 @@ impl Default for Options {
             opt_level: 2,
             budget: None,
             precision: Precision::F32,
+            conv: ConvAlgorithm::Auto,
             specialisation_bytes: 2 << 30,
             threads: None,
             max_in_flight: None,
@@ -128,6 +131,19 @@ impl Default for Tuning {
             libraries: true,
         }
     }
+}
+
+/// How convolutions on CPUs are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConvAlgorithm {
+    /// Windows of 3x3 and stride 1 by Winograd's minimal filtering, F(2, 3) or F(4, 3), where that is predicted to be faster: f32 throughout, with fewer
+    /// products and another order of sums. Errors are up to 2e-6 and 2e-5 of the largest magnitude of the convolution's output, those of direct sums up to
+    /// 5e-7 (Lavin and Gray, arXiv:1509.09308).
+    #[default]
+    Auto,
+    /// Direct sums of products.
+    Direct,
 }
 
 /// Who computes [`Op::AllReduce`](crate::ir::Op::AllReduce) where each operand is made on a GPU of its own.

@@ -3,7 +3,7 @@
 use crate::codegen::forms::Choice;
 use crate::cost::Nanos;
 use crate::options::Precision;
-use crate::units::{count, printable, size, time_ns};
+use crate::units::{count, plural, printable, size, time_ns};
 use crate::{cluster, rewrite};
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -79,6 +79,9 @@ pub struct Report {
     pub fallbacks: Vec<Fallback>,
     /// Arena bytes of each device, and the least possible.
     pub arenas: Vec<(String, usize, usize)>,
+    /// Convolutions that minimal filtering sums in another order, each with the pixels on a side of its tiles: see
+    /// [`ConvAlgorithm`](crate::options::ConvAlgorithm).
+    pub filtered: Vec<(String, usize)>,
     /// Forms of the GPU kernels that there is a choice for.
     pub choices: Vec<Choice>,
     /// Clusters whose forms have been timed, now or earlier.
@@ -219,6 +222,7 @@ impl Report {
                 format_args!("{precision} for {n} products"),
             );
         }
+        self.write_filtered(out);
         if let Some(f) = &c.fused {
             let (before, after) = (time_ns(f.before.0), time_ns(f.after.0));
             row(out, "predicted", format_args!("{before} -> {after}"));
@@ -229,6 +233,20 @@ impl Report {
         }
         row(out, "constants", size(self.constant_bytes as u64));
         row(out, "code", size(self.code_bytes as u64));
+    }
+
+    /// Convolutions in another order of sums, and the bound of their errors.
+    fn write_filtered(&self, out: &mut String) {
+        for (tile, bound) in [(2, "2e-6"), (4, "2e-5")] {
+            let n = self.filtered.iter().filter(|(_, t)| *t == tile).count();
+            if n > 0 {
+                let n = plural(n, "convolution");
+                let value = format!(
+                    "{n} by F({tile}, 3), errors up to {bound} of the largest output (--conv direct: 5e-7)"
+                );
+                row(out, "filtering", value);
+            }
+        }
     }
 
     fn write_remarks(&self, out: &mut String) {
@@ -250,6 +268,9 @@ impl Report {
     fn write_kernels(&self, out: &mut String) {
         for (kind, n) in &self.cluster.kernels {
             let _ = writeln!(out, "{:>6}  {kind:?} kernels", count(*n as u64));
+        }
+        for (node, tile) in &self.filtered {
+            let _ = writeln!(out, "F({tile}, 3): {}", printable(node));
         }
         for choice in &self.choices {
             let _ = writeln!(out, "{}: {choice}", choice.kernel);

@@ -279,6 +279,38 @@ impl Fast {
         out
     }
 
+    /// The part applied to a vector of row `row`, from column `col` on, of which `n` columns count.
+    ///
+    /// # Safety
+    /// The operands cover these columns.
+    #[inline(always)]
+    pub(crate) unsafe fn apply<S: Simd>(
+        &self,
+        s: S,
+        mut x: S::F,
+        row: usize,
+        col: usize,
+        n: usize,
+    ) -> S::F {
+        // SAFETY: by contract.
+        unsafe {
+            if !matches!(self.scale, Scale::One) {
+                x = s.mul(x, self.scale.at(s, col, n));
+            }
+            if !self.bias.is_null() {
+                x = s.add(x, s.load_n(self.bias.add(col), n));
+            }
+            if !self.residual.is_null() {
+                let row = self.residual.offset(row as isize * self.residual_ld);
+                x = s.add(x, s.load_n(row.add(col), n));
+            }
+        }
+        match self.clamp {
+            true => s.min(s.splat(self.hi), s.max(s.splat(self.lo), x)),
+            false => x,
+        }
+    }
+
     /// Absorbs `op` if it continues the sequence scale, bias, residual, clamp.
     fn accept(&mut self, op: &Resolved) -> bool {
         let is_first = matches!(self.scale, Scale::One)

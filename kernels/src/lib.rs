@@ -37,6 +37,7 @@ mod testing;
 pub mod transpose;
 pub mod vmath;
 pub mod window;
+pub mod winograd;
 
 pub use descriptor::{Descriptor, Plain};
 pub use isa::Isa;

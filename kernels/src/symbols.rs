@@ -34,6 +34,10 @@ symbols! {
     crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
     crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
+    crate::winograd::gm_winograd2_f32
+        as TaskFn<crate::winograd::WinogradDesc> = "gm_winograd2_f32";
+    crate::winograd::gm_winograd4_f32
+        as TaskFn<crate::winograd::WinogradDesc> = "gm_winograd4_f32";
     crate::depthwise::gm_depthwise_f32
         as TaskFn<crate::depthwise::DepthwiseDesc> = "gm_depthwise_f32";
     crate::pool::gm_pool_f32 as TaskFn<crate::pool::PoolDesc> = "gm_pool_f32";

@@ -6,7 +6,7 @@ use super::{calibrate, dump, load, parse};
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{AllReduce, DimRange, Options, Tuning};
+use crate::options::{AllReduce, ConvAlgorithm, DimRange, Options, Tuning};
 use crate::pipeline::Lowered;
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use crate::target::Arch;
@@ -69,6 +69,9 @@ pub struct CompileArgs {
     /// Operands of products on GPUs are rounded to this dtype: f32 (not at all), tf32, bf16 or f16. Sums are f32 in any case.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub precision: String,
+    /// How convolutions on CPUs are summed. `auto` takes minimal filtering (Winograd), which is f32 with another order of sums, where it is faster.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub conv: ConvArg,
     /// Time the forms that kernels can have on their GPUs, and keep the fastest in the cache folder. Those of earlier times count in any case.
     #[arg(long)]
     pub tune: bool,
@@ -167,6 +170,24 @@ impl FallbackArg {
     }
 }
 
+/// `--conv`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ConvArg {
+    /// By minimal filtering where that is faster.
+    Auto,
+    /// Direct sums.
+    Direct,
+}
+
+impl ConvArg {
+    fn of_model(self) -> ConvAlgorithm {
+        match self {
+            ConvArg::Auto => ConvAlgorithm::Auto,
+            ConvArg::Direct => ConvAlgorithm::Direct,
+        }
+    }
+}
+
 /// `--all-reduce`.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum AllReduceArg {
@@ -220,6 +241,7 @@ impl CompileArgs {
             objective: self.objective.of_model(self.samples),
             fallback: self.fallback.of_model(),
             opt_level: self.opt_level,
+            conv: self.conv.of_model(),
             budget: self.parsed_budget()?,
             threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,

@@ -28,7 +28,7 @@ use crate::target::Arch;
 use crate::{partition, place};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
-use gristmill_runtime::program::Program;
+use gristmill_runtime::program::{Program, StepKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -332,11 +332,31 @@ fn report_code(report: &mut Report, assembled: &mut Assembled, options: &Options
     for (device, fallback) in std::mem::take(&mut assembled.fallbacks) {
         report.add_fallback(priced(&device, fallback, options));
     }
+    report.filtered = filtered(&assembled.program);
     report.choices = std::mem::take(&mut assembled.choices);
     report.warnings.append(&mut assembled.warnings);
     report.constant_bytes = constant_bytes(&assembled.program);
     report.code_bytes = assembled.code_bytes;
 }
+
+/// The convolutions that kernels of minimal filtering sum, and their tiles.
+fn filtered(program: &Program) -> Vec<(String, usize)> {
+    let mut found = Vec::new();
+    for partition in &program.partitions {
+        for step in &partition.steps {
+            let StepKind::Kernel { kernel, .. } = &step.kind else {
+                continue;
+            };
+            let name = partition.kernels[kernel.0 as usize].name();
+            let tile = FILTERING.iter().find(|(symbol, _)| name.ends_with(symbol));
+            found.extend(tile.map(|(_, tile)| (step.origin.clone(), *tile)));
+        }
+    }
+    found
+}
+
+/// Kernels of minimal filtering, and the pixels on a side of their tiles.
+const FILTERING: [(&str, usize); 2] = [("gm_winograd2_f32", 2), ("gm_winograd4_f32", 4)];
 
 fn priced(device: &DeviceName, fallback: Fallback, options: &Options) -> report::Fallback {
     let mut known = options.devices.devices.iter();
@@ -414,6 +434,7 @@ fn cpu_options(options: &Options) -> cpu::Options {
     cpu::Options {
         target: options.target_cpu,
         n_threads: n_threads_per_device(options),
+        conv: options.conv,
         listings: options.keep_stages,
         release_constants: !options.keep_stages && !options.check,
         constants: Arc::default(),

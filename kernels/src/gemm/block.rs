@@ -2,7 +2,7 @@
 
 use super::integer::Resolved;
 use super::tile::{Lhs, MAX_COLS, MAX_MR, Tile, TileFn, Tiles};
-use crate::epilogue::{ApplyRest, Epilogue, Fast, Quantize, Rect, Scale, StoreBytes};
+use crate::epilogue::{ApplyRest, Epilogue, Fast, Quantize, Rect, StoreBytes};
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use std::ops::Range;
@@ -309,20 +309,7 @@ impl Task for Ragged<'_> {
                     if t.accumulate {
                         x = s.add(x, s.load_n(c, n));
                     }
-                    if !matches!(fast.scale, Scale::One) {
-                        x = s.mul(x, fast.scale.at(s, j, n));
-                    }
-                    if !fast.bias.is_null() {
-                        x = s.add(x, s.load_n(fast.bias.add(j), n));
-                    }
-                    if !fast.residual.is_null() {
-                        let row = fast.residual.offset(r as isize * fast.residual_ld);
-                        x = s.add(x, s.load_n(row.add(j), n));
-                    }
-                    if fast.clamp {
-                        x = s.min(s.splat(fast.hi), s.max(s.splat(fast.lo), x));
-                    }
-                    s.store_n(c, n, x);
+                    s.store_n(c, n, fast.apply(s, x, r, j, n));
                 }
                 j += S::LANES;
             }

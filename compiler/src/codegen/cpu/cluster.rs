@@ -136,6 +136,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             isa: options.target.isa(),
             n_threads: options.n_threads,
             constants: &options.constants,
+            conv: options.conv,
         }
     }
 

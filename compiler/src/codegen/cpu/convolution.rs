@@ -9,6 +9,7 @@ use super::task::{
     Call, Context, Place, Ptr, Task, contraction_ns, descriptor, epilogue_ops, pointers, read,
 };
 use super::windows::{kernel_window, window_input_fits};
+use super::winograd;
 use crate::ir::{Node, NodeId, Op, Window};
 use gristmill_kernels::conv::ConvDesc;
 use gristmill_kernels::depthwise::DepthwiseDesc;
@@ -20,9 +21,11 @@ use gristmill_runtime::DType;
 pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
     let conv = Convolution::find(cx, node)?;
     if conv.is_depthwise(cx, node) {
-        conv.depthwise(cx, id, node)
-    } else {
-        conv.packed(cx, id, node)
+        return conv.depthwise(cx, id, node);
+    }
+    match conv.filtered(cx, id, node)? {
+        Some(task) => Ok(task),
+        None => conv.packed(cx, id, node),
     }
 }
 
@@ -146,6 +149,34 @@ impl<'n> Convolution<'n> {
             cost_ns: self.cost_ns(&chain) * 4,
         };
         Ok(chain.into_task(vec![], id, vec![call], vec![]))
+    }
+
+    /// The task by minimal filtering, where that is possible and faster.
+    fn filtered(&self, cx: &Context, id: NodeId, node: &Node) -> Result<Option<Task>, Rejected> {
+        let chain = self.chain(cx, node);
+        if self.groups != 1 || self.integers.is_some() || self.taps().len() != 2 {
+            return Ok(None);
+        }
+        let channels = [self.channels_in(), self.channels_out()];
+        let chosen = winograd::choose(cx, node, self.geometry(), channels)?;
+        let Some((mut desc, weights)) = chosen else {
+            return Ok(None);
+        };
+        let (ops, operands) = self.epilogue(&chain);
+        if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
+            return Err(Rejected::EpilogueLength);
+        }
+        desc.plan(cx.n_threads);
+        let out = Ptr::Write(Place::Value(chain.result), 0);
+        let call = Call {
+            symbol: desc.symbol(),
+            descriptor: descriptor(&desc),
+            ptrs: pointers(read(&self.x), weights, out, true, operands),
+            workspace_bytes: desc.workspace_bytes(),
+            items: desc.n_items(),
+            cost_ns: self.cost_ns(&chain) / 2,
+        };
+        Ok(Some(chain.into_task(vec![], id, vec![call], vec![])))
     }
 
     fn packed(&self, cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {

@@ -28,12 +28,14 @@ mod thunk;
 mod vector;
 mod weights;
 mod windows;
+mod winograd;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
 use super::store::ConstantStore;
 use super::{access, body, loops, phases, pull, strided};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::options::ConvAlgorithm;
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use gristmill_runtime::program::{CpuKernel, KernelEntry};
@@ -54,6 +56,8 @@ pub struct Options {
     pub target: TargetCpu,
     /// Threads that a kernel may be split over; block sizes of contractions depend on it.
     pub n_threads: usize,
+    /// How convolutions are summed.
+    pub conv: ConvAlgorithm,
     /// Collect [`CompiledKernels::clif`] and [`CompiledKernels::asm`].
     pub listings: bool,
     /// Release constants as soon as they are packed: the graph is of no further use but for its types.
@@ -72,6 +76,7 @@ impl Default for Options {
         Options {
             target: TargetCpu::Native,
             n_threads: 1,
+            conv: ConvAlgorithm::default(),
             listings: false,
             release_constants: false,
             constants: Arc::default(),

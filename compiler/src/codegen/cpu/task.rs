@@ -8,6 +8,7 @@ use super::strided::Strided;
 use crate::codegen::plan::PackedConstant;
 use crate::codegen::store::ConstantStore;
 use crate::ir::{Graph, Node, NodeId, ValueId};
+use crate::options::ConvAlgorithm;
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
 use gristmill_kernels::{Descriptor, Isa, OPERANDS, OUT, RHS, WORKSPACE};
 use gristmill_runtime::{DType, Tensor};
@@ -159,6 +160,7 @@ pub(super) struct Context<'a> {
     pub(super) isa: Isa,
     pub(super) n_threads: usize,
     pub(super) constants: &'a ConstantStore,
+    pub(super) conv: ConvAlgorithm,
 }
 
 impl Call {

@@ -12,6 +12,9 @@ use gristmill_kernels::Isa;
 use gristmill_kernels::copy::{CopyDesc, gm_copy};
 use gristmill_kernels::gemm::integer::pack_bytes;
 use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
+use gristmill_kernels::winograd::{
+    FilterStrides, WinogradDesc, pack_winograd, packed_winograd_len,
+};
 use gristmill_runtime::{DType, Tensor};
 
 /// A constant as a kernel's operand: the view's strides are those of `data`, and its base has no meaning.
@@ -98,6 +101,26 @@ impl Context<'_> {
         let isa = self.isa;
         let layout = format!("bytes {isa} {:?}", s.view);
         self.laid_out(s, layout, |t| byte_panels(isa, t, &s.view))
+    }
+
+    /// The filters of a convolution, transformed for minimal filtering.
+    pub(super) fn constant_filters(
+        &self,
+        s: &Source,
+        desc: &WinogradDesc,
+        strides: FilterStrides,
+    ) -> Result<PackedConstant, Rejected> {
+        let (isa, tile) = (self.isa, desc.tile);
+        let channels = [desc.in_channels, desc.out_channels];
+        let start = s.view.offset as usize;
+        let layout = format!("filters {isa} {tile} {channels:?} {strides:?} from {start}");
+        self.laid_out(s, layout, |t| {
+            let n = packed_winograd_len(isa, tile, channels);
+            let mut packed = Tensor::zeros(DType::F32, &[n])?;
+            let filters = &t.as_slice::<f32>()[start..];
+            pack_winograd(isa, tile, channels, filters, strides, packed.as_mut_slice());
+            Ok(packed)
+        })
     }
 
     /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.

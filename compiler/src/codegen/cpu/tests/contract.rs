@@ -5,6 +5,7 @@ use crate::codegen::cpu::{Fallback, Options, Rejected, compile_clusters};
 use crate::codegen::plan::KernelPlan;
 use crate::codegen::testing::{Rng, as_cluster, compare};
 use crate::ir::*;
+use crate::options::ConvAlgorithm;
 use gristmill_runtime::{DType, Tensor};
 
 /// `y = epilogue(x w)` with everything a transformer layer puts behind a product.
@@ -70,6 +71,7 @@ fn conv_graph(
     groups: usize,
     out: usize,
     layout: Layout,
+    window: &Window,
     rng: &mut Rng,
 ) -> (Graph, Vec<Tensor>) {
     let (xs, ws, bias) = match layout {
@@ -84,12 +86,6 @@ fn conv_graph(
             vec![out],
         ),
     };
-    let window = Window {
-        strides: vec![2, 1],
-        dilations: vec![1, 2],
-        pads_low: vec![1, 2],
-        pads_high: vec![1, 1],
-    };
     let mut b = GraphBuilder::new("conv");
     let x = b.input("x", DType::F32, xs.iter().copied());
     let w = b.constant(rng.tensor(DType::F32, &ws, -1.0, 1.0));
@@ -97,7 +93,7 @@ fn conv_graph(
     let y = b
         .add1(
             Op::Conv {
-                window,
+                window: window.clone(),
                 groups,
                 layout,
             },
@@ -118,12 +114,51 @@ fn conv_graph(
     (g, inputs)
 }
 
+fn window(strides: [usize; 2], dilations: [usize; 2]) -> Window {
+    Window {
+        strides: strides.to_vec(),
+        dilations: dilations.to_vec(),
+        pads_low: vec![1, 2],
+        pads_high: vec![1, 1],
+    }
+}
+
+/// Dilated or not, with any epilogue; a direct sum where the options ask for it, or where transforms
+/// would be most of the work.
+#[test]
+fn convolutions_by_minimal_filtering() {
+    let rng = &mut Rng(17);
+    for layout in [Layout::ChannelsLast, Layout::ChannelsFirst] {
+        for dilations in [[1, 1], [2, 1]] {
+            let window = window([1, 1], dilations);
+            let (g, inputs) = conv_graph(40, 1, 48, layout, &window, rng);
+            check(&g, &inputs, 2e-5, rng);
+            if layout == Layout::ChannelsLast {
+                let [step] = &steps(&g)[..] else {
+                    panic!("one step");
+                };
+                assert!(step.contains("gm_winograd"), "{step}");
+            }
+            let direct = Options {
+                conv: ConvAlgorithm::Direct,
+                ..Options::default()
+            };
+            let compiled = compile_clusters(&mut as_cluster(&g), &direct).unwrap();
+            let mut kernels = compiled.kernels.iter();
+            assert!(kernels.all(|k| !k.name.contains("winograd")));
+        }
+    }
+    let (g, _) = conv_graph(8, 1, 40, Layout::ChannelsLast, &window([1, 1], [1, 1]), rng);
+    assert!(steps(&g)[0].contains("gm_conv"), "few channels");
+}
+
 #[test]
 fn convolutions_with_epilogues() {
     let rng = &mut Rng(13);
+    let window = window([2, 1], [1, 2]);
     for layout in [Layout::ChannelsLast, Layout::ChannelsFirst] {
         for (channels, groups, out) in [(3, 1, 40), (32, 1, 20), (24, 24, 24), (8, 4, 12)] {
-            let (g, inputs) = conv_graph(channels, groups, out, layout, rng);
+            let (g, inputs) = conv_graph(channels, groups, out, layout, &window, rng);
             check(&g, &inputs, 1e-5, rng);
             if layout == Layout::ChannelsLast {
                 assert_eq!(steps(&g).len(), 1);
