@@ -234,7 +234,8 @@ impl Row<'_> {
             for (p, sums) in sums.iter().enumerate() {
                 for (v, &sum) in sums.iter().enumerate() {
                     let col = channel + v * S::LANES;
-                    let sum = self.finish::<S, MASKED>(s, ow + p, col, n, sum);
+                    let n = if MASKED { n } else { usize::MAX };
+                    let sum = self.fast.apply(s, sum, ow + p, col, n);
                     let y = self.y.add((ow + p) * self.desc.ldy + col);
                     if MASKED {
                         s.store_n(y, n, sum)
@@ -293,38 +294,6 @@ impl Row<'_> {
         }
         acc
     }
-
-    /// # Safety
-    /// As for `run`.
-    #[inline(always)]
-    unsafe fn finish<S: Simd, const MASKED: bool>(
-        &self,
-        s: S,
-        ow: usize,
-        col: usize,
-        n: usize,
-        mut sum: S::F,
-    ) -> S::F {
-        // SAFETY: the operands cover the row.
-        unsafe {
-            if !self.fast.bias.is_null() {
-                sum = s.add(sum, load::<S, MASKED>(s, self.fast.bias.add(col), n));
-            }
-            if !self.fast.residual.is_null() {
-                let residual = self
-                    .fast
-                    .residual
-                    .offset(ow as isize * self.fast.residual_ld)
-                    .add(col);
-                sum = s.add(sum, load::<S, MASKED>(s, residual, n));
-            }
-        }
-        if self.fast.clamp {
-            s.min(s.splat(self.fast.hi), s.max(s.splat(self.fast.lo), sum))
-        } else {
-            sum
-        }
-    }
 }
 
 /// # Safety
@@ -353,6 +322,7 @@ mod tests {
                 d.ldy += rng.pick(&[0, 2]);
                 let with_epilogue = rng.below(2) == 0;
                 if with_epilogue {
+                    assert!(d.push_epilogue(EpilogueOp::unary(EpilogueKind::MulScalar, 1.5, 0.0)));
                     assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Add, 0)));
                     assert!(d.push_epilogue(EpilogueOp::tensor(
                         EpilogueKind::Add,
@@ -375,6 +345,7 @@ mod tests {
                             sum += x * f64::from(weights[tap * channels + c]);
                         }
                         if with_epilogue {
+                            sum *= 1.5;
                             sum += f64::from(bias[c]) + f64::from(residual[pixel * channels + c]);
                             sum = sum.clamp(-0.5, 0.75) * f64::from(bias[c]);
                         }

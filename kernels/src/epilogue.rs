@@ -223,13 +223,23 @@ impl Scale {
             Scale::One => s.splat(1.0),
             Scale::All(x) => s.splat(x),
             // SAFETY: by contract.
-            Scale::Columns(x) => unsafe {
-                if n >= S::LANES {
-                    s.load(x.add(col))
-                } else {
-                    s.load_n(x.add(col), n)
-                }
-            },
+            Scale::Columns(x) => unsafe { load(s, x.add(col), n) },
+        }
+    }
+}
+
+/// A vector, or its first `n` elements.
+///
+/// # Safety
+/// So many are readable.
+#[inline(always)]
+unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
+    // SAFETY: by contract.
+    unsafe {
+        if n >= S::LANES {
+            s.load(p)
+        } else {
+            s.load_n(p, n)
         }
     }
 }
@@ -298,11 +308,11 @@ impl Fast {
                 x = s.mul(x, self.scale.at(s, col, n));
             }
             if !self.bias.is_null() {
-                x = s.add(x, s.load_n(self.bias.add(col), n));
+                x = s.add(x, load(s, self.bias.add(col), n));
             }
             if !self.residual.is_null() {
                 let row = self.residual.offset(row as isize * self.residual_ld);
-                x = s.add(x, s.load_n(row.add(col), n));
+                x = s.add(x, load(s, row.add(col), n));
             }
         }
         match self.clamp {
