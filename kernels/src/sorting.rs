@@ -29,6 +29,92 @@ fn ascending<T: PartialOrd>(a: &T, b: &T) -> Ordering {
     a.partial_cmp(b).unwrap_or_else(|| a_nan.cmp(&b_nan))
 }
 
+/// The elements of a line in the order that is asked for.
+struct Elements<'a, T> {
+    line: &'a TopKLine,
+    first: *const T,
+}
+
+impl<T: PartialOrd + Copy> Elements<'_, T> {
+    fn at(&self, i: u32) -> T {
+        // SAFETY: `i < n`, and the line is readable: the promises of `gm_top_k`'s caller.
+        unsafe { *self.first.add(i as usize * self.line.stride) }
+    }
+
+    /// Order of two elements by their positions: that of selection. The position decides between equal
+    /// elements, which makes unstable sorts stable.
+    fn order(&self, a: u32, b: u32) -> Ordering {
+        let by_value = ascending(&self.at(a), &self.at(b));
+        let by_value = if self.line.largest == 1 {
+            by_value.reverse()
+        } else {
+            by_value
+        };
+        by_value.then(a.cmp(&b))
+    }
+
+    /// False only for an element that comes after `bound`, or is its equal.
+    fn may_precede(&self, x: T, bound: T) -> bool {
+        // True where one is NaN.
+        if self.line.largest == 1 {
+            !matches!(
+                x.partial_cmp(&bound),
+                Some(Ordering::Less | Ordering::Equal)
+            )
+        } else {
+            !matches!(
+                x.partial_cmp(&bound),
+                Some(Ordering::Greater | Ordering::Equal)
+            )
+        }
+    }
+
+    /// Moves the first `k` of some elements, in their order, to the front; gives the last of these.
+    fn first_of(&self, candidates: &mut [u32]) -> u32 {
+        let last = self.line.k - 1;
+        *candidates
+            .select_nth_unstable_by(last, |&a, &b| self.order(a, b))
+            .1
+    }
+
+    /// Positions of the first `k` elements, at the front of `order`, which has room for those of all.
+    ///
+    /// Elements are compared with the last of the best `k` so far, and collected where they precede it:
+    /// `k log(n / k)` of them in a random line.
+    fn select(&self, order: &mut [u32]) {
+        let TopKLine { n, k, .. } = *self.line;
+        let room = (4 * k).max(LEAST_ROOM).min(n);
+        let (candidates, n) = (&mut order[..room], n as u32);
+        (0..).zip(candidates.iter_mut()).for_each(|(i, c)| *c = i);
+        let mut bound = self.first_of(candidates);
+        let mut len = k;
+        for start in (room as u32..n).step_by(RUN as usize) {
+            let run = start..start.saturating_add(RUN).min(n);
+            let limit = self.at(bound);
+            let may_precede = |any: bool, i: u32| any | self.may_precede(self.at(i), limit);
+            if !run.clone().fold(false, may_precede) {
+                continue;
+            }
+            for i in run {
+                if self.order(i, bound).is_lt() {
+                    candidates[len] = i;
+                    len += 1;
+                }
+                if len == room {
+                    bound = self.first_of(candidates);
+                    len = k;
+                }
+            }
+        }
+        self.first_of(&mut candidates[..len]);
+    }
+}
+
+/// Candidates that are collected at least before the worst are dropped.
+const LEAST_ROOM: usize = 256;
+/// Elements that are compared at once.
+const RUN: u32 = 64;
+
 /// # Safety
 /// As [`gm_top_k`], with elements of type `T`.
 unsafe fn select<T: PartialOrd + Copy>(
@@ -38,28 +124,17 @@ unsafe fn select<T: PartialOrd + Copy>(
     positions: *mut i64,
     order: &mut [u32],
 ) {
-    let (src, values) = (src.cast::<T>(), values.cast::<T>());
-    // SAFETY: `i < n`, and the caller vouches for the line.
-    let at = |i: u32| unsafe { *src.add(i as usize * line.stride) };
-    let before = |&a: &u32, &b: &u32| {
-        let by_value = ascending(&at(a), &at(b));
-        let by_value = if line.largest == 1 {
-            by_value.reverse()
-        } else {
-            by_value
-        };
-        // The position decides between equal elements, which makes the in-place sort stable.
-        by_value.then(a.cmp(&b))
-    };
-    if line.k < line.n {
-        order.select_nth_unstable_by(line.k, before);
+    let first = src.cast::<T>();
+    let elements = Elements { line, first };
+    if line.k > 0 {
+        elements.select(order);
     }
     let chosen = &mut order[..line.k];
-    chosen.sort_unstable_by(before);
+    chosen.sort_unstable_by(|&a, &b| elements.order(a, b));
     for (j, &i) in chosen.iter().enumerate() {
         // SAFETY: `j < k`, and the caller vouches for both results.
         unsafe {
-            *values.add(j * line.stride) = at(i);
+            *values.cast::<T>().add(j * line.stride) = elements.at(i);
             *positions.add(j * line.stride) = i64::from(i);
         }
     }
@@ -86,10 +161,11 @@ pub unsafe extern "C" fn gm_top_k(
     if line.k > line.n || line.n > u32::MAX as usize {
         return INVALID;
     }
-    // SAFETY: by contract; every element is written before it is read.
+    // SAFETY: by contract; any bytes are numbers, and they are written before they are read.
     let order = unsafe {
-        (0..line.n).for_each(|i| *workspace.add(i) = i as u32);
-        std::slice::from_raw_parts_mut(workspace, line.n)
+        let room = line.n.min(4 * line.k + LEAST_ROOM);
+        std::ptr::write_bytes(workspace, 0, room);
+        std::slice::from_raw_parts_mut(workspace, room)
     };
     macro_rules! dispatch {
         ($($number:literal $ty:ty),*) => {
@@ -151,5 +227,50 @@ mod tests {
         };
         check(1, [1, 2, 4, 0]);
         check(0, [0, 3, 2, 4]);
+    }
+
+    /// Long lines with many equal elements, NaN, in any order, against a stable sort.
+    #[test]
+    fn long_lines_are_selected_as_by_a_stable_sort() {
+        let mut rng = crate::testing::Rng(51);
+        for round in 0..200 {
+            let n = 1 + rng.below(3000);
+            let k = rng.pick(&[0, 1, 2, 10, 100, 1000]).min(n);
+            let (largest, stride) = (rng.below(2) as u32, 1 + rng.below(2));
+            let values = rng.pick(&[2, 50, 1 << 20]);
+            let mut x: Vec<f32> = (0..n).map(|_| rng.below(values) as f32).collect();
+            match rng.below(4) {
+                0 => x.sort_by(f32::total_cmp),
+                1 => x.sort_by(|a, b| b.total_cmp(a)),
+                2 => (0..n).step_by(7).for_each(|i| x[i] = f32::NAN),
+                _ => {}
+            }
+            let mut want: Vec<i64> = (0..n as i64).collect();
+            want.sort_by(|&a, &b| {
+                let order = ascending(&x[a as usize], &x[b as usize]);
+                if largest == 1 { order.reverse() } else { order }
+            });
+            let spaced: Vec<f32> = x.iter().flat_map(|&x| vec![x; stride]).collect();
+            let line = TopKLine {
+                dtype: 0,
+                largest,
+                n,
+                k,
+                stride,
+            };
+            let (mut v, mut p) = (vec![0f32; k * stride], vec![0i64; k * stride]);
+            let mut w = vec![7u32; n];
+            // SAFETY: all arrays have the extents of the line.
+            let status = unsafe {
+                let (v, p) = (v.as_mut_ptr().cast(), p.as_mut_ptr());
+                gm_top_k(&line, spaced.as_ptr().cast(), v, p, w.as_mut_ptr())
+            };
+            let got: Vec<i64> = p.iter().copied().step_by(stride).collect();
+            assert_eq!(
+                (status, &got[..]),
+                (OK, &want[..k]),
+                "round {round}: {n} {k}"
+            );
+        }
     }
 }
