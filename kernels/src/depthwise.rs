@@ -230,7 +230,14 @@ impl Row<'_> {
         let n = self.desc.channels - channel;
         // SAFETY: by contract; masks keep channels in range.
         unsafe {
-            let sums = self.sums::<S, P, V, MASKED>(s, ow, channel);
+            let w = &self.desc.window;
+            let is_dense = P > 1 && w.stride_w == 1 && w.dilation_w == 1;
+            let sums = match w.kernel_w {
+                3 if is_dense => self.sliding::<S, P, V, MASKED, 3>(s, ow, channel),
+                5 if is_dense => self.sliding::<S, P, V, MASKED, 5>(s, ow, channel),
+                7 if is_dense => self.sliding::<S, P, V, MASKED, 7>(s, ow, channel),
+                _ => self.sums::<S, P, V, MASKED>(s, ow, channel),
+            };
             for (p, sums) in sums.iter().enumerate() {
                 for (v, &sum) in sums.iter().enumerate() {
                     let col = channel + v * S::LANES;
@@ -245,6 +252,54 @@ impl Row<'_> {
                 }
             }
         }
+    }
+
+    /// Sums of products of a tile of several neighbouring pixels under a window of `K` columns: each
+    /// element of the input is read once. The sums are those of [`Row::sums`], to the bit.
+    ///
+    /// # Safety
+    /// As for `run`; stride and dilation along the row are 1.
+    #[inline(always)]
+    unsafe fn sliding<
+        S: Simd,
+        const P: usize,
+        const V: usize,
+        const MASKED: bool,
+        const K: usize,
+    >(
+        &self,
+        s: S,
+        ow: usize,
+        channel: usize,
+    ) -> [[S::F; V]; P] {
+        let (w, channels) = (&self.desc.window, self.desc.channels);
+        let n = channels - channel;
+        let column = (ow - w.pad_left) * w.x_w_stride + channel;
+        let mut acc = [[s.zero(); V]; P];
+        for i in w.rows_inside(self.oh) {
+            let ih = self.oh * w.stride_h + i * w.dilation_h - w.pad_top;
+            for v in 0..V {
+                // SAFETY: rows and columns of the window are on the image, and masks keep channels in
+                // range.
+                unsafe {
+                    let x = self.x.add(ih * w.x_h_stride + column + v * S::LANES);
+                    let weights = self.weights.add(i * K * channels + channel + v * S::LANES);
+                    let mut row = [s.zero(); K];
+                    for (j, weight) in row.iter_mut().enumerate() {
+                        *weight = load::<S, MASKED>(s, weights.add(j * channels), n);
+                    }
+                    for c in 0..P + K - 1 {
+                        let x = load::<S, MASKED>(s, x.add(c * w.x_w_stride), n);
+                        for (p, acc) in acc.iter_mut().enumerate() {
+                            if p <= c && c - p < K {
+                                acc[v] = s.mul_acc(x, row[c - p], acc[v]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        acc
     }
 
     /// Sums of products of a tile.

@@ -31,8 +31,8 @@ use tile::Lhs;
 /// Rows of a block, at most, when the whole left-hand side would not stay in the second-level
 /// cache.
 const ROW_BLOCK: usize = 448;
-/// Multiply-adds that are worth an item of their own: some 10 us.
-const ITEM_MULTIPLY_ADDS: usize = 1 << 20;
+/// Multiply-adds that are worth an item of their own: some 5 us.
+const ITEM_MULTIPLY_ADDS: usize = 1 << 19;
 /// A product of fewer rows takes about as long as one of so many: it waits for its right-hand side,
 /// which a thread reads at 40 GB/s or less where it does not fit the caches.
 const LEAST_ROWS: usize = 8;

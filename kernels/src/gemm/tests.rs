@@ -376,7 +376,8 @@ fn a_row_is_shared_where_its_weights_are_large() {
         n.div_ceil(32).div_ceil(panels)
     };
     assert_eq!(items(128, 128), 1, "64 KiB");
-    assert_eq!(items(768, 768), 4, "2.3 MB");
+    assert_eq!(items(768, 256), 2, "768 KiB");
+    assert_eq!(items(768, 768), 8, "2.3 MB");
     assert_eq!(items(3072, 768), 8);
 }
 
