@@ -139,7 +139,7 @@ impl Default for Tuning {
 pub enum ConvAlgorithm {
     /// Windows of 3x3 and stride 1 by Winograd's minimal filtering, F(2, 3) or F(4, 3), where that is predicted to be faster: f32 throughout, with fewer
     /// products and another order of sums. Errors are up to 2e-6 and 2e-5 of the largest magnitude of the convolution's output, those of direct sums up to
-    /// 5e-7 (Lavin and Gray, arXiv:1509.09308).
+    /// 5e-7 (Lavin and Gray, arXiv:1509.09308). An input that is not finite makes NaN of the tile of outputs around it.
     #[default]
     Auto,
     /// Direct sums of products.

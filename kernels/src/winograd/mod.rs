@@ -13,6 +13,9 @@
 //! | 2 | 4 | 1e-6 |
 //! | 4 | 2.25 | 8e-6 |
 //!
+//! An element that is not finite makes NaN of all outputs of the tiles that read it, where a direct sum may
+//! give infinity, and leaves other outputs as they are.
+//!
 //! Operands are those of a direct convolution (see [`crate::conv`]) with one group. A dilated image
 //! falls apart into phases, each of which is an image of its own. Item `i` is block `i` of the tiles,
 //! which are numbered by (image, phase row, phase column, tile row, tile column).

@@ -164,6 +164,31 @@ fn long_sums_keep_the_bound() {
     }
 }
 
+/// Beyond the tiles that read it, an infinite element changes nothing.
+#[test]
+fn values_that_are_not_finite_stay_in_their_tiles() {
+    let mut rng = Rng(43);
+    for isa in Isa::available() {
+        for (tile, _) in BOUNDS {
+            let w = Window::new(1, 12, 12, 20, 3, 3).with([1, 1], [1, 1], [1; 4]);
+            let mut case = Case::random(&mut rng, isa, tile, w, [20, 24]);
+            let before = case.run();
+            case.x[0] = f32::INFINITY;
+            let after = case.run();
+            let ldy = case.desc.ldy;
+            for (pixel, (_, oh, ow)) in pixels(w).enumerate() {
+                let row = pixel * ldy..pixel * ldy + 24;
+                let (before, after) = (&before[row.clone()], &after[row]);
+                if oh.max(ow) >= tile {
+                    assert_eq!(before, after, "{isa} F({tile}, 3) at {oh}, {ow}");
+                } else if oh.max(ow) < 2 {
+                    assert!(!after.iter().all(|y| y.is_finite()));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn other_windows_are_refused() {
     let good = Window::new(1, 8, 8, 4, 3, 3);
