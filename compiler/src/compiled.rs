@@ -270,9 +270,10 @@ impl Compiled {
         options: Options,
         shared: &Arc<Shared>,
     ) -> Compiled {
+        let outputs = open.output_names();
         Compiled {
             open: Some(open),
-            ..Compiled::new(source, options, Vec::new(), Vec::new(), shared)
+            ..Compiled::new(source, options, Vec::new(), outputs, shared)
         }
     }
 
@@ -387,7 +388,7 @@ impl Compiled {
         }
     }
 
-    /// Names of the outputs.
+    /// Names of the outputs. A sequence is one; its elements are results of their own, see [`Outputs::elements`].
     pub fn output_names(&self) -> &[String] {
         &self.outputs
     }

@@ -41,12 +41,12 @@ pub struct Options {
     pub budget: Option<Duration>,
     /// Precision that products on GPUs may round their operands to.
     pub precision: Precision,
-    /// How convolutions on CPUs are summed.
+    /// Algorithm of convolutions on CPUs.
     pub conv: ConvAlgorithm,
     /// Bytes that the code for all shapes of one model may hold together, with weights and memory
     /// of devices; beyond them, that of the shapes used longest ago is dropped, and compiled again
     /// when it is needed. Weights, which all shapes share, count once; code for one shape is held
-    /// whatever its size.
+    /// whatever its size. Each structure of the inputs counts alone where runs decide it.
     pub specialisation_bytes: u64,
     /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per
     /// available core.
@@ -133,7 +133,7 @@ impl Default for Tuning {
     }
 }
 
-/// How convolutions on CPUs are summed.
+/// Algorithm of convolutions on CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConvAlgorithm {

@@ -187,6 +187,19 @@ impl EpilogueOp {
         }
     }
 
+    /// Appends the op to the first `n` ones of a descriptor. False, and nothing appended, if there is no
+    /// room.
+    pub(crate) fn append_to(self, ops: &mut [EpilogueOp; MAX_EPILOGUE], n: &mut u32) -> bool {
+        match ops.get_mut(*n as usize) {
+            Some(free) => {
+                *free = self;
+                *n += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
     fn has_operand(&self) -> bool {
         self.kind < EpilogueKind::AddScalar as u32
     }

@@ -118,6 +118,7 @@ fn each_run_decides_how_many_tensors_there_are() {
     let outputs = compiled.run([("x[0]", row(&[5.0])), ("r", Tensor::scalar(2.0f32))]);
     assert_eq!(outputs.unwrap()["y[1]"], Tensor::scalar(-2.0f32));
     assert_eq!(compiled.specialisations(), 4);
+    assert_eq!(compiled.output_names(), ["y", "n", "has"]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub struct CompileArgs {
     /// Operands of products on GPUs are rounded to this dtype: f32 (not at all), tf32, bf16 or f16. Sums are f32 in any case.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub precision: String,
-    /// How convolutions on CPUs are summed. `auto` takes minimal filtering (Winograd), which is f32 with another order of sums, where it is faster.
+    /// Algorithm of convolutions on CPUs. `auto` takes minimal filtering (Winograd), which is f32 with another order of sums, where it is faster.
     #[arg(long, value_enum, default_value = "auto")]
     pub conv: ConvArg,
     /// Time the forms that kernels can have on their GPUs, and keep the fastest in the cache folder. Those of earlier times count in any case.

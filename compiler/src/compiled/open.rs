@@ -83,6 +83,11 @@ impl Open {
         Compiled::of(closed.into(), &self.options, &self.shared)
     }
 
+    pub(super) fn output_names(&self) -> Vec<String> {
+        let outputs = self.model.graph_proto().output.iter();
+        outputs.map(|output| output.name.clone()).collect()
+    }
+
     /// The forms that were made so far.
     pub(super) fn forms(&self) -> Vec<Arc<Compiled>> {
         self.forms.values()

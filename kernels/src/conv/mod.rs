@@ -123,12 +123,7 @@ impl ConvDesc {
     /// Appends an epilogue op. False, and nothing appended, if there is no room.
     #[must_use]
     pub fn push_epilogue(&mut self, op: EpilogueOp) -> bool {
-        let has_room = (self.n_epilogue as usize) < MAX_EPILOGUE;
-        if has_room {
-            self.epilogue[self.n_epilogue as usize] = op;
-            self.n_epilogue += 1;
-        }
-        has_room
+        op.append_to(&mut self.epilogue, &mut self.n_epilogue)
     }
 
     /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is

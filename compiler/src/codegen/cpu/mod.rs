@@ -56,7 +56,7 @@ pub struct Options {
     pub target: TargetCpu,
     /// Threads that a kernel may be split over; block sizes of contractions depend on it.
     pub n_threads: usize,
-    /// How convolutions are summed.
+    /// Algorithm of convolutions.
     pub conv: ConvAlgorithm,
     /// Collect [`CompiledKernels::clif`] and [`CompiledKernels::asm`].
     pub listings: bool,
