@@ -27,6 +27,7 @@ pub mod gemm;
 mod isa;
 pub mod pack;
 pub mod pool;
+pub mod roi;
 pub mod rows;
 pub mod scalar_math;
 pub(crate) mod simd;
@@ -49,6 +50,8 @@ pub const OK: u32 = 0;
 pub const INVALID: u32 = 1;
 /// The descriptor names an instruction set that this CPU lacks.
 pub const UNSUPPORTED_ISA: u32 = 2;
+/// A number that the kernel reads from memory, such as an index, is out of range.
+pub const OUT_OF_RANGE: u32 = 3;
 
 /// Index in `ptrs` of the input, or the left-hand side.
 pub const LHS: usize = 0;

@@ -22,6 +22,8 @@ pub enum KernelFamily {
     ByteConvolution,
     /// Poolings.
     Pooling,
+    /// Bins of regions of interest.
+    Regions,
     /// Softmax and its logarithm, by rows.
     Softmax,
     /// Layer and root-mean-square normalisation, by rows.
@@ -107,6 +109,13 @@ const TABLE: &[Row] = &[
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
+    },
+    Row {
+        family: KernelFamily::Regions,
+        is_op: |op| matches!(op, Op::RoiAlign { .. }),
+        ranks: 4..=4,
+        fits: always,
+        transposes: false,
     },
     Row {
         family: KernelFamily::Softmax,

@@ -154,6 +154,12 @@ impl Simd for Avx2 {
         fn sub_d(a: Self::D, b: Self::D) -> Self::D {
             (_mm256_sub_pd(a.0, b.0), _mm256_sub_pd(a.1, b.1))
         }
+        fn add_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm256_add_pd(a.0, b.0), _mm256_add_pd(a.1, b.1))
+        }
+        fn div_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm256_div_pd(a.0, b.0), _mm256_div_pd(a.1, b.1))
+        }
         fn mul_d(a: Self::D, b: Self::D) -> Self::D {
             (_mm256_mul_pd(a.0, b.0), _mm256_mul_pd(a.1, b.1))
         }

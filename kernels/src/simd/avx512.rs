@@ -168,6 +168,12 @@ impl Simd for Avx512 {
         fn sub_d(a: Self::D, b: Self::D) -> Self::D {
             (_mm512_sub_pd(a.0, b.0), _mm512_sub_pd(a.1, b.1))
         }
+        fn add_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm512_add_pd(a.0, b.0), _mm512_add_pd(a.1, b.1))
+        }
+        fn div_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm512_div_pd(a.0, b.0), _mm512_div_pd(a.1, b.1))
+        }
         fn mul_d(a: Self::D, b: Self::D) -> Self::D {
             (_mm512_mul_pd(a.0, b.0), _mm512_mul_pd(a.1, b.1))
         }

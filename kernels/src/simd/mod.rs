@@ -109,7 +109,9 @@ pub(crate) trait Simd: Copy + 'static {
     fn widen(self, a: Self::F) -> Self::D;
     fn narrow(self, a: Self::D) -> Self::F;
     fn sub_d(self, a: Self::D, b: Self::D) -> Self::D;
+    fn add_d(self, a: Self::D, b: Self::D) -> Self::D;
     fn mul_d(self, a: Self::D, b: Self::D) -> Self::D;
+    fn div_d(self, a: Self::D, b: Self::D) -> Self::D;
     /// `a * b + c`; one rounding except in the portable form.
     fn fma_d(self, a: Self::D, b: Self::D, c: Self::D) -> Self::D;
 

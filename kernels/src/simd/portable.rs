@@ -122,6 +122,8 @@ impl Simd for Portable {
         fn widen(a: F) -> D = |i| f64::from(a[i]);
         fn narrow(a: D) -> F = |i| a[i] as f32;
         fn sub_d(a: D, b: D) -> D = |i| a[i] - b[i];
+        fn add_d(a: D, b: D) -> D = |i| a[i] + b[i];
+        fn div_d(a: D, b: D) -> D = |i| a[i] / b[i];
         fn mul_d(a: D, b: D) -> D = |i| a[i] * b[i];
         fn fma_d(a: D, b: D, c: D) -> D = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else {
             a[i] * b[i] + c[i]

@@ -224,11 +224,28 @@ impl<'a> Emitter<'a> {
         value.ok_or_else(|| Error::internal(format!("{name} has no result")))
     }
 
-    /// Calls a task kernel; the function returns when the kernel refuses its descriptor.
+    /// Calls a task kernel; the function returns when the kernel refuses its descriptor, or what it reads.
     pub(super) fn call_task(&mut self, name: &'static str, args: &[Value]) -> Result<()> {
         let failed = self.call_for(types::I32, name, args)?;
-        self.fault_if(failed, status::BAD_DESCRIPTOR);
+        let [fault, next] = self.blocks();
+        self.b.set_cold_block(fault);
+        self.ins().brif(failed, fault, &[], next, &[]);
+        self.b.switch_to_block(fault);
+        let status = self.status_of_task(failed);
+        self.ins().return_(&[status]);
+        self.b.switch_to_block(next);
         Ok(())
+    }
+
+    /// The status that stands for a failure of a task kernel.
+    fn status_of_task(&mut self, failed: Value) -> Value {
+        let out_of_range = i64::from(gristmill_kernels::OUT_OF_RANGE);
+        let is_index = self.ins().icmp_imm_s(IntCC::Equal, failed, out_of_range);
+        let statuses = [status::INDEX_OUT_OF_RANGE, status::BAD_DESCRIPTOR];
+        let [index, other] = statuses.map(i64::from);
+        let index = self.ins().iconst(types::I32, index);
+        let other = self.ins().iconst(types::I32, other);
+        self.ins().select(is_index, index, other)
     }
 
     /// Declares a precompiled function with the types of `args`.

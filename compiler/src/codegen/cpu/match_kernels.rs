@@ -2,7 +2,7 @@
 
 use super::rejected::Rejected;
 use super::task::{Context, Task};
-use super::{attention, convolution, product, rows, windows};
+use super::{attention, convolution, product, regions, rows, windows};
 use crate::cluster::bytes;
 use crate::cluster::coverage::{self, KernelFamily};
 use crate::ir::{Graph, Node, NodeId, Op};
@@ -37,6 +37,7 @@ pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, 
             convolution::task(cx, id, node)
         }
         KernelFamily::Pooling => windows::pooling(cx, id, node),
+        KernelFamily::Regions => regions::task(cx, id, node),
         KernelFamily::Softmax => rows::softmax(cx, id, node),
         KernelFamily::Normalisation => rows::norm(cx, id, node),
         KernelFamily::Reduction => rows::reduce(cx, id, node),

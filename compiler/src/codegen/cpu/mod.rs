@@ -17,6 +17,7 @@ mod match_kernels;
 mod native;
 mod pack;
 mod product;
+mod regions;
 mod rejected;
 mod reuse;
 mod rows;

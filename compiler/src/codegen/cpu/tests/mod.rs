@@ -7,4 +7,5 @@ mod lanes;
 mod maps;
 mod ops;
 mod pinned;
+mod regions;
 mod target;
