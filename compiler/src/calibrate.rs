@@ -4,12 +4,13 @@
 //! devices of this process. Its name says which machine and version it is of.
 
 pub mod gpus;
+pub mod load;
 
 use crate::compiled::{Compiled, compile};
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, flops, store};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, GraphBuilder, Layout, Op, ScalarOp, ValueId, Window};
-use crate::options::Options;
+use crate::options::{ConvAlgorithm, Options};
 use crate::place::{DeviceSet, Target};
 use crate::{DType, Tensor};
 use gristmill_runtime::cpu;
@@ -227,6 +228,8 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
     let options = Options {
         threads: Some(n_threads),
         devices: DeviceSet::parse("cpu:1", n_threads)?,
+        // The gain of minimal filtering depends on the convolution.
+        conv: ConvAlgorithm::Direct,
         ..Options::default()
     };
     let seconds = |g: Graph| least_seconds(&compile(&g, &options)?, effort);

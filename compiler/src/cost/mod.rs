@@ -5,6 +5,7 @@
 //! the cluster cannot avoid. Measured times, once there are any, correct estimates: see
 //! [`measured`].
 
+mod filtering;
 pub mod measured;
 mod profile;
 pub mod store;
@@ -16,7 +17,9 @@ pub use measured::Measured;
 pub use profile::DeviceProfile;
 pub use work::{Extents, Work};
 
-use crate::ir::{Dim, Graph, Layout, Node, NodeId, Op, Type};
+use crate::ir::{Dim, Graph, Layout, Node, NodeId, Op, Type, ValueId};
+use gristmill_runtime::device::DeviceKind;
+use std::borrow::Borrow;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -27,6 +30,8 @@ pub struct CostModel {
     pub extents: Extents,
     /// Measured times; they correct and, run by run, replace the prediction of the roofline.
     pub measured: Arc<Measured>,
+    /// True where CPUs sum all convolutions directly, and none by minimal filtering.
+    pub direct_convolutions: bool,
 }
 
 impl CostModel {
@@ -40,6 +45,7 @@ impl CostModel {
         CostModel {
             extents: self.extents.clone(),
             measured: Arc::default(),
+            direct_convolutions: self.direct_convolutions,
         }
         .roofline_of(g, node, device)
     }
@@ -108,26 +114,35 @@ impl CostModel {
         results: &[Type],
         device: &DeviceProfile,
     ) -> (f64, Bytes) {
-        let arithmetic = seconds(work::of_op(op, operands, results, &self.extents), device);
         (
-            arithmetic,
+            self.arithmetic(op, operands, results, device),
             work::op_traffic(op, operands, results, &self.extents),
         )
     }
 
     /// Seconds of arithmetic of a node, regions aside: neither launch nor memory traffic.
     pub fn arithmetic_seconds(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> f64 {
-        let types =
-            |ids: &[crate::ir::ValueId]| -> Vec<&Type> { ids.iter().map(|&v| g.ty(v)).collect() };
-        seconds(
-            work::of_op(
-                &node.op,
-                &types(&node.inputs),
-                &types(&node.outputs),
-                &self.extents,
-            ),
+        let types = |ids: &[ValueId]| -> Vec<&Type> { ids.iter().map(|&v| g.ty(v)).collect() };
+        self.arithmetic(
+            &node.op,
+            &types(&node.inputs),
+            &types(&node.outputs),
             device,
         )
+    }
+
+    fn arithmetic(
+        &self,
+        op: &Op,
+        operands: &[&Type],
+        results: &[impl Borrow<Type>],
+        device: &DeviceProfile,
+    ) -> f64 {
+        let direct = seconds(work::of_op(op, operands, results, &self.extents), device);
+        if device.kind != DeviceKind::Cpu || self.direct_convolutions {
+            return direct;
+        }
+        direct * filtering::share(op, operands, &self.extents)
     }
 
     /// Time of a kernel with so much arithmetic (seconds) and memory traffic, multiplied by `factor`.
@@ -259,8 +274,12 @@ pub(crate) fn flops(g: &Graph) -> f64 {
         .iter()
         .map(|(class, _)| ((*class, None), 1.0))
         .collect();
+    let direct = CostModel {
+        direct_convolutions: true,
+        ..CostModel::default()
+    };
     g.nodes()
-        .map(|(_, n)| CostModel::default().arithmetic_seconds(g, n, &unit))
+        .map(|(_, n)| direct.arithmetic_seconds(g, n, &unit))
         .sum()
 }
 

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 pub const TIMES_FORMAT: &str = concat!(
     "gristmill/times/1 of ",
     env!("CARGO_PKG_VERSION"),
-    " codegen 1"
+    " codegen 2"
 );
 
 /// Most clusters that are kept; the file stays below about 60 MiB.

@@ -18,7 +18,7 @@ use crate::cost::{CostModel, Nanos};
 use crate::error::Result;
 use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Graph, NodeId};
-use crate::options::{Options, Precision};
+use crate::options::{ConvAlgorithm, Options, Precision};
 use crate::partition::Part;
 use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
 use crate::report::{self, Pass, Report};
@@ -380,6 +380,7 @@ fn constant_bytes(program: &Program) -> usize {
 pub(crate) fn costs(options: &Options) -> CostModel {
     CostModel {
         measured: options.measured.clone(),
+        direct_convolutions: options.conv == ConvAlgorithm::Direct,
         ..CostModel::default()
     }
 }

@@ -21,10 +21,12 @@
 //! which are numbered by (image, phase row, phase column, tile row, tile column).
 
 mod form;
+mod price;
 #[cfg(test)]
 mod tests;
 mod weights;
 
+pub use price::Priced;
 pub use weights::{FilterStrides, pack_winograd, packed_winograd_len};
 
 use crate::descriptor::descriptor;
