@@ -27,6 +27,7 @@ pub mod program;
 pub mod status;
 mod sync;
 pub mod tensor;
+pub mod text;
 
 pub use device::DeviceName;
 pub use dtype::{DType, Element};

@@ -36,7 +36,7 @@ use crate::dtype::DType;
 use crate::gpu::{GpuCode, GpuKernel};
 use crate::product::Product;
 use crate::tensor::Tensor;
-use std::any::Any;
+use crate::text::Function;
 use std::sync::Arc;
 
 pub(crate) use memory::LOOP_BYTES;
@@ -58,8 +58,6 @@ pub struct Program {
     pub variables: Vec<VariableSpec>,
     /// One per logical device.
     pub partitions: Vec<Partition>,
-    /// Owners of the machine code that the kernels point into; held, never looked at. Sub-programs may leave it to their parent.
-    pub code: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Name, dtype and shape of an input or output.
@@ -152,28 +150,6 @@ pub enum Loc {
 /// Signature of generated and precompiled kernels; see the module doc.
 pub type KernelFn = unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32;
 
-/// An entry point whose maker has vouched for it.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelEntry(KernelFn);
-
-impl KernelEntry {
-    /// Wraps the address of a kernel.
-    ///
-    /// # Safety
-    ///
-    /// `entry` keeps to the kernel ABI of the module doc: called with the buffers (sizes, alignment) and any item range of any step that
-    /// names it in the program it goes into, it reads only its inputs, writes only its outputs and workspace, within their bounds, and
-    /// ranges may be run concurrently. The code stays mapped as long as the program's [`Program::code`] lives.
-    pub unsafe fn new(entry: KernelFn) -> KernelEntry {
-        KernelEntry(entry)
-    }
-
-    /// The address.
-    pub fn get(self) -> KernelFn {
-        self.0
-    }
-}
-
 /// A kernel of a partition.
 #[derive(Clone, Debug)]
 pub enum Kernel {
@@ -210,7 +186,7 @@ pub struct CpuKernel {
     /// Symbol name, for dumps and profiles.
     pub name: String,
     /// Entry point.
-    pub entry: KernelEntry,
+    pub function: Function,
     /// Bytes of scratch that each running thread gets as the last argument; 0 = no such argument.
     pub workspace_bytes_per_thread: usize,
 }

@@ -7,6 +7,7 @@ use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
 use gristmill_runtime::product::{Compute, Matrix, Order, Product};
 use gristmill_runtime::program::*;
+use gristmill_runtime::text::Function;
 use gristmill_runtime::{DType, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -101,10 +102,10 @@ fn sum(a: u32, b: u32, c: u32, deps: &[u32]) -> Step {
 
 fn partition(device: u32, buffers: Vec<Buffer>, steps: Vec<Step>) -> Partition {
     // SAFETY: all steps pass three buffers of N floats.
-    let entry = unsafe { KernelEntry::new(add) };
+    let function = unsafe { Function::of_process(add) };
     let kernels = vec![Kernel::Cpu(CpuKernel {
         name: "add".into(),
-        entry,
+        function,
         workspace_bytes_per_thread: 4,
     })];
     let arena_bytes = 4 * N * 4;
@@ -132,7 +133,6 @@ fn program(inputs: Vec<IoSpec>, outputs: Vec<IoSpec>, partitions: Vec<Partition>
         outputs,
         variables: vec![],
         partitions,
-        code: vec![],
     }
 }
 

@@ -243,7 +243,6 @@ fn of_one_product([m, n, k]: [usize; 3], order: Order) -> Program {
         outputs,
         variables,
         partitions,
-        code: vec![],
     }
 }
 

@@ -19,7 +19,6 @@ use gristmill_runtime::program::{
     Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -124,7 +123,6 @@ pub fn assemble(
     let mut a = Assembler {
         settings,
         variables: Vec::new(),
-        code: Vec::new(),
         code_bytes: 0,
         clif: String::new(),
         asm: String::new(),
@@ -147,7 +145,6 @@ pub fn assemble(
         outputs: interface.outputs,
         variables: a.variables,
         partitions: made,
-        code: a.code,
     };
     let Assembler {
         code_bytes,
@@ -214,7 +211,6 @@ fn no_static_shape(ty: &Type) -> Error {
 struct Assembler<'s> {
     settings: &'s Settings,
     variables: Vec<VariableSpec>,
-    code: Vec<Arc<dyn Any + Send + Sync>>,
     code_bytes: usize,
     clif: String,
     asm: String,
@@ -314,7 +310,6 @@ impl Assembler<'_> {
         let fallbacks = compiled.fallbacks.into_iter();
         self.fallbacks
             .extend(fallbacks.map(|f| (part.device.clone(), f)));
-        self.code.extend(compiled.code);
         self.code_bytes += compiled.code_bytes;
         self.clif.push_str(&compiled.clif);
         self.asm.push_str(&compiled.asm);

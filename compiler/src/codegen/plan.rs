@@ -5,9 +5,7 @@ use crate::ir::NodeId;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::{CpuKernel, Kernel};
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// A buffer that a step of a cluster reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -93,13 +91,11 @@ pub struct DeviceKernels {
 /// The kernels of a graph's clusters on a CPU and how to call them.
 #[derive(Clone)]
 pub struct CompiledKernels {
-    /// Entry points. Their code lives as long as [`CompiledKernels::code`].
+    /// Entry points.
     pub kernels: Vec<CpuKernel>,
     /// A plan for each cluster node.
     pub plans: BTreeMap<NodeId, KernelPlan>,
-    /// Owners of the machine code.
-    pub code: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Size of that which was generated.
+    /// Size of the machine code that was generated.
     pub code_bytes: usize,
     /// Ops that run in generated loops although they have a kernel.
     pub fallbacks: Vec<Fallback>,

@@ -58,14 +58,13 @@ impl Emulator {
             transport: Transport::Emulated(links),
             ..ExecOptions::default()
         };
-        let (inputs, outputs, variables, code) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (inputs, outputs, variables) = (Vec::new(), Vec::new(), Vec::new());
         let program = Program {
             name: "emulated".into(),
             inputs,
             outputs,
             variables,
             partitions,
-            code,
         };
         let executor = Executor::new(Arc::new(program), &options)?;
         executor.start_profile()?;

@@ -6,9 +6,10 @@
 
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
-use crate::program::{CpuKernel, Kernel, KernelEntry, Key};
+use crate::program::{CpuKernel, Kernel, Key};
 use crate::status;
 use crate::sync::{lock, wait_on, wait_timeout};
+use crate::text::Function;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -64,10 +65,10 @@ pub struct Crossing {
 /// It sleeps and only spins at the end, so a machine emulates more devices than it has cores.
 pub fn wait_kernel() -> Kernel {
     // SAFETY: the kernel uses none of its arguments, so it keeps to the ABI in any step.
-    let entry = unsafe { KernelEntry::new(wait) };
+    let function = unsafe { Function::of_process(wait) };
     Kernel::Cpu(CpuKernel {
         name: "wait".into(),
-        entry,
+        function,
         workspace_bytes_per_thread: 0,
     })
 }

@@ -304,7 +304,7 @@ fn run_kernel(
         } else {
             args.0
         };
-        // SAFETY: the entry's maker vouched for the kernel with the buffers of this step (`KernelEntry::new`), and buffers were validated.
+        // SAFETY: the entry's maker vouched for the kernel with the buffers of this step ([`Function`](crate::text::Function)), and buffers were validated.
         unsafe { entry(list, begin, end) }
     };
     let error = match context.leader.run(kernel.items, kernel.grain, &run_range) {

@@ -10,6 +10,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::dtype::DType;
 use crate::program::*;
 use crate::status;
+use crate::text::Function;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -72,10 +73,10 @@ unsafe extern "C" fn count_to_four(args: *const *mut u8, _begin: u64, _end: u64)
 
 fn kernel(name: &str, entry: KernelFn, workspace: usize) -> Kernel {
     // SAFETY: the tests use each kernel with the buffers it was written for.
-    let entry = unsafe { KernelEntry::new(entry) };
+    let function = unsafe { Function::of_process(entry) };
     Kernel::Cpu(CpuKernel {
         name: name.into(),
-        entry,
+        function,
         workspace_bytes_per_thread: workspace,
     })
 }
@@ -146,7 +147,6 @@ fn program(inputs: Vec<IoSpec>, outputs: Vec<IoSpec>, partitions: Vec<Partition>
         outputs,
         variables: vec![],
         partitions,
-        code: vec![],
     }
 }
 

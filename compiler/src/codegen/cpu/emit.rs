@@ -1,5 +1,6 @@
 //! Building blocks of generated functions in Cranelift's terms: index arithmetic, loops, loads and stores, faults, calls.
 
+use super::link::Linker;
 use super::pull::{Emit, Ix, Kind, Order};
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
@@ -10,15 +11,13 @@ use cranelift_codegen::ir::{
 };
 use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::{FuncInstBuilder, FunctionBuilder, FunctionBuilderContext};
-use cranelift_jit::JITModule;
-use cranelift_module::{Linkage, Module};
 use gristmill_runtime::{DType, status};
 use std::collections::BTreeMap;
 
 /// A function being emitted.
 pub(super) struct Emitter<'a> {
     pub(super) b: FunctionBuilder<'a>,
-    module: &'a mut JITModule,
+    linker: &'a mut Linker,
     imports: BTreeMap<&'static str, FuncRef>,
     faults: BTreeMap<u32, Block>,
     /// Arguments before that of number 0.
@@ -55,7 +54,7 @@ impl<'a> Emitter<'a> {
     pub(super) fn new(
         func: &'a mut Function,
         context: &'a mut FunctionBuilderContext,
-        module: &'a mut JITModule,
+        linker: &'a mut Linker,
     ) -> Emitter<'a> {
         let mut b = FunctionBuilder::new(func, context);
         let entry = b.create_block();
@@ -65,7 +64,7 @@ impl<'a> Emitter<'a> {
         let (args, begin, end) = (params[0], params[1], params[2]);
         Emitter {
             b,
-            module,
+            linker,
             imports: BTreeMap::new(),
             faults: BTreeMap::new(),
             n_before: 0,
@@ -207,7 +206,7 @@ impl<'a> Emitter<'a> {
     ) -> Result<Option<Value>> {
         let callee = match self.imports.get(name) {
             Some(&callee) => callee,
-            None => self.import(name, args, result)?,
+            None => self.import(name, args, result),
         };
         let inst = self.ins().call(callee, args);
         Ok(self.b.inst_results(inst).first().copied())
@@ -249,23 +248,14 @@ impl<'a> Emitter<'a> {
     }
 
     /// Declares a precompiled function with the types of `args`.
-    fn import(
-        &mut self,
-        name: &'static str,
-        args: &[Value],
-        result: Option<Type>,
-    ) -> Result<FuncRef> {
-        let mut signature = Signature::new(self.module.isa().default_call_conv());
+    fn import(&mut self, name: &'static str, args: &[Value], result: Option<Type>) -> FuncRef {
+        let mut signature = Signature::new(self.linker.isa.default_call_conv());
         let types = args.iter().map(|&a| self.b.func.dfg.value_type(a));
         signature.params.extend(types.map(AbiParam::new));
         signature.returns.extend(result.map(AbiParam::new));
-        let id = self
-            .module
-            .declare_function(name, Linkage::Import, &signature)
-            .map_err(|e| Error::internal(format!("cranelift: {e}")))?;
-        let callee = self.module.declare_func_in_func(id, self.b.func);
+        let callee = self.linker.import(name, signature, self.b.func);
         self.imports.insert(name, callee);
-        Ok(callee)
+        callee
     }
 
     /// Address of an array of `n` words on the stack.

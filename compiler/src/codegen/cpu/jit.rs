@@ -1,6 +1,7 @@
-//! The JIT module of one graph: declares, defines and links functions, and owns their memory.
+//! The functions of one graph: emits them, tells which are alike, and links them.
 
 use super::emit::Emitter;
+use super::link::{Linker, internal};
 use super::reuse::{CodeStore, Constants, Form, Skeleton};
 use crate::error::{Error, Result};
 use crate::target::TargetCpu;
@@ -9,33 +10,28 @@ use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, Value, 
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::FunctionBuilderContext;
-use cranelift_jit::{ArenaMemoryProvider, JITBuilder, JITModule};
-use cranelift_module::{FuncId, Linkage, Module, default_libcall_names};
-use gristmill_runtime::program::KernelFn;
+use gristmill_runtime::text::{Function as Linked, Text};
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-/// Address space reserved per graph; only used pages are backed by memory.
-const ARENA_BYTES: usize = 64 << 20;
-
-/// Functions under construction and their module.
+/// Functions under construction and their text.
 pub(super) struct Jit {
-    module: JITModule,
+    linker: Linker,
     context: Context,
     builder: FunctionBuilderContext,
     listings: Option<(String, String)>,
     /// Machine code of the functions defined so far.
     code_bytes: usize,
-    /// All functions, of this module and of other programs.
-    functions: Vec<Linked>,
-    /// Functions of this module by what they have but constants.
+    /// All functions, of this text and of other programs.
+    functions: Vec<Place>,
+    /// Functions of this text by what they have but constants.
     defined: HashMap<Skeleton, Vec<Defined>>,
     /// Functions of the programs of the same model.
     store: Option<Arc<CodeStore>>,
 }
 
-/// A function that is defined in this module, for comparison with later ones.
+/// A function that is defined in this text, for comparison with later ones.
 struct Defined {
     form: Form,
     function: FunctionId,
@@ -46,12 +42,12 @@ struct Defined {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FunctionId(usize);
 
-/// The code of a function.
-enum Linked {
-    /// In this module.
-    Here(FuncId),
+/// Where the code of a function is.
+enum Place {
+    /// At an offset of this text.
+    Here(usize),
     /// In that of another program.
-    There(KernelFn, Arc<Code>),
+    There(Linked),
 }
 
 /// A function of a program.
@@ -64,45 +60,15 @@ pub(super) struct Kernel {
 
 /// Linked functions.
 pub(super) struct Finished {
-    /// Owners of their code.
-    pub(super) code: Vec<Arc<Code>>,
-    /// The functions with the owners of theirs.
-    functions: Vec<(Option<KernelFn>, Arc<Code>)>,
+    functions: Vec<Linked>,
     pub(super) clif: String,
     pub(super) asm: String,
 }
 
 impl Finished {
-    pub(super) fn entry(&self, function: FunctionId) -> Option<KernelFn> {
-        self.functions[function.0].0
+    pub(super) fn function(&self, function: FunctionId) -> &Linked {
+        &self.functions[function.0]
     }
-
-    /// A function, and the owner of its code.
-    pub(super) fn function(&self, function: FunctionId) -> Option<(KernelFn, &Arc<Code>)> {
-        let (entry, owner) = &self.functions[function.0];
-        Some(((*entry)?, owner))
-    }
-}
-
-/// Keeps generated code mapped; frees it when dropped.
-pub(super) struct Code(Mutex<Option<JITModule>>);
-
-impl Drop for Code {
-    fn drop(&mut self) {
-        let module = self
-            .0
-            .get_mut()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .take();
-        if let Some(module) = module {
-            // SAFETY: `CompiledKernels::code` is documented to outlive every use of the entry points, and this is its last owner.
-            unsafe { module.free_memory() };
-        }
-    }
-}
-
-fn internal(problem: impl std::fmt::Display) -> Error {
-    Error::internal(format!("cranelift: {problem}"))
 }
 
 /// The target with the features that its CPU has.
@@ -128,7 +94,7 @@ fn flags() -> Result<settings::Flags> {
     };
     for (name, value) in [
         ("opt_level", "speed"),
-        ("is_pic", "false"),
+        ("is_pic", "true"),
         ("use_colocated_libcalls", "false"),
         ("enable_verifier", verifier),
         ("enable_probestack", "false"),
@@ -139,29 +105,17 @@ fn flags() -> Result<settings::Flags> {
 }
 
 impl Jit {
-    /// An empty module for a CPU that this machine can stand in for.
+    /// An empty text for a CPU that this machine can stand in for.
     pub(super) fn new(
         target: TargetCpu,
         listings: bool,
         store: Option<Arc<CodeStore>>,
     ) -> Result<Jit> {
-        let mut builder = JITBuilder::with_isa(target_isa(target)?, default_libcall_names());
-        let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES).map_err(|e| {
-            let message = format!("cannot reserve code memory: {e}");
-            Error::new(crate::ErrorKind::OutOfMemory, message)
-        })?;
-        builder.memory_provider(Box::new(arena));
-        let symbols = gristmill_kernels::symbols()
-            .iter()
-            .chain(gristmill_kernels::scalar_math::symbols())
-            .chain(gristmill_kernels::sorting::symbols());
-        builder.symbols(symbols.map(|s| (s.name, s.address)));
-        let module = JITModule::new(builder);
-        let context = module.make_context();
+        let linker = Linker::new(target_isa(target)?);
         let listings = listings.then(Default::default);
         Ok(Jit {
-            module,
-            context,
+            linker,
+            context: Context::new(),
             builder: FunctionBuilderContext::new(),
             listings,
             code_bytes: 0,
@@ -191,7 +145,7 @@ impl Jit {
         body: impl FnOnce(&mut Emitter) -> Result<()>,
     ) -> Result<Kernel> {
         let base = self.emit(may_differ && self.store.is_some(), body)?;
-        let callees = self.callees();
+        let callees = self.linker.callees(&self.context.func);
         let constants = Constants::of(&self.context.func);
         let skeleton = constants.skeleton(&mut self.context.func, (callees, base.is_some()));
         let found = self.find(skeleton, &constants.values, name);
@@ -199,7 +153,7 @@ impl Jit {
             Some(found) => found,
             None => self.define(name, skeleton, &constants, base)?,
         };
-        self.module.clear_context(&mut self.context);
+        self.context.clear();
         Ok(Kernel {
             function,
             constants: base.map(|_| form.read(&constants.values)),
@@ -221,25 +175,25 @@ impl Jit {
             return Some((same.function, same.form.clone()));
         }
         let found = self.store.as_ref()?.find(skeleton, constants)?;
-        let function = self.add_function(Linked::There(found.entry, found.code));
+        let function = self.add_function(Place::There(found.function));
         Some((function, found.form))
     }
 
     /// Adds a function of another program.
-    pub(super) fn add_kept(&mut self, entry: KernelFn, code: Arc<Code>) -> FunctionId {
-        self.add_function(Linked::There(entry, code))
+    pub(super) fn add_kept(&mut self, function: Linked) -> FunctionId {
+        self.add_function(Place::There(function))
     }
 
-    /// The address of a function of another program.
-    pub(super) fn kept_entry(&self, function: FunctionId) -> Option<usize> {
+    /// A function of another program.
+    pub(super) fn kept(&self, function: FunctionId) -> Option<&Linked> {
         match &self.functions[function.0] {
-            Linked::There(entry, _) => Some(*entry as usize),
-            Linked::Here(_) => None,
+            Place::There(linked) => Some(linked),
+            Place::Here(_) => None,
         }
     }
 
-    fn add_function(&mut self, linked: Linked) -> FunctionId {
-        self.functions.push(linked);
+    fn add_function(&mut self, place: Place) -> FunctionId {
+        self.functions.push(place);
         FunctionId(self.functions.len() - 1)
     }
 
@@ -252,30 +206,17 @@ impl Jit {
         let signature = self.signature();
         let function = &mut self.context.func;
         *function = Function::with_name_signature(UserFuncName::default(), signature);
-        let frontend_config = self.module.isa().frontend_config();
-        let mut emitter = Emitter::new(function, &mut self.builder, &mut self.module);
+        let frontend_config = self.linker.isa.frontend_config();
+        let mut emitter = Emitter::new(function, &mut self.builder, &mut self.linker);
         let base = reads_constants.then(|| emitter.take_first_arg());
         body(&mut emitter)?;
         emitter.finish(frontend_config);
         Ok(base)
     }
 
-    /// Names of the functions that the function in the context calls.
-    fn callees(&self) -> Vec<String> {
-        let declared = self.module.declarations();
-        let name = |index: u32| {
-            declared
-                .get_function_decl(FuncId::from_u32(index))
-                .linkage_name(FuncId::from_u32(index))
-                .into_owned()
-        };
-        let called = self.context.func.params.user_named_funcs().values();
-        called.map(|c| name(c.index)).collect()
-    }
-
-    /// The signature of [`KernelFn`].
+    /// The signature of kernels: [`KernelFn`](gristmill_runtime::program::KernelFn).
     fn signature(&self) -> Signature {
-        let mut signature = Signature::new(self.module.isa().default_call_conv());
+        let mut signature = Signature::new(self.linker.isa.default_call_conv());
         signature.params.extend([types::I64; 3].map(AbiParam::new));
         signature.returns.push(AbiParam::new(types::I32));
         signature
@@ -297,8 +238,8 @@ impl Jit {
             constants.read_from(&mut self.context.func, &common, base);
             form = common;
         }
-        let id = self.compile(name)?;
-        let function = self.add_function(Linked::Here(id));
+        let offset = self.compile(name)?;
+        let function = self.add_function(Place::Here(offset));
         self.defined.entry(skeleton).or_default().push(Defined {
             form: form.clone(),
             function,
@@ -307,28 +248,22 @@ impl Jit {
         Ok((function, form))
     }
 
-    /// Compiles the function in the context.
-    fn compile(&mut self, name: &str) -> Result<FuncId> {
-        let signature = self.signature();
-        let declared = self
-            .module
-            .declare_function(name, Linkage::Export, &signature);
-        let id = declared.map_err(internal)?;
-        self.context.func.name = UserFuncName::user(0, id.as_u32());
+    /// Compiles the function in the context; gives its offset.
+    fn compile(&mut self, name: &str) -> Result<usize> {
+        self.context.func.name = UserFuncName::user(0, self.functions.len() as u32);
         if let Some((clif, _)) = &mut self.listings {
             let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
             self.context.set_disasm(true);
         }
-        let defined = self.module.define_function(id, &mut self.context);
-        defined.map_err(|e| internal(format!("{e:?}")).context(name))?;
-        let compiled = self.context.compiled_code();
-        self.code_bytes += compiled.map_or(0, |c| c.code_info().total_size as usize);
+        let defined = self.linker.define(&mut self.context);
+        let (offset, n_bytes) = defined.map_err(|e| e.context(name))?;
+        self.code_bytes += n_bytes;
         if let Some((_, asm)) = &mut self.listings {
             let compiled = self.context.compiled_code();
             let code = compiled.and_then(|c| c.vcode.as_deref()).unwrap_or("");
             let _ = writeln!(asm, "; {name}\n{code}");
         }
-        Ok(id)
+        Ok(offset)
     }
 
     /// Bytes of machine code so far.
@@ -336,67 +271,43 @@ impl Jit {
         self.code_bytes
     }
 
-    /// Links everything. A module without functions is dropped.
-    pub(super) fn finish(mut self) -> Result<Finished> {
-        self.module.finalize_definitions().map_err(internal)?;
-        let entry = |linked: &Linked| match linked {
-            Linked::Here(id) => self.entry(*id),
-            Linked::There(entry, _) => Some(*entry),
+    /// Links everything.
+    pub(super) fn finish(self) -> Result<Finished> {
+        let text = self.linker.load()?;
+        let linked = |place| match place {
+            Place::Here(offset) => linked_in(&text, offset),
+            Place::There(function) => Ok(function),
         };
-        let entries: Vec<Option<KernelFn>> = self.functions.iter().map(entry).collect();
-        let own = Arc::new(Code(Mutex::new(Some(self.module))));
+        let functions: Vec<Linked> = self
+            .functions
+            .into_iter()
+            .map(linked)
+            .collect::<Result<_>>()?;
         if let Some(store) = &self.store {
-            publish(store, self.defined, &entries, &own);
+            publish(store, self.defined, &functions);
         }
-        let owner = |linked| match linked {
-            Linked::Here(_) => own.clone(),
-            Linked::There(_, owner) => owner,
-        };
-        let owners = self.functions.into_iter().map(owner);
-        let functions: Vec<_> = entries.into_iter().zip(owners).collect();
         let (clif, asm) = self.listings.unwrap_or_default();
         Ok(Finished {
-            code: owners_of(&functions),
             functions,
             clif,
             asm,
         })
     }
-
-    fn entry(&self, id: FuncId) -> Option<KernelFn> {
-        let declared = self.module.declarations().get_function_decl(id);
-        if declared.linkage != Linkage::Export {
-            return None;
-        }
-        let address = self.module.get_finalized_function(id);
-        // SAFETY: `kernel` gives every exported function exactly this signature.
-        Some(unsafe { std::mem::transmute::<*const u8, KernelFn>(address) })
-    }
 }
 
-/// Adds the functions of a module to those that other programs can have.
-fn publish(
-    store: &CodeStore,
-    defined: HashMap<Skeleton, Vec<Defined>>,
-    entries: &[Option<KernelFn>],
-    code: &Arc<Code>,
-) {
-    for (skeleton, functions) in defined {
-        for Defined { form, function, .. } in functions {
-            if let Some(entry) = entries[function.0] {
-                store.add(skeleton, form, entry, code);
-            }
-        }
-    }
+/// The function at an offset that [`Linker::define`] gave.
+fn linked_in(text: &Arc<Text>, offset: usize) -> Result<Linked> {
+    // SAFETY: every function of the text was emitted with the signature of kernels, for the buffers that its plan names, whose sizes follow
+    // from the graph's types; imports are linked by name, and declared with the types that the emitter calls them with.
+    let function = unsafe { text.function(offset) };
+    function.ok_or_else(|| internal("a function beyond its text"))
 }
 
-/// Owners of the code of some functions, each once.
-fn owners_of(functions: &[(Option<KernelFn>, Arc<Code>)]) -> Vec<Arc<Code>> {
-    let mut owners: Vec<Arc<Code>> = Vec::new();
-    for (_, owner) in functions {
-        if !owners.iter().any(|known| Arc::ptr_eq(known, owner)) {
-            owners.push(owner.clone());
+/// Adds the functions of a text to those that other programs can have.
+fn publish(store: &CodeStore, defined: HashMap<Skeleton, Vec<Defined>>, functions: &[Linked]) {
+    for (skeleton, alike) in defined {
+        for Defined { form, function, .. } in alike {
+            store.add(skeleton, form, &functions[function.0]);
         }
     }
-    owners
 }

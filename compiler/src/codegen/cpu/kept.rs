@@ -5,7 +5,7 @@
 //! clusters that are alike, as those of repeated layers, one is compiled, and the plans of the
 //! others follow from its change.
 
-use super::jit::{Code, Finished};
+use super::jit::Finished;
 use super::rejected::Fallback;
 use super::{PendingKernel, Session};
 use crate::codegen::plan::{KernelPlan, PlanStep};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op, ValueId};
 use crate::passes;
 use gristmill_runtime::Tensor;
-use gristmill_runtime::program::KernelFn;
+use gristmill_runtime::text::Function as Linked;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -47,8 +47,7 @@ struct Kept {
 #[derive(Clone)]
 struct KeptKernel {
     name: String,
-    entry: KernelFn,
-    code: Arc<Code>,
+    function: Linked,
     workspace_bytes: usize,
 }
 
@@ -133,28 +132,24 @@ impl KeptPlans {
                 continue;
             };
             let kernels = kernels[m.kernels].iter().map(|k| k.kept(finished));
-            if let Some(kernels) = kernels.collect() {
-                let kept = Kept {
-                    sizes,
-                    plan: m.plan,
-                    kernels,
-                    fallbacks: fallbacks[m.fallbacks].to_vec(),
-                };
-                last.insert(id, Arc::new(kept));
-            }
+            let kept = Kept {
+                sizes,
+                plan: m.plan,
+                kernels: kernels.collect(),
+                fallbacks: fallbacks[m.fallbacks].to_vec(),
+            };
+            last.insert(id, Arc::new(kept));
         }
     }
 }
 
 impl PendingKernel {
-    fn kept(&self, finished: &Finished) -> Option<KeptKernel> {
-        let (entry, code) = finished.function(self.function)?;
-        Some(KeptKernel {
+    fn kept(&self, finished: &Finished) -> KeptKernel {
+        KeptKernel {
             name: self.name.clone(),
-            entry,
-            code: code.clone(),
+            function: finished.function(self.function).clone(),
             workspace_bytes: self.workspace_bytes,
-        })
+        }
     }
 }
 
@@ -221,7 +216,7 @@ impl Session<'_> {
         plan.steps.iter_mut().for_each(|s| s.kernel += first);
         self.fallbacks.extend(kept.fallbacks.iter().cloned());
         for k in kept.kernels.iter().cloned() {
-            let function = self.jit.add_kept(k.entry, k.code);
+            let function = self.jit.add_kept(k.function);
             self.add_kernel(k.name, function, k.workspace_bytes);
         }
         Some(plan)
@@ -264,11 +259,11 @@ impl Session<'_> {
     ) -> Result<bool> {
         let n_kernels = self.kernels.len();
         let compiled = self.compile(graph, id)?;
-        let entry = |step: &PlanStep| self.jit.kept_entry(self.kernels[step.kernel].function);
+        let function = |step: &PlanStep| self.jit.kept(self.kernels[step.kernel].function);
         let calls = |plan: &KernelPlan| -> Vec<_> {
             let steps = plan.steps.iter();
             let rest = |s: &PlanStep| (s.args.clone(), s.n_outputs, s.items, s.grain);
-            steps.map(|s| (entry(s), rest(s))).collect()
+            steps.map(|s| (function(s), rest(s))).collect()
         };
         let mut tensors = plan.packed.iter().zip(&compiled.packed);
         let is_same = calls(plan) == calls(&compiled)
@@ -284,7 +279,7 @@ impl Session<'_> {
         let kernels = &self.kernels[made.kernels.clone()];
         let mut pairs = kernels.iter().zip(&kept.kernels);
         kernels.len() == kept.kernels.len()
-            && pairs.all(|(new, k)| self.jit.kept_entry(new.function) == Some(k.entry as usize))
+            && pairs.all(|(new, k)| self.jit.kept(new.function) == Some(&k.function))
     }
 
     /// A cluster that was compiled, given how many kernels and fallbacks there were before.
@@ -301,9 +296,10 @@ impl Session<'_> {
 
 impl Kept {
     fn has_kernels_of(&self, other: &Kept) -> bool {
-        let entries =
-            |kept: &Kept| -> Vec<usize> { kept.kernels.iter().map(|k| k.entry as usize).collect() };
-        entries(self) == entries(other)
+        let functions = |kept: &Kept| -> Vec<Linked> {
+            kept.kernels.iter().map(|k| k.function.clone()).collect()
+        };
+        functions(self) == functions(other)
     }
 }
 

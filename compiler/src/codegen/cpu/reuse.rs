@@ -7,14 +7,13 @@
 //! shapes for that: a function with constants read is by construction the function with these
 //! constants written in.
 
-use super::jit::Code;
 use cranelift_codegen::ir::{
     Function, Inst, InstBuilder, InstructionData, MemFlagsData, Opcode, Value,
 };
-use gristmill_runtime::program::KernelFn;
+use gristmill_runtime::text::{Function as Linked, WeakFunction};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Functions of the programs of one model. It holds none itself: code is there as long as a program
 /// has it.
@@ -24,8 +23,7 @@ pub struct CodeStore(Mutex<HashMap<Skeleton, Vec<Stored>>>);
 /// A function that some program has.
 struct Stored {
     form: Form,
-    entry: KernelFn,
-    code: Weak<Code>,
+    function: WeakFunction,
 }
 
 /// Hash of a function without its integer constants, of 128 bits.
@@ -79,11 +77,10 @@ impl Form {
     }
 }
 
-/// A function of another program, and the owner of its code.
+/// A function of another program.
 pub(super) struct Found {
     pub(super) form: Form,
-    pub(super) entry: KernelFn,
-    pub(super) code: Arc<Code>,
+    pub(super) function: Linked,
 }
 
 impl CodeStore {
@@ -95,12 +92,13 @@ impl CodeStore {
     pub(super) fn find(&self, skeleton: Skeleton, constants: &[i64]) -> Option<Found> {
         let functions = self.lock();
         let alike = functions.get(&skeleton)?;
-        let found = alike.iter().filter(|s| s.form.fits(constants));
-        let mut there = found.filter_map(|s| Some((s, s.code.upgrade()?)));
-        there.next().map(|(stored, code)| Found {
-            form: stored.form.clone(),
-            entry: stored.entry,
-            code,
+        let mut found = alike.iter().filter(|s| s.form.fits(constants));
+        found.find_map(|stored| {
+            let function = stored.function.upgrade()?;
+            Some(Found {
+                form: stored.form.clone(),
+                function,
+            })
         })
     }
 
@@ -118,13 +116,15 @@ impl CodeStore {
     }
 
     /// Adds a function, unless one of its form is there.
-    pub(super) fn add(&self, skeleton: Skeleton, form: Form, entry: KernelFn, code: &Arc<Code>) {
+    pub(super) fn add(&self, skeleton: Skeleton, form: Form, function: &Linked) {
+        let Some(function) = function.downgrade() else {
+            return;
+        };
         let mut functions = self.lock();
         let alike = functions.entry(skeleton).or_default();
-        alike.retain(|s| s.code.strong_count() > 0);
+        alike.retain(|s| s.function.upgrade().is_some());
         if !alike.iter().any(|s| s.form == form) {
-            let code = Arc::downgrade(code);
-            alike.push(Stored { form, entry, code });
+            alike.push(Stored { form, function });
         }
     }
 }

@@ -217,7 +217,6 @@ fn program(n: usize, partitions: Vec<Partition>) -> Arc<Program> {
         outputs,
         variables: vec![],
         partitions,
-        code: vec![],
     })
 }
 
@@ -444,14 +443,13 @@ fn control_flow_reads_its_conditions_from_the_device() {
             step(call(1, &[0, 1, 3]), "/below", &[]),
         ],
     );
-    let (partitions, variables, code) = (vec![body], vec![], vec![]);
+    let (partitions, variables) = (vec![body], vec![]);
     let body = Arc::new(Program {
         name: "body".into(),
         inputs,
         outputs,
         variables,
         partitions,
-        code,
     });
     let mut outer = partition(
         DeviceKind::Emu,

@@ -5,10 +5,10 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::driver::Reduction;
 use crate::product::{Compute, Matrix, Product};
 use crate::program::{
-    AllReduce, Carried, CpuKernel, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId,
-    VariableSpec,
+    AllReduce, Carried, CpuKernel, If, Kernel, KernelId, Loop, Scanned, StepId, VariableSpec,
 };
 use crate::tensor::Tensor;
+use crate::text::Function;
 use std::sync::Arc;
 
 unsafe extern "C" fn nothing(_args: *const *mut u8, _begin: u64, _end: u64) -> u32 {
@@ -63,7 +63,7 @@ fn step(kind: StepKind, deps: &[u32]) -> Step {
 /// b1 = f(x); b2 = f(b1); y = f(b2), with one arena slot each.
 fn chain() -> Program {
     // SAFETY: the kernel touches nothing.
-    let entry = unsafe { KernelEntry::new(nothing) };
+    let function = unsafe { Function::of_process(nothing) };
     let partition = Partition {
         device: cpu(0),
         arena_bytes: 128,
@@ -77,7 +77,7 @@ fn chain() -> Program {
         constants: vec![Tensor::zeros(DType::F32, &[16]).unwrap()],
         kernels: vec![Kernel::Cpu(CpuKernel {
             name: "k".into(),
-            entry,
+            function,
             workspace_bytes_per_thread: 0,
         })],
         steps: vec![
@@ -94,7 +94,6 @@ fn chain() -> Program {
         outputs: vec![IoSpec::new("y", DType::F32, &[16])],
         variables: vec![],
         partitions: vec![partition],
-        code: vec![],
     }
 }
 

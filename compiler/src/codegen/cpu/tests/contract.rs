@@ -202,7 +202,7 @@ fn repeated_layers_share_code_and_weights() {
     let entries = |p: &KernelPlan| -> Vec<usize> {
         p.steps
             .iter()
-            .map(|s| compiled.kernels[s.kernel].entry.get() as usize)
+            .map(|s| compiled.kernels[s.kernel].function.entry() as usize)
             .collect()
     };
     assert!(plans[0].steps.len() > 1, "a product and a map");

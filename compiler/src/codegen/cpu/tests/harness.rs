@@ -50,7 +50,7 @@ pub fn run(
                 begin + 1 + rng.below((step.items - begin) as usize) as u64
             };
             // SAFETY: the buffers have the sizes of the plan, and all outlive the call.
-            let status = unsafe { (kernel.entry.get())(args.as_ptr(), begin, end) };
+            let status = unsafe { (kernel.function.entry())(args.as_ptr(), begin, end) };
             if status != 0 {
                 return Err(status);
             }

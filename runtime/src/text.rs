@@ -1,0 +1,241 @@
+//! Machine code in memory: functions that run at any address, and behind them the table of the addresses that they call.
+//!
+//! Text has no relocations of its own: calls go through the table, whose distance from the text is known when the code is made. So the
+//! same bytes are linked here by a compiler at run time, and by a loader from a file.
+
+use crate::error::{Error, ErrorKind};
+use crate::program::KernelFn;
+use memmap2::{Mmap, MmapMut};
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, LazyLock, Weak};
+
+/// Addresses of all functions that text may call, by name.
+static SYMBOLS: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
+    let symbols = gristmill_kernels::symbols()
+        .iter()
+        .chain(gristmill_kernels::scalar_math::symbols())
+        .chain(gristmill_kernels::sorting::symbols());
+    symbols.map(|s| (s.name, s.address as usize)).collect()
+});
+
+/// Alignment of the table behind the text, in bytes: the largest page of the architecture, so that the two may have permissions of
+/// their own in a file.
+const TABLE_ALIGN: usize = if cfg!(target_arch = "x86_64") {
+    4 << 10
+} else {
+    64 << 10
+};
+
+/// Bytes from the start of text of `n_bytes` bytes to its table.
+pub const fn table_offset(n_bytes: usize) -> usize {
+    n_bytes.next_multiple_of(TABLE_ALIGN)
+}
+
+/// Text with its table; it can be executed and is never written again.
+pub struct Text {
+    map: Mmap,
+    /// Bytes of the text, without its table.
+    n_bytes: usize,
+    /// Names of the table's functions, in order.
+    imports: Vec<String>,
+}
+
+impl Text {
+    /// Copies text into memory of its own and links it to the functions of this process that its table is to hold.
+    ///
+    /// Errors with `Unsupported` for a name that this process has no function of.
+    pub fn link(text: &[u8], imports: Vec<String>) -> Result<Text, Error> {
+        let address = |name: &String| {
+            let found = SYMBOLS.get(name.as_str()).copied();
+            found.ok_or_else(|| {
+                let message = format!("code calls {name:?}, which this runtime does not have");
+                Error::new(ErrorKind::Unsupported, message)
+            })
+        };
+        let addresses: Vec<usize> = imports.iter().map(address).collect::<Result<_, _>>()?;
+        let map = load(text, &addresses).map_err(|e| {
+            let message = format!("cannot map {} bytes of code: {e}", text.len());
+            Error::new(ErrorKind::OutOfMemory, message)
+        })?;
+        Ok(Text {
+            map,
+            n_bytes: text.len(),
+            imports,
+        })
+    }
+
+    /// The machine code.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[..self.n_bytes]
+    }
+
+    /// Names of the functions that it calls, in the order of its table.
+    pub fn imports(&self) -> &[String] {
+        &self.imports
+    }
+
+    /// The function that begins at an offset; `None` beyond the text.
+    ///
+    /// # Safety
+    ///
+    /// A function that keeps to the kernel ABI of [`crate::program`] begins there, and all addresses of the table that it calls are
+    /// those of the functions that it expects.
+    pub unsafe fn function(self: &Arc<Text>, offset: usize) -> Option<Function> {
+        let entry = self.bytes().get(offset..)?.as_ptr();
+        Some(Function {
+            // SAFETY: by contract, a function of this type begins at the address.
+            entry: unsafe { std::mem::transmute::<*const u8, KernelFn>(entry) },
+            text: Some(self.clone()),
+        })
+    }
+}
+
+/// Memory with text and its table, executable.
+fn load(text: &[u8], table: &[usize]) -> io::Result<Mmap> {
+    let at = table_offset(text.len());
+    let mut map = MmapMut::map_anon((at + size_of_val(table)).max(1))?;
+    map[..text.len()].copy_from_slice(text);
+    for (slot, address) in map[at..].chunks_exact_mut(size_of::<usize>()).zip(table) {
+        slot.copy_from_slice(&address.to_ne_bytes());
+    }
+    flush_instructions(&map[..text.len()]);
+    map.make_exec()
+}
+
+/// Makes code that was written visible to instruction fetch, which x86 does by itself.
+#[cfg(not(target_arch = "x86_64"))]
+fn flush_instructions(code: &[u8]) {
+    unsafe extern "C" {
+        // Of the compiler's support library.
+        fn __clear_cache(begin: *const u8, end: *const u8);
+    }
+    let range = code.as_ptr_range();
+    // SAFETY: the range is mapped.
+    unsafe { __clear_cache(range.start, range.end) };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn flush_instructions(_: &[u8]) {}
+
+/// An entry point whose maker has vouched for it, with the text that it is in.
+#[derive(Clone)]
+pub struct Function {
+    entry: KernelFn,
+    text: Option<Arc<Text>>,
+}
+
+impl Function {
+    /// A function of this process, which is there as long as the process is.
+    ///
+    /// # Safety
+    ///
+    /// `entry` keeps to the kernel ABI of [`crate::program`]: called with the buffers (sizes, alignment) and any item range of any step that
+    /// names it in the program it goes into, it reads only its inputs, writes only its outputs and workspace, within their bounds, and
+    /// ranges may be run concurrently.
+    pub unsafe fn of_process(entry: KernelFn) -> Function {
+        Function { entry, text: None }
+    }
+
+    /// The address, good as long as this value lives.
+    pub fn entry(&self) -> KernelFn {
+        self.entry
+    }
+
+    /// The text that it is in and its offset there; `None` for a function of this process.
+    pub fn place(&self) -> Option<(&Arc<Text>, usize)> {
+        let text = self.text.as_ref()?;
+        Some((text, self.entry as usize - text.bytes().as_ptr() as usize))
+    }
+}
+
+/// A function that is there as long as others hold its text.
+#[derive(Clone, Debug)]
+pub struct WeakFunction {
+    text: Weak<Text>,
+    offset: usize,
+}
+
+impl Function {
+    /// The function, without a hold on its text; `None` for one of this process.
+    pub fn downgrade(&self) -> Option<WeakFunction> {
+        let (text, offset) = self.place()?;
+        Some(WeakFunction {
+            text: Arc::downgrade(text),
+            offset,
+        })
+    }
+}
+
+impl WeakFunction {
+    /// The function, if its text is still there.
+    pub fn upgrade(&self) -> Option<Function> {
+        let text = self.text.upgrade()?;
+        // SAFETY: the offset is that of a function of this text.
+        unsafe { text.function(self.offset) }
+    }
+}
+
+impl PartialEq for Function {
+    fn eq(&self, other: &Function) -> bool {
+        self.entry as usize == other.entry as usize
+    }
+}
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x}", self.entry as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls entry `slot` of the table: push rax; call [rip + d]; pop rcx; ret.
+    #[cfg(target_arch = "x86_64")]
+    fn call_of(slot: usize) -> Vec<u8> {
+        let mut code = vec![0x50, 0xff, 0x15, 0, 0, 0, 0, 0x59, 0xc3];
+        let distance = (table_offset(code.len()) + 8 * slot - 7) as u32;
+        code[3..7].copy_from_slice(&distance.to_le_bytes());
+        code
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn text_calls_through_its_table() {
+        extern "C" fn seven() -> u32 {
+            7
+        }
+        let seven: extern "C" fn() -> u32 = seven;
+        let code = call_of(1);
+        let text = Arc::new(Text {
+            map: load(&code, &[0, seven as usize]).unwrap(),
+            n_bytes: code.len(),
+            imports: Vec::new(),
+        });
+        // SAFETY: the code keeps to the ABI, and calls the second address.
+        let f = unsafe { text.function(0) }.unwrap();
+        drop(text);
+        // SAFETY: it looks at no argument.
+        assert_eq!(unsafe { (f.entry())(std::ptr::null(), 0, 1) }, 7);
+        let (text, offset) = f.place().unwrap();
+        assert_eq!((text.bytes(), offset), (&code[..], 0));
+        // SAFETY: there is none.
+        assert!(unsafe { text.function(1 << 20) }.is_none());
+        let weak = f.downgrade().unwrap();
+        assert_eq!(weak.upgrade(), Some(f.clone()));
+        drop(f);
+        assert_eq!(weak.upgrade(), None);
+    }
+
+    #[test]
+    fn unknown_functions_are_named() {
+        Text::link(&[], vec!["gm_gemm_f32".to_owned()]).unwrap();
+        let error = Text::link(&[1, 2], vec!["gm_nothing".to_owned()])
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("\"gm_nothing\""), "{error}");
+    }
+}
