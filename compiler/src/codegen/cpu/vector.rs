@@ -21,6 +21,11 @@ use std::fmt;
 /// Floats of a tile: 1 KiB, which amortises the call and avoids stalls between narrow stores and wide loads.
 const TILE: usize = 256;
 
+/// Most instructions of a program whose loop computes several groups of lanes at a time: the overhead of a loop counts beside few.
+const MOST_UNROLLED: usize = 16;
+/// Elements of a row from which the single ones at its end do not count.
+const LONG: usize = 512;
+
 /// Layout of a result in its buffer: from element `offset` on, with a stride per axis.
 pub(super) struct Destination {
     pub(super) offset: i64,
@@ -228,7 +233,14 @@ impl VectorMap {
     pub(super) fn n_groups(&self) -> usize {
         let mut tensors = self.bytes.iter().zip(&self.inner.strides);
         let has_streamed_bytes = tensors.any(|(&is_byte, &stride)| is_byte && stride == 1);
-        if has_streamed_bytes { GROUPS } else { 1 }
+        let is_whole = self.inner.extent.is_multiple_of(4 * GROUPS);
+        let is_long = self.inner.extent >= LONG || is_whole && self.inner.extent >= 16 * GROUPS;
+        let unrolls = is_long && self.insts().len() <= MOST_UNROLLED;
+        if has_streamed_bytes || unrolls {
+            GROUPS
+        } else {
+            1
+        }
     }
 
     /// True if a stage before `stage` computed register `r`.
