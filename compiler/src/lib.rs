@@ -20,6 +20,7 @@
 //! | build a graph | [`ir::GraphBuilder`] |
 //! | compile | [`compile`] with [`Options`]: devices, dims, limits, precision |
 //! | run | [`Compiled::run`] by name, [`Executable::run_into`] without allocation of outputs |
+//! | compile ahead of time | [`aot::write`] |
 //! | keep state between runs | [`Compiled::resources`], or [`Options::resources`] to share it |
 //! | read results | [`Outputs`], [`Tensor`] |
 //! | ask for devices | [`place::DeviceSet`], [`place::Pin`], [`ir::DeviceScope`] |
@@ -29,6 +30,7 @@
 //! The [`guide`] has a page per subject.
 
 // The promised API: everything that the front page of the documentation lists.
+pub mod aot;
 pub mod dump;
 pub mod guide;
 pub mod ir;
@@ -73,6 +75,7 @@ mod any_shape;
 mod compiled;
 mod deadline;
 mod error;
+mod indexed;
 mod nearest;
 mod options;
 mod partition;

@@ -25,6 +25,9 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 /// As [`Plain`]. Implemented by `descriptor!`, which lists the fields and checks at compile time
 /// that no padding is between them.
 pub unsafe trait Descriptor: Plain {
+    /// A hash of names and order of the fields, and of the size.
+    const LAYOUT: u64;
+
     /// The bytes that a program stores.
     fn bytes(&self) -> &[u8] {
         // SAFETY: every byte is initialised, and `u8` has no alignment.
@@ -35,6 +38,35 @@ pub unsafe trait Descriptor: Plain {
 /// Size in bytes of the field that a function returns.
 pub(crate) const fn field_bytes<S: Copy, F: Plain>(_: fn(S) -> F) -> usize {
     size_of::<F>()
+}
+
+/// FNV-1a of the names of a descriptor's fields, and of its size.
+pub(crate) const fn layout_of(fields: &str, n_bytes: usize) -> u64 {
+    let (bytes, mut hash, mut i) = (fields.as_bytes(), 0xcbf2_9ce4_8422_2325, 0);
+    while i < bytes.len() {
+        hash = joined(hash, bytes[i] as u64);
+        i += 1;
+    }
+    joined(hash, n_bytes as u64)
+}
+
+const fn joined(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x0100_0000_01b3)
+}
+
+/// A hash of the layouts of some descriptors.
+macro_rules! layouts {
+    ($($struct:ty),* $(,)?) => {
+        /// A hash of the layouts of all descriptors, which stored programs hold as bytes: programs of another one are not run.
+        pub const LAYOUT: u64 = {
+            let mut hash = 0;
+            $(hash = joined(hash, <$struct as Descriptor>::LAYOUT);)*
+            hash
+        };
+
+        #[cfg(test)]
+        const LISTED: &[&str] = &[$(stringify!($struct)),*];
+    };
 }
 
 /// Implements [`Plain`] for a struct of plain fields.
@@ -61,17 +93,65 @@ macro_rules! descriptor {
         $crate::descriptor::plain!($struct { $($field),* });
 
         // SAFETY: as `Plain`.
-        unsafe impl $crate::descriptor::Descriptor for $struct {}
+        unsafe impl $crate::descriptor::Descriptor for $struct {
+            const LAYOUT: u64 = $crate::descriptor::layout_of(
+                concat!(stringify!($struct), " ", $(stringify!($field), " "),*),
+                size_of::<$struct>(),
+            );
+        }
     };
 }
 
 pub(crate) use {descriptor, plain};
+
+layouts!(
+    crate::attention::AttentionDesc,
+    crate::conv::ConvDesc,
+    crate::copy::CopyDesc,
+    crate::depthwise::DepthwiseDesc,
+    crate::gemm::GemmDesc,
+    crate::pack::PackBDesc,
+    crate::pool::PoolDesc,
+    crate::roi::RoiAlignDesc,
+    crate::rows::NormDesc,
+    crate::rows::ReduceDesc,
+    crate::rows::SoftmaxDesc,
+    crate::winograd::WinogradDesc,
+);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Isa;
     use crate::rows::{NormDesc, NormKind};
+
+    /// Names of the descriptors that files of a folder declare.
+    fn declared_in(folder: &std::path::Path, names: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                declared_in(&path, names);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let declared = text.lines().filter_map(|l| l.strip_prefix("descriptor!("));
+            names.extend(declared.map(|l| l.split(' ').next().unwrap().to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_layout_is_that_of_all_descriptors() {
+        let mut declared = Vec::new();
+        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        declared_in(sources.as_ref(), &mut declared);
+        let listed = LISTED.iter().map(|path| path.rsplit("::").next().unwrap());
+        let mut listed: Vec<&str> = listed.map(str::trim).collect();
+        declared.sort();
+        listed.sort();
+        assert_eq!(declared, listed);
+        assert_ne!(layout_of("a b ", 8), layout_of("b a ", 8));
+        assert_ne!(layout_of("a b ", 8), layout_of("a b ", 16));
+    }
 
     #[test]
     fn bytes_are_those_of_the_fields() {

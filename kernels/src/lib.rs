@@ -40,7 +40,7 @@ pub mod vmath;
 pub mod window;
 pub mod winograd;
 
-pub use descriptor::{Descriptor, Plain};
+pub use descriptor::{Descriptor, LAYOUT, Plain};
 pub use isa::Isa;
 pub use symbols::{Symbol, symbols};
 

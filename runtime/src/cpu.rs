@@ -43,6 +43,43 @@ pub fn probe() -> CpuFacts {
     }
 }
 
+/// True when this CPU, and the system, have a feature by Cranelift's name of it. Unknown ones count as absent.
+pub fn has_feature(name: &str) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! detect {
+            ($($name:literal $feature:tt),* $(,)?) => {
+                match name {
+                    $($name => is_x86_feature_detected!($feature),)*
+                    _ => false,
+                }
+            };
+        }
+        detect! {
+            "has_sse3" "sse3", "has_ssse3" "ssse3", "has_sse41" "sse4.1", "has_sse42" "sse4.2",
+            "has_popcnt" "popcnt", "has_cmpxchg16b" "cmpxchg16b", "has_avx" "avx", "has_avx2" "avx2",
+            "has_fma" "fma", "has_bmi1" "bmi1", "has_bmi2" "bmi2", "has_lzcnt" "lzcnt",
+            "has_avx512f" "avx512f", "has_avx512vl" "avx512vl", "has_avx512dq" "avx512dq",
+            "has_avx512bitalg" "avx512bitalg", "has_avx512vbmi" "avx512vbmi",
+            "has_avx512vnni" "avx512vnni", "has_avx_vnni" "avxvnni",
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        match name {
+            "has_lse" => std::arch::is_aarch64_feature_detected!("lse"),
+            "has_fp16" => std::arch::is_aarch64_feature_detected!("fp16"),
+            "has_pauth" => std::arch::is_aarch64_feature_detected!("paca"),
+            _ => false,
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let _ = name;
+        false
+    }
+}
+
 /// The smaller of two amounts, of which one may be unknown.
 fn smaller(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     a.into_iter().chain(b).min()

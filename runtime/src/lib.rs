@@ -20,6 +20,7 @@ pub mod exec;
 pub mod files;
 pub mod gpu;
 pub mod heap;
+pub mod image;
 pub mod npy;
 pub mod printable;
 pub mod product;

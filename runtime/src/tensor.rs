@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::with_dtype;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -16,12 +17,20 @@ pub const ALIGN_BYTES: usize = 64;
 /// them for smaller ones, and pages that nothing writes take no memory.
 const MAPPED_FROM_BYTES: usize = 1 << 20;
 
-/// Owned zero-initialised bytes aligned to [`ALIGN_BYTES`].
+/// Zero-initialised bytes of its own, aligned to [`ALIGN_BYTES`].
 pub struct AlignedBytes {
     ptr: NonNull<u8>,
     len: usize,
-    /// Where the bytes are, unless they are on the heap.
-    map: Option<MmapMut>,
+    owner: Owner,
+}
+
+/// The memory that bytes are in.
+enum Owner {
+    Heap,
+    /// Pages of their own, which are held until they are dropped.
+    Map(#[expect(dead_code, reason = "held")] MmapMut),
+    /// Memory of another, which is read only.
+    Other(#[expect(dead_code, reason = "held")] Arc<dyn Any + Send + Sync>),
 }
 
 // SAFETY: the bytes are owned and plain; access follows the borrow of `AlignedBytes`.
@@ -44,7 +53,7 @@ impl AlignedBytes {
         Ok(AlignedBytes {
             ptr,
             len,
-            map: None,
+            owner: Owner::Heap,
         })
     }
 
@@ -60,7 +69,7 @@ impl AlignedBytes {
         Ok(AlignedBytes {
             ptr,
             len,
-            map: Some(map),
+            owner: Owner::Map(map),
         })
     }
 
@@ -85,7 +94,11 @@ impl AlignedBytes {
     }
 
     /// The bytes, writable.
+    ///
+    /// # Panics
+    /// For bytes of another owner. Only tensors hold such bytes, and copy them first.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(self.is_writable(), "bytes of another owner");
         // SAFETY: as in `as_slice`, and `&mut self` makes it unique.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
@@ -94,11 +107,15 @@ impl AlignedBytes {
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
+
+    fn is_writable(&self) -> bool {
+        !matches!(self.owner, Owner::Other(_))
+    }
 }
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        if self.map.is_some() {
+        if !matches!(self.owner, Owner::Heap) {
             return;
         }
         let layout = Self::layout(self.len).expect("laid out when allocated");
@@ -226,6 +243,39 @@ impl Tensor {
         Ok(t)
     }
 
+    /// A tensor over memory of another owner, which is read in place and copied before a write.
+    ///
+    /// Errors when the bytes are not aligned to [`ALIGN_BYTES`], or not those of the shape.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` are readable and unchanged as long as `owner` lives, and those of `bool` elements are 0 or 1.
+    pub unsafe fn borrowed(
+        dtype: DType,
+        shape: &[usize],
+        bytes: *const [u8],
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Tensor, Error> {
+        let expected = checked_size_bytes(dtype, shape)?;
+        let ptr = bytes.cast::<u8>().cast_mut();
+        let found = NonNull::new(ptr).filter(|p| p.addr().get().is_multiple_of(ALIGN_BYTES));
+        match found {
+            Some(ptr) if bytes.len() == expected => Ok(Tensor {
+                dtype,
+                shape: shape.to_vec(),
+                data: Arc::new(AlignedBytes {
+                    ptr,
+                    len: expected,
+                    owner: Owner::Other(owner),
+                }),
+            }),
+            _ => Err(Error::invalid(format!(
+                "{dtype}{shape:?} takes {expected} bytes aligned to {ALIGN_BYTES}, got {} at {ptr:?}",
+                bytes.len()
+            ))),
+        }
+    }
+
     /// A reference that does not keep the bytes. While there is one, the next write may copy them.
     pub fn downgrade(&self) -> WeakTensor {
         WeakTensor {
@@ -280,7 +330,8 @@ impl Tensor {
     }
 
     fn make_unique(&mut self) {
-        if Arc::get_mut(&mut self.data).is_none() {
+        let own = Arc::get_mut(&mut self.data).filter(|data| data.is_writable());
+        if own.is_none() {
             let mut copy =
                 AlignedBytes::zeroed(self.data.len).expect("same size as an existing buffer");
             copy.as_mut_slice().copy_from_slice(self.data.as_slice());

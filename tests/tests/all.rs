@@ -11,6 +11,7 @@ mod fallbacks;
 mod guide;
 mod hostile;
 mod house_rules;
+mod images;
 mod ir_cases;
 mod libraries;
 mod lists;

@@ -86,6 +86,15 @@ fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
     builder.finish(flags()?).map_err(internal)
 }
 
+/// Features of a CPU that code for a target may use, by Cranelift's names.
+pub fn required_features(target: TargetCpu) -> Result<Vec<String>> {
+    let isa = target_isa(target)?;
+    let enabled = isa.isa_flags().into_iter();
+    let enabled =
+        enabled.filter(|flag| flag.as_bool() == Some(true) && flag.name.starts_with("has_"));
+    Ok(enabled.map(|flag| flag.name.to_owned()).collect())
+}
+
 fn flags() -> Result<settings::Flags> {
     let mut flags = settings::builder();
     let verifier = match cfg!(debug_assertions) {

@@ -41,6 +41,7 @@ use crate::options::ConvAlgorithm;
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use gristmill_runtime::program::CpuKernel;
+pub use jit::required_features;
 use jit::{FunctionId, Jit, Kernel};
 pub use kept::KeptPlans;
 use kept::Made;

@@ -1,0 +1,176 @@
+//! Ahead of time: compiled programs as an image, a file that [`gristmill_runtime::image::Image`] maps and runs without a compiler.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/digits/model.onnx");
+//! # let folder = tempfile::tempdir()?;
+//! # let file = folder.path().join("digits.gmx");
+//! use gristmill::{DType, Options, Tensor, aot, onnx};
+//! use gristmill_runtime::exec::{ExecOptions, Executor};
+//! use gristmill_runtime::image::Image;
+//!
+//! let sizes = aot::Sizes::from([("batch".to_owned(), vec![1, 8])]);
+//! aot::write(&onnx::load(model)?, &Options::default(), &sizes, &file)?;
+//!
+//! // In a program that links the runtime alone. SAFETY: the file was written just now.
+//! let image = unsafe { Image::open(&file) }?;
+//! let program = image.program_for(&[&[8, 1, 8, 8]])?;
+//! let executor = Executor::new(program.clone(), &ExecOptions::default())?;
+//! let outputs = executor.run(&[Tensor::zeros(DType::F32, &[8, 1, 8, 8])?])?;
+//! # assert_eq!(outputs.len(), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+use crate::codegen::cpu::required_features;
+use crate::compiled::{Compiled, Shared, Source};
+use crate::error::{Error, Result};
+use crate::ir::Bindings;
+use crate::options::Options;
+use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::image::{self, About, Section, system};
+use gristmill_runtime::program::Program;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Sizes of symbolic dims for which an image holds code: several of a dim make several variants, those of several dims all combinations.
+pub type Sizes = BTreeMap<String, Vec<usize>>;
+
+/// Most variants of an image.
+pub const MAX_VARIANTS: usize = 64;
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// Sizes of the dims of each variant.
+    pub variants: Vec<Bindings>,
+    /// The machine and the model.
+    pub about: About,
+    /// Parts of the file.
+    pub sections: Vec<Section>,
+}
+
+impl Written {
+    /// Size of the file in bytes.
+    pub fn bytes(&self) -> usize {
+        self.sections.last().map_or(0, |s| s.offset + s.bytes)
+    }
+}
+
+/// Compiles a model for CPUs and writes it to a file, which is replaced as a whole.
+///
+/// Errors for dims without a size, with their names; for models whose extents the data decides; for other devices than CPUs.
+pub fn write(
+    source: impl Into<Source>,
+    options: &Options,
+    sizes: &Sizes,
+    path: &Path,
+) -> Result<Written> {
+    write_named(source, options, sizes, path, None)
+}
+
+/// [`write`] with another name than that of the model.
+pub fn write_named(
+    source: impl Into<Source>,
+    options: &Options,
+    sizes: &Sizes,
+    path: &Path,
+    name: Option<&str>,
+) -> Result<Written> {
+    let source = source.into();
+    let variants = combinations(sizes, &options.dims)?;
+    let shared = Arc::new(Shared::of(options));
+    let mut programs = Vec::new();
+    let mut about = about(options)?;
+    for dims in &variants {
+        let options = Options {
+            dims: dims.clone(),
+            ..options.clone()
+        };
+        let compiled = Compiled::of(source.clone(), &options, &shared)?;
+        let (program, indexed) = compiled.static_program()?;
+        check_devices(&program)?;
+        about.indexed = indexed;
+        programs.push(program);
+    }
+    about.name = match (name, programs.first()) {
+        (Some(name), _) => name.to_owned(),
+        (None, first) => first.map(|p| p.name.clone()).unwrap_or_default(),
+    };
+    let sections = image::write(path, &about, &programs)?;
+    Ok(Written {
+        variants,
+        about,
+        sections,
+    })
+}
+
+fn about(options: &Options) -> Result<About> {
+    let threads = options
+        .threads
+        .unwrap_or_else(gristmill_runtime::cpu::n_cores);
+    Ok(About {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        system: system(),
+        isa: options.target_cpu.isa() as u32,
+        features: required_features(options.target_cpu)?,
+        threads,
+        ..About::default()
+    })
+}
+
+/// All combinations of sizes, each with the sizes that are fixed.
+fn combinations(sizes: &Sizes, fixed: &Bindings) -> Result<Vec<Bindings>> {
+    let mut all = vec![fixed.clone()];
+    for (dim, sizes) in sizes {
+        if all.len().saturating_mul(sizes.len()) > MAX_VARIANTS {
+            let message = format!("the sizes make more than {MAX_VARIANTS} variants");
+            return Err(Error::invalid(message).hint("fewer sizes, or several images"));
+        }
+        if fixed.contains_key(dim) {
+            return Err(Error::invalid(format!("dim {dim:?} is given twice")));
+        }
+        let with = |known: &Bindings, size: usize| {
+            let mut dims = known.clone();
+            dims.insert(dim.clone(), size);
+            dims
+        };
+        let extended = all
+            .iter()
+            .flat_map(|b| sizes.iter().map(move |&n| with(b, n)));
+        all = extended.collect();
+    }
+    Ok(all)
+}
+
+fn check_devices(program: &Program) -> Result<()> {
+    let mut devices = program.partitions.iter().map(|p| &p.device);
+    match devices.find(|d| d.kind != DeviceKind::Cpu) {
+        None => Ok(()),
+        Some(device) => {
+            let message = format!("images hold programs for CPUs only, {device} has a part");
+            Err(Error::unsupported(message).hint("--devices cpu:1"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_make_all_combinations() {
+        let fixed = Bindings::from([("h".to_owned(), 4)]);
+        let sizes = Sizes::from([("a".to_owned(), vec![1, 2]), ("b".to_owned(), vec![3])]);
+        let all = combinations(&sizes, &fixed).unwrap();
+        let values: Vec<Vec<usize>> = all.iter().map(|b| b.values().copied().collect()).collect();
+        assert_eq!(values, [[1, 3, 4], [2, 3, 4]]);
+        let alone = combinations(&Sizes::new(), &fixed).unwrap();
+        assert_eq!(alone, std::slice::from_ref(&fixed));
+        let many = Sizes::from([("a".to_owned(), (1..66).collect())]);
+        assert!(combinations(&many, &fixed).is_err());
+        let twice = Sizes::from([("h".to_owned(), vec![1])]);
+        assert!(combinations(&twice, &fixed).is_err());
+    }
+}

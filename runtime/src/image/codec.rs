@@ -1,0 +1,365 @@
+//! Values as bytes, each described once for both directions: fields in order, alternatives by number, whole numbers of seven bits a byte.
+
+use crate::error::{Error, ErrorKind};
+use crate::program::{MAX_NESTING, Program};
+use crate::tensor::{ALIGN_BYTES, Tensor};
+use crate::text::{Function, Text};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Bytes under construction, with the tensors and functions that they refer to by place.
+#[derive(Default)]
+pub(super) struct Writer {
+    pub(super) bytes: Vec<u8>,
+    pub(super) constants: Constants,
+    pub(super) texts: Texts,
+}
+
+/// Texts, each once.
+#[derive(Default)]
+pub(super) struct Texts(pub(super) Vec<Arc<Text>>);
+
+impl Texts {
+    fn number(&mut self, text: &Arc<Text>) -> usize {
+        let known = self.0.iter().position(|t| Arc::ptr_eq(t, text));
+        known.unwrap_or_else(|| {
+            self.0.push(text.clone());
+            self.0.len() - 1
+        })
+    }
+}
+
+/// Constants in the order of the file; those of the same bytes are there once.
+#[derive(Default)]
+pub(super) struct Constants {
+    pub(super) tensors: Vec<(usize, Tensor)>,
+    pub(super) n_bytes: usize,
+    by_content: HashMap<(usize, u64), Vec<usize>>,
+}
+
+impl Constants {
+    /// The offset of a tensor's bytes.
+    fn place(&mut self, tensor: &Tensor) -> usize {
+        let bytes = tensor.as_bytes();
+        let alike = self
+            .by_content
+            .entry((bytes.len(), hash(bytes)))
+            .or_default();
+        let tensors = &self.tensors;
+        let known = alike.iter().find(|&&i| tensors[i].1.as_bytes() == bytes);
+        if let Some(&i) = known {
+            return self.tensors[i].0;
+        }
+        alike.push(self.tensors.len());
+        let offset = self.n_bytes;
+        self.tensors.push((offset, tensor.clone()));
+        self.n_bytes = (offset + bytes.len()).next_multiple_of(ALIGN_BYTES);
+        offset
+    }
+}
+
+/// A quick hash of the content of constants; those of the same hash are compared.
+fn hash(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(8);
+    let mix = |h: u64, w: u64| (h.rotate_left(5) ^ w).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let whole = words.by_ref().fold(bytes.len() as u64, |h, w| {
+        mix(h, u64::from_le_bytes(w.try_into().unwrap_or_default()))
+    });
+    let rest = words.remainder().iter();
+    rest.fold(whole, |h, &b| mix(h, b.into()))
+}
+
+/// Bytes being read, and the memory that they refer to.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Constants by their offset.
+    constants: &'a dyn Memory,
+    texts: &'a [Arc<Text>],
+    /// Depth of sub-programs.
+    depth: usize,
+}
+
+/// The constants of an image.
+pub(super) trait Memory {
+    /// A tensor in place, at an offset.
+    fn tensor(&self, dtype: crate::DType, shape: &[usize], offset: usize) -> Result<Tensor, Error>;
+}
+
+/// Most elements of a list for which room is made before they are read.
+const MOST_RESERVED: usize = 1024;
+
+/// An error about bytes that no writer has written.
+pub(super) fn damaged(what: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("the image is damaged: {what}"),
+    )
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(
+        bytes: &'a [u8],
+        constants: &'a dyn Memory,
+        texts: &'a [Arc<Text>],
+    ) -> Reader<'a> {
+        Reader {
+            bytes,
+            constants,
+            texts,
+            depth: 0,
+        }
+    }
+
+    /// Errors when bytes are left.
+    pub(super) fn finish(self) -> Result<(), Error> {
+        match self.bytes.is_empty() {
+            true => Ok(()),
+            false => Err(damaged("there are bytes behind the last program")),
+        }
+    }
+
+    /// The bytes that are left.
+    pub(super) fn rest(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8], Error> {
+        let (taken, rest) = self
+            .bytes
+            .split_at_checked(n)
+            .ok_or_else(|| damaged("a program ends early"))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+}
+
+/// A value that an image holds.
+pub(super) trait Item: Sized {
+    fn write(&self, w: &mut Writer) -> Result<(), Error>;
+    fn read(r: &mut Reader) -> Result<Self, Error>;
+}
+
+impl Item for u64 {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        let mut rest = *self;
+        while rest >= 0x80 {
+            w.bytes.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        w.bytes.push(rest as u8);
+        Ok(())
+    }
+
+    fn read(r: &mut Reader) -> Result<u64, Error> {
+        let mut value = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = r.take(1)?[0];
+            let part = u64::from(byte & 0x7f);
+            if part << shift >> shift != part {
+                break;
+            }
+            value |= part << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(damaged("a number is out of range"))
+    }
+}
+
+macro_rules! numbers {
+    ($($ty:ty),*) => {$(
+        impl Item for $ty {
+            fn write(&self, w: &mut Writer) -> Result<(), Error> {
+                (*self as u64).write(w)
+            }
+
+            fn read(r: &mut Reader) -> Result<$ty, Error> {
+                let value = u64::read(r)?;
+                <$ty>::try_from(value).map_err(|_| damaged("a number is out of range"))
+            }
+        }
+    )*};
+}
+
+numbers!(u32, usize);
+
+impl Item for bool {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        u64::from(*self).write(w)
+    }
+
+    fn read(r: &mut Reader) -> Result<bool, Error> {
+        match u64::read(r)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(damaged("a truth value is neither 0 nor 1")),
+        }
+    }
+}
+
+impl Item for String {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        self.len().write(w)?;
+        w.bytes.extend_from_slice(self.as_bytes());
+        Ok(())
+    }
+
+    fn read(r: &mut Reader) -> Result<String, Error> {
+        let n = usize::read(r)?;
+        let text = std::str::from_utf8(r.take(n)?);
+        text.map(str::to_owned)
+            .map_err(|_| damaged("a name is not UTF-8"))
+    }
+}
+
+impl<T: Item> Item for Vec<T> {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        self.len().write(w)?;
+        self.iter().try_for_each(|item| item.write(w))
+    }
+
+    fn read(r: &mut Reader) -> Result<Vec<T>, Error> {
+        let n = usize::read(r)?;
+        let mut items = Vec::with_capacity(n.min(MOST_RESERVED));
+        for _ in 0..n {
+            items.push(T::read(r)?);
+        }
+        Ok(items)
+    }
+}
+
+impl<T: Item> Item for Option<T> {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        self.is_some().write(w)?;
+        self.iter().try_for_each(|item| item.write(w))
+    }
+
+    fn read(r: &mut Reader) -> Result<Option<T>, Error> {
+        bool::read(r)?.then(|| T::read(r)).transpose()
+    }
+}
+
+impl<T: Item> Item for Box<T> {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        T::write(self, w)
+    }
+
+    fn read(r: &mut Reader) -> Result<Box<T>, Error> {
+        T::read(r).map(Box::new)
+    }
+}
+
+impl Item for Arc<Program> {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        Program::write(self, w)
+    }
+
+    fn read(r: &mut Reader) -> Result<Arc<Program>, Error> {
+        if r.depth == MAX_NESTING {
+            return Err(damaged("sub-programs are nested too deep"));
+        }
+        r.depth += 1;
+        let program = Program::read(r)?;
+        r.depth -= 1;
+        Ok(Arc::new(program))
+    }
+}
+
+impl Item for Tensor {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        self.dtype().write(w)?;
+        self.shape().to_vec().write(w)?;
+        w.constants.place(self).write(w)
+    }
+
+    fn read(r: &mut Reader) -> Result<Tensor, Error> {
+        let (dtype, shape) = (Item::read(r)?, Vec::read(r)?);
+        let offset = usize::read(r)?;
+        r.constants.tensor(dtype, &shape, offset)
+    }
+}
+
+impl Item for Function {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        let place = self.place();
+        let (text, offset) = place.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "a kernel that is a function of this process cannot be written to an image",
+            )
+        })?;
+        w.texts.number(text).write(w)?;
+        offset.write(w)
+    }
+
+    fn read(r: &mut Reader) -> Result<Function, Error> {
+        let (text, offset) = (usize::read(r)?, usize::read(r)?);
+        let text = r
+            .texts
+            .get(text)
+            .ok_or_else(|| damaged("a text is missing"))?;
+        // SAFETY: whoever opened the image has vouched for it, and its checksum says that it is as it was written.
+        let function = unsafe { text.function(offset) };
+        function.ok_or_else(|| damaged("a function lies beyond its text"))
+    }
+}
+
+/// Implements [`Item`] for a struct, whose fields are all listed.
+macro_rules! record {
+    ($($ty:ident { $($field:ident),* $(,)? })*) => {$(
+        impl Item for $ty {
+            fn write(&self, w: &mut Writer) -> Result<(), Error> {
+                let $ty { $($field),* } = self;
+                $($field.write(w)?;)*
+                Ok(())
+            }
+
+            fn read(r: &mut Reader) -> Result<$ty, Error> {
+                Ok($ty { $($field: Item::read(r)?),* })
+            }
+        }
+    )*};
+}
+
+/// Implements [`Item`] for an enum, whose variants have numbers in the file.
+macro_rules! choice {
+    ($($ty:ident { $($number:literal $variant:ident
+        $({ $($field:ident),* $(,)? })? $(($inner:ident))?),* $(,)? })*) => {$(
+        impl Item for $ty {
+            fn write(&self, w: &mut Writer) -> Result<(), Error> {
+                match self {
+                    $($ty::$variant $({ $($field),* })? $(($inner))? => {
+                        u64::write(&$number, w)?;
+                        $($($field.write(w)?;)*)?
+                        $($inner.write(w)?;)?
+                    })*
+                    #[allow(unreachable_patterns)]
+                    other => return Err(not_written(other)),
+                }
+                Ok(())
+            }
+
+            fn read(r: &mut Reader) -> Result<$ty, Error> {
+                match u64::read(r)? {
+                    $($number => Ok($ty::$variant
+                        $({ $($field: Item::read(r)?),* })?
+                        $(({ let $inner = Item::read(r)?; $inner }))?),)*
+                    _ => Err(damaged(concat!("an unknown ", stringify!($ty)))),
+                }
+            }
+        }
+    )*};
+}
+
+/// The error about a part of a program that images do not hold.
+pub(super) fn not_written(part: &dyn std::fmt::Debug) -> Error {
+    let text = format!("{part:?}");
+    let name: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("an image holds programs for CPUs only, found {name}"),
+    )
+}
+
+pub(super) use {choice, record};

@@ -1,0 +1,109 @@
+//! Images: compiled programs as a file, which is mapped and run without a compiler.
+//!
+//! | part | holds |
+//! |---|---|
+//! | head | magic, format, number of sections, size of the file, layout of descriptors, checksum; then the table of sections |
+//! | about | [`About`]: the machine that the image is for, names, extents that inputs index |
+//! | programs | a [`Program`](crate::program::Program) for each set of input shapes, and the functions that each text calls |
+//! | text | machine code, position-independent; one or more |
+//! | constants | weights, as kernels read them, each at a multiple of 64 bytes; they are used in place |
+//!
+//! All numbers are little-endian, and all places offsets from the start. Every part has a checksum (CRC-32); that of the constants is
+//! looked at by [`Image::verify`] only, the others always. A runtime reads the one [`FORMAT`] of its own, and descriptors of its own
+//! [`LAYOUT`](gristmill_kernels::LAYOUT).
+
+mod codec;
+mod items;
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use read::Image;
+pub use write::write;
+
+use crate::error::Error;
+use codec::{Item, Reader, Writer, record};
+
+/// Version of the format that this runtime reads and writes.
+pub const FORMAT: u32 = 1;
+
+/// The first bytes of every image.
+pub const MAGIC: [u8; 8] = *b"GMIMAGE\0";
+
+/// Bytes of the head, without the table of sections.
+const HEAD_BYTES: usize = 40;
+/// Bytes of an entry of that table.
+const ENTRY_BYTES: usize = 24;
+/// Place of the checksum in the head, which counts as 0 in it.
+const CHECKSUM: std::ops::Range<usize> = 32..36;
+/// Most sections of a file.
+const MAX_SECTIONS: u32 = 4096;
+/// Alignment of the constants in the file: pages of the largest size there are.
+const CONSTANTS_ALIGN: usize = 64 << 10;
+
+/// The machine and the model that an image is of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// Name of the model.
+    pub name: String,
+    /// Version of the compiler.
+    pub version: String,
+    /// Architecture and system, as in `x86_64-linux`.
+    pub system: String,
+    /// Number of the [`Isa`](gristmill_kernels::Isa) of kernels and packed weights.
+    pub isa: u32,
+    /// Features of the CPU that generated code uses, by Cranelift's names (`has_avx2`).
+    pub features: Vec<String>,
+    /// Threads that the blocks of kernels are planned for; any number can run it.
+    pub threads: usize,
+    /// Extent of the axis that each input indexes, where one is known: values at random stay below it.
+    pub indexed: Vec<Option<u64>>,
+}
+
+record! { About { name, version, system, isa, features, threads, indexed } }
+
+/// Architecture and system of this process.
+pub fn system() -> String {
+    format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
+}
+
+/// Kind of a section, as its number in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// [`About`].
+    About = 1,
+    /// Programs.
+    Programs = 2,
+    /// Machine code.
+    Text = 3,
+    /// Constants.
+    Constants = 4,
+}
+
+impl Kind {
+    const ALL: [Kind; 4] = [Kind::About, Kind::Programs, Kind::Text, Kind::Constants];
+
+    /// Its name, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::About => "about",
+            Kind::Programs => "programs",
+            Kind::Text => "text",
+            Kind::Constants => "constants",
+        }
+    }
+}
+
+/// A section of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Its kind.
+    pub kind: Kind,
+    /// Where it begins.
+    pub offset: usize,
+    /// Its size.
+    pub bytes: usize,
+    checksum: u32,
+}
