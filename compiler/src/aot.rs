@@ -24,6 +24,7 @@
 
 use crate::codegen::cpu::required_features;
 use crate::compiled::{Compiled, Shared, Source};
+use crate::cost::{DeviceProfile, Fnv};
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::Options;
@@ -31,6 +32,7 @@ use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::image::{self, About, Section, system};
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -43,8 +45,6 @@ pub const MAX_VARIANTS: usize = 64;
 /// What was written.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// Sizes of the dims of each variant.
-    pub variants: Vec<Bindings>,
     /// The machine and the model.
     pub about: About,
     /// Parts of the file.
@@ -67,23 +67,35 @@ pub fn write(
     sizes: &Sizes,
     path: &Path,
 ) -> Result<Written> {
-    write_named(source, options, sizes, path, None)
+    let extra = Extra {
+        name: None,
+        progress: &|_, _, _| {},
+    };
+    write_with(source.into(), options, sizes, path, &extra)
 }
 
-/// [`write`] with another name than that of the model.
-pub fn write_named(
-    source: impl Into<Source>,
+/// Wishes that few have.
+pub(crate) struct Extra<'a> {
+    /// Another name than that of the model.
+    pub name: Option<&'a str>,
+    /// Called before each variant is compiled: number, total, sizes of its dims.
+    pub progress: &'a dyn Fn(usize, usize, &Bindings),
+}
+
+/// [`write`] with further wishes.
+pub(crate) fn write_with(
+    source: Source,
     options: &Options,
     sizes: &Sizes,
     path: &Path,
-    name: Option<&str>,
+    extra: &Extra,
 ) -> Result<Written> {
-    let source = source.into();
     let variants = combinations(sizes, &options.dims)?;
     let shared = Arc::new(Shared::of(options));
     let mut programs = Vec::new();
     let mut about = about(options)?;
-    for dims in &variants {
+    for (i, dims) in variants.iter().enumerate() {
+        (extra.progress)(i, variants.len(), dims);
         let options = Options {
             dims: dims.clone(),
             ..options.clone()
@@ -92,18 +104,15 @@ pub fn write_named(
         let (program, indexed) = compiled.static_program()?;
         check_devices(&program)?;
         about.indexed = indexed;
+        about.variants.push(dims.clone().into_iter().collect());
         programs.push(program);
     }
-    about.name = match (name, programs.first()) {
+    about.name = match (extra.name, programs.first()) {
         (Some(name), _) => name.to_owned(),
         (None, first) => first.map(|p| p.name.clone()).unwrap_or_default(),
     };
     let sections = image::write(path, &about, &programs)?;
-    Ok(Written {
-        variants,
-        about,
-        sections,
-    })
+    Ok(Written { about, sections })
 }
 
 fn about(options: &Options) -> Result<About> {
@@ -116,8 +125,23 @@ fn about(options: &Options) -> Result<About> {
         isa: options.target_cpu.isa() as u32,
         features: required_features(options.target_cpu)?,
         threads,
+        measured: measured(options),
         ..About::default()
     })
+}
+
+/// A hash of the measurements that options bring along; 0 for none.
+fn measured(options: &Options) -> u64 {
+    let assumed = options.devices.devices.iter().all(|d| {
+        let is_cpu = d.name.kind == DeviceKind::Cpu;
+        is_cpu && d.profile == DeviceProfile::this_cpu(d.profile.n_threads)
+    });
+    if assumed && options.measured.is_empty() && options.kept.is_none() {
+        return 0;
+    }
+    let mut hash = Fnv::default();
+    let text = write!(hash, "{:?} {:?}", options.devices, options.measured);
+    text.map_or(1, |()| hash.value().max(1))
 }
 
 /// All combinations of sizes, each with the sizes that are fixed.

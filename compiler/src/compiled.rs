@@ -1,5 +1,6 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
+mod fixed;
 mod open;
 mod segmented;
 
@@ -8,7 +9,6 @@ use crate::codegen::cpu::CodeStore;
 use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
-use crate::indexed::indexed_extents;
 use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Graph, Type};
 use crate::nearest::unknown;
@@ -759,33 +759,6 @@ impl Compiled {
         Ok(parts)
     }
 
-    /// The program of a model whose shapes are all known, and the extents that its inputs index.
-    ///
-    /// Errors with the dims that have no size, or with the reason why the program is known during a run only.
-    pub(crate) fn static_program(&self) -> Result<(Arc<Program>, Vec<Option<u64>>)> {
-        if self.open.is_some() {
-            let message = "the structure of the inputs is known during a run only";
-            return Err(Error::unsupported(message).hint("--set NAME=N for the length of a list"));
-        }
-        self.check_whole()?;
-        if let Some(name) = self.value_inputs.first() {
-            let message = format!("the contents of input {name:?} decide shapes");
-            return Err(Error::unsupported(message));
-        }
-        let shape = |(name, ty): &(String, Type)| {
-            ty.static_shape().ok_or_else(|| {
-                let message = format!("input {name:?} has type {ty}: a program has fixed sizes");
-                Error::invalid(message).hint("--set DIM=N, or --shape DIM=1,8,32 for several")
-            })
-        };
-        let inputs = InputShapes {
-            shapes: self.inputs.iter().map(shape).collect::<Result<_>>()?,
-            values: BTreeMap::new(),
-        };
-        let indexed = indexed_extents(&self.graph(&inputs)?);
-        Ok((self.lowered(&inputs)?.program, indexed))
-    }
-
     fn lower(&self, mut parts: Partitioned) -> Result<Lowered> {
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
@@ -961,6 +934,11 @@ impl Executable {
 }
 
 impl Outputs {
+    /// Results with their names.
+    pub(crate) fn of(results: Vec<(String, Tensor)>) -> Outputs {
+        Outputs(results)
+    }
+
     /// A result by name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)

@@ -74,7 +74,15 @@ fn commands_have_the_flags_that_pages_give_them() {
 
 #[test]
 fn every_flag_in_the_prose_belongs_to_a_verb() {
-    let verbs = ["run", "bench", "dump", "place", "calibrate", "devices"];
+    let verbs = [
+        "run",
+        "compile",
+        "bench",
+        "dump",
+        "place",
+        "calibrate",
+        "devices",
+    ];
     let helps: Vec<String> = verbs
         .iter()
         .map(|verb| gristmill(Path::new("."), &[verb, "--help"]).stdout)

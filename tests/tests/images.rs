@@ -1,5 +1,6 @@
 //! Images: what runs from a file gives the bits of what runs where it was compiled; files are reproducible, and damaged ones are refused.
 
+use crate::process::gristmill as command;
 use gristmill::place::DeviceSet;
 use gristmill::{Options, Tensor, aot, onnx};
 use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
@@ -116,4 +117,88 @@ fn several_devices_and_control_flow_run_from_an_image() {
     for name in ["rnn_dynamo", "bert_dynamo", "unet_dynamo"] {
         check(&data("models").join(name), &options("cpu:2", 2, "native"));
     }
+}
+
+/// Runs a command in the folder of the digits, which must end well; gives its output.
+fn digits(words: &[&str]) -> String {
+    let ended = command(&data("digits"), words);
+    assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
+    ended.stdout
+}
+
+/// The message of a command that must end with an exit code.
+fn refused(words: &[&str], code: i32) -> String {
+    let ended = command(&data("digits"), words);
+    assert_eq!(
+        ended.code,
+        Some(code),
+        "{words:?}: {}{}",
+        ended.stdout,
+        ended.stderr
+    );
+    ended.stderr
+}
+
+#[test]
+fn the_command_line_writes_runs_and_inspects_images() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("digits.gmx");
+    let image = file.to_str().unwrap();
+    let sizes = ["--shape", "batch=8,1,360"];
+    let said = digits(&[&["compile", "model.onnx", "-o", image], &sizes[..]].concat());
+    assert!(said.contains("3 variants"), "{said}");
+    let labels = ["--labels", "labels.npy"];
+    let said = digits(&[&["run", image, "--inputs", "batch.npz"], &labels[..]].concat());
+    assert!(
+        said.contains("356 of 360") && said.contains("opened in"),
+        "{said}"
+    );
+    let first_line = |words: &[&str]| digits(words).lines().next().unwrap().to_owned();
+    assert_eq!(
+        first_line(&["run", image, "--set", "batch=8"]),
+        first_line(&["run", "model.onnx", "--set", "batch=8"])
+    );
+    let said = digits(&["inspect", image]);
+    for part in ["variant batch=8: image [8, 1, 8, 8]", "constants", "avx2"] {
+        let is_x86 = cfg!(target_arch = "x86_64");
+        assert!(said.contains(part) || part == "avx2" && !is_x86, "{said}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&digits(&["inspect", image, "--json"])).unwrap();
+    assert_eq!(json["variants"][2]["dims"]["batch"], 360);
+    assert!(digits(&["check", image]).contains("its checksums agree"));
+    let timed = digits(&["bench", image, "--set", "batch=1", "--iters", "3", "--json"]);
+    assert!(timed.contains("p50_ns"), "{timed}");
+}
+
+#[test]
+fn the_command_line_refuses_what_images_do_not_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("digits.gmx");
+    let image = file.to_str().unwrap();
+    let compile =
+        |more: &[&str]| refused(&[&["compile", "model.onnx", "-o", image], more].concat(), 2);
+    assert!(compile(&[]).contains("--shape DIM=1,8,32"));
+    assert!(compile(&["--shape", "batch=1,x"]).contains("\"x\" is not a size"));
+    assert!(compile(&["--shape", "batch=1,2", "--set", "batch=3"]).contains("given twice"));
+    let many: Vec<String> = (1..=65).map(|n| n.to_string()).collect();
+    assert!(compile(&["--shape", &format!("batch={}", many.join(","))]).contains("64 variants"));
+    let unsupported = |more: &[&str]| refused(&[&["compile"], more].concat(), 3);
+    let range = ["model.onnx", "-o", image, "--shape", "batch=1..4"];
+    assert!(unsupported(&range).contains("not for ranges"));
+    assert!(unsupported(&["model.onnx", "-o", "digits"]).contains("-o MODEL.gmx"));
+    assert!(unsupported(&["../detector/model.onnx", "-o", image]).contains("the data decides"));
+    assert!(!file.exists());
+    digits(&["compile", "model.onnx", "-o", image, "--set", "batch=2"]);
+    let said = refused(&["run", image, "--inputs", "batch.npz"], 2);
+    assert!(said.contains("it has image [2, 1, 8, 8]"), "{said}");
+    assert!(refused(&["run", image, "--set", "batch=3"], 2).contains("no code for batch=3"));
+    assert!(refused(&["run", image, "--set", "size=3"], 2).contains("known: batch"));
+    assert!(refused(&["run", image, "--input", "x=labels.npy"], 2).contains("known: image"));
+    assert!(refused(&["place", image], 2).contains("run, bench, inspect and check"));
+    assert!(refused(&["bench", image, "--profile"], 3).contains("--profile"));
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes.pop();
+    std::fs::write(&file, &bytes).unwrap();
+    assert!(refused(&["run", image], 2).contains("the image is damaged"));
 }

@@ -231,13 +231,20 @@ impl CompileArgs {
         }
     }
 
-    /// The options that the flags say.
+    /// The options that the flags say, with all that was measured on this machine.
     pub fn options(&self) -> Result<Options> {
+        self.options_with(true)
+    }
+
+    /// The same without any measurement: the same flags are the same options everywhere.
+    pub fn reproducible_options(&self) -> Result<Options> {
+        self.options_with(false)
+    }
+
+    fn options_with(&self, is_measured: bool) -> Result<Options> {
         let threads = self.threads.map_or_else(n_cores, usize::from);
         let mut options = Options {
-            devices: self.device_set(threads)?,
-            measured: calibrate::measured(),
-            kept: store::folder().map(|folder| store::placements_path(&folder)),
+            devices: self.device_set(threads, is_measured)?,
             objective: self.objective.of_model(self.samples),
             fallback: self.fallback.of_model(),
             opt_level: self.opt_level,
@@ -255,6 +262,11 @@ impl CompileArgs {
             ..self.gpu_options()?
         };
         options.check |= self.verify;
+        if is_measured {
+            options.measured = calibrate::measured();
+            options.kept = store::folder().map(|folder| store::placements_path(&folder));
+            options.tuning.folder = store::folder();
+        }
         (options.dims, options.ranges) = self.dims.parse()?;
         self.warn_of_useless_flags(&options.devices);
         Ok(options)
@@ -271,7 +283,7 @@ impl CompileArgs {
                 AllReduceArg::Exchange => AllReduce::Exchange,
             },
             tuning: Tuning {
-                folder: store::folder(),
+                folder: None,
                 measures: self.tune,
                 libraries: !self.no_libraries,
             },
@@ -307,9 +319,9 @@ impl CompileArgs {
     }
 
     /// The devices of `--target`, or of `--devices` on this machine.
-    fn device_set(&self, threads: usize) -> Result<DeviceSet> {
+    fn device_set(&self, threads: usize, is_measured: bool) -> Result<DeviceSet> {
         let Some(path) = &self.target else {
-            return self.present_devices(threads);
+            return self.present_devices(threads, is_measured);
         };
         let parsed = Target::parse(&load::toml(path)?);
         let mut devices = parsed.map_err(|e| e.context(path.display()))?.devices;
@@ -317,9 +329,12 @@ impl CompileArgs {
         Ok(devices)
     }
 
-    fn present_devices(&self, threads: usize) -> Result<DeviceSet> {
+    fn present_devices(&self, threads: usize, is_measured: bool) -> Result<DeviceSet> {
         let mut set = devices(&self.devices, threads)?;
         self.limit(&mut set)?;
+        if !is_measured {
+            return Ok(set);
+        }
         if let Some(calibration) = calibrate::calibration() {
             calibration.apply(&mut set);
         }

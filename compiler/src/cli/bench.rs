@@ -1,13 +1,14 @@
 //! `gristmill bench`: time repeated runs.
 
 use super::args::CompileArgs;
+use super::image::{self, Ready};
 use super::inputs::{self, InputArgs, Inputs};
 use super::output::{self, errln, outln};
 use super::watchdog::within;
 use super::{load, parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
-use crate::compiled::{Compiled, Executable, Outputs, compile};
+use crate::compiled::{Compiled, Executable, compile};
 use crate::cost::Measured;
 use crate::cost::measured::MAX_RECENT;
 use crate::cost::store;
@@ -18,6 +19,7 @@ use crate::report::Fallback;
 use crate::step_times::StepTime;
 use crate::units::{plural, printable, size, time_ns};
 use clap::Args;
+use gristmill_runtime::exec::Lanes;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,9 +55,7 @@ pub struct BenchArgs {
 /// A model that is ready to run.
 struct Prepared {
     options: Options,
-    compiled: Compiled,
-    /// The one program; none where a run decides extents.
-    executable: Option<Arc<Executable>>,
+    model: Model,
     inputs: Inputs,
     /// Number of callers that the user asked for.
     streams: Option<usize>,
@@ -63,10 +63,22 @@ struct Prepared {
     compile_ns: u64,
 }
 
+/// What runs.
+enum Model {
+    /// A model that was compiled now.
+    Compiled {
+        compiled: Box<Compiled>,
+        /// The one program; none where a run decides extents.
+        executable: Option<Arc<Executable>>,
+    },
+    /// A program of an image.
+    Image(Box<Lanes>),
+}
+
 /// Runs the verb.
 pub fn bench(args: &BenchArgs) -> Result<()> {
     let p = prepare(args)?;
-    if let Some(executable) = &p.executable {
+    if let Some(executable) = p.executable() {
         args.compile.report(&executable.lowered)?;
         if args.compile.tune {
             errln!("{}", executable.lowered.report.tuned_text().trim_end());
@@ -90,6 +102,9 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
         max_in_flight: args.streams.map(usize::from),
         ..args.compile.options()?
     };
+    if image::is_image(&args.model) {
+        return open_image(args, options);
+    }
     let started = Instant::now();
     let source = load::model(&args.model)?;
     let load_ns = started.elapsed().as_nanos() as u64;
@@ -104,8 +119,10 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     };
     Ok(Prepared {
         options,
-        compiled,
-        executable,
+        model: Model::Compiled {
+            compiled: Box::new(compiled),
+            executable,
+        },
         inputs,
         streams: args.streams.map(usize::from),
         load_ns,
@@ -113,27 +130,66 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     })
 }
 
+fn open_image(args: &BenchArgs, options: Options) -> Result<Prepared> {
+    if args.profile {
+        let message = "--profile is for models: the clusters of an image are not known any more";
+        return Err(Error::unsupported(message).hint("the model that it was made from"));
+    }
+    let started = Instant::now();
+    let threads = options.threads.unwrap_or(1);
+    let ready = Ready::of(&args.model, &args.inputs, &options.dims, threads)?;
+    Ok(Prepared {
+        options,
+        model: Model::Image(Box::new(ready.lanes)),
+        inputs: ready.inputs,
+        streams: args.streams.map(usize::from),
+        load_ns: started.elapsed().as_nanos() as u64,
+        compile_ns: 0,
+    })
+}
+
 impl Prepared {
+    fn compiled(&self) -> Option<&Compiled> {
+        match &self.model {
+            Model::Compiled { compiled, .. } => Some(compiled),
+            Model::Image(_) => None,
+        }
+    }
+
+    fn executable(&self) -> Option<&Arc<Executable>> {
+        match &self.model {
+            Model::Compiled { executable, .. } => executable.as_ref(),
+            Model::Image(_) => None,
+        }
+    }
+
     /// Threads that run the model at the same time.
     fn n_callers(&self) -> usize {
-        let in_flight = self.executable.as_ref().map_or(1, |e| e.n_in_flight());
+        let in_flight = self.executable().map_or(1, |e| e.n_in_flight());
         self.streams.unwrap_or(in_flight)
     }
 
     fn whole(&self) -> Result<&Arc<Executable>> {
-        let executable = self.executable.as_ref();
+        let executable = self.executable();
         executable.ok_or_else(|| Error::internal("a model in segments has no one program"))
     }
 
-    fn run(&self) -> Result<Outputs> {
-        self.compiled.run_ordered(&self.inputs.tensors)
+    fn run(&self) -> Result<Vec<Tensor>> {
+        match &self.model {
+            Model::Compiled { compiled, .. } => {
+                Ok(compiled.run_ordered(&self.inputs.tensors)?.into_tensors())
+            }
+            Model::Image(lanes) => Ok(lanes.run(&self.inputs.tensors)?),
+        }
     }
 
     /// Runs into the results of an earlier run where the model is one program.
     fn run_into(&self, outputs: &mut [Tensor]) -> Result<()> {
-        match &self.executable {
-            Some(executable) => executable.run_into(&self.inputs.tensors, outputs),
-            None => self.run().map(drop),
+        let inputs = &self.inputs.tensors;
+        match (&self.model, self.executable()) {
+            (Model::Image(lanes), _) => Ok(lanes.run_into(inputs, outputs)?),
+            (_, Some(executable)) => executable.run_into(inputs, outputs),
+            (_, None) => self.run().map(drop),
         }
     }
 }
@@ -186,15 +242,10 @@ impl Times {
             let (rate, callers) = (self.per_second(), plural(n, "caller"));
             outln!("{rate:.1} inferences/s with {callers}");
         }
-        for name in p.compiled.value_inputs() {
-            let n = plural(p.compiled.specialisations(), "specialisation");
-            outln!("the contents of {name:?} decide shapes, and are a part of the code: {n}");
+        if let Some(compiled) = p.compiled() {
+            print_parts(compiled, p.executable().is_some());
         }
-        if p.executable.is_none() {
-            let n = plural(p.compiled.n_segments(), "segment");
-            outln!("{n}: the data decides extents between them");
-        }
-        let stream = p.executable.as_ref().map(|e| e.lowered.placement.stream);
+        let stream = p.executable().map(|e| e.lowered.placement.stream);
         if let Some(stream) = stream.flatten() {
             let (period, n) = (time_ns(self.period()), p.n_callers());
             let predicted = stream.period;
@@ -219,11 +270,23 @@ impl Times {
             "peak_rss_bytes": rss,
             "seed": is_random.then_some(args.inputs.seed),
             "random_inputs": p.inputs.random,
-            "segments": p.compiled.n_segments(),
-            "shape_inputs": p.compiled.value_inputs(),
-            "specialisations": p.compiled.specialisations(),
-            "fallbacks": p.executable.as_deref().map(fallbacks),
+            "segments": p.compiled().map_or(1, Compiled::n_segments),
+            "shape_inputs": p.compiled().map(Compiled::value_inputs),
+            "specialisations": p.compiled().map_or(1, Compiled::specialisations),
+            "fallbacks": p.executable().map(|e| fallbacks(e)),
         })
+    }
+}
+
+/// Says where the contents of inputs decide shapes, and where the data decides extents.
+fn print_parts(compiled: &Compiled, is_whole: bool) {
+    for name in compiled.value_inputs() {
+        let n = plural(compiled.specialisations(), "specialisation");
+        outln!("the contents of {name:?} decide shapes, and are a part of the code: {n}");
+    }
+    if !is_whole {
+        let n = plural(compiled.n_segments(), "segment");
+        outln!("{n}: the data decides extents between them");
     }
 }
 
@@ -241,7 +304,8 @@ fn keep(p: &Prepared) -> Result<()> {
     };
     let mut new = Measured::default();
     let n_clusters = p
-        .compiled
+        .compiled()
+        .ok_or_else(|| Error::internal("the clusters of an image are not known"))?
         .measure(&p.inputs.tensors, RECORDED_RUNS, &mut new)?;
     let path = store::times_path(&folder);
     let (measured, warning) = store::add_times(&path, &machine(), &new)?;
@@ -264,7 +328,10 @@ fn placements_folder(options: &Options) -> Option<&Path> {
 
 fn keep_placement(p: &Prepared, measured: Measured, folder: &Path) -> Result<()> {
     let (inputs, measured) = (&p.inputs.tensors, Arc::new(measured));
-    let replacement = p.compiled.replan(inputs, &measured, HORIZON_STEPS)?;
+    let Some(compiled) = p.compiled() else {
+        return Ok(());
+    };
+    let replacement = compiled.replan(inputs, &measured, HORIZON_STEPS)?;
     print_replacement(&replacement);
     let clusters = &p.whole()?.lowered.clusters;
     let path = replacement.placement.keep(clusters, folder)?;
@@ -323,7 +390,7 @@ fn warmed_up(args: &BenchArgs, p: &Prepared) -> Result<Vec<Vec<Tensor>>> {
     }
     let mut lanes = Vec::new();
     for _ in 0..p.n_callers() {
-        lanes.push(p.run()?.into_tensors());
+        lanes.push(p.run()?);
     }
     if args.iters.is_none() {
         let until = Until::elapsed(args.duration / 10);

@@ -2,7 +2,7 @@
 
 use super::args::DimFlags;
 use super::output::outln;
-use super::{load, print_json};
+use super::{image, load, print_json};
 use crate::any_shape::ShapeWork;
 use crate::codegen::cpu::why_loops;
 use crate::compiled::{Source, bound, interface};
@@ -34,6 +34,9 @@ pub struct CheckArgs {
 
 /// Runs the verb. Problems are an error of the most severe category among them.
 pub fn check(args: &CheckArgs) -> Result<()> {
+    if image::is_image(&args.model) {
+        return image::check(&args.model, args.json);
+    }
     let dims = DimFlags::sizes(&args.set)?;
     match load::model(&args.model)? {
         Source::Onnx(m) => check_model(&m, dims, args.json),

@@ -90,7 +90,11 @@ pub struct Given {
 /// Reads the tensors that flags name.
 pub fn read(args: &InputArgs, source: &Source) -> Result<Given> {
     if let Some(folder) = &args.test_data {
-        let tensors = load::test_data(folder, "input", source)?;
+        let declared = match source {
+            Source::Graph(_) => Vec::new(),
+            Source::Onnx(m) => m.declared_inputs()?,
+        };
+        let tensors = load::test_data(folder, "input", &declared)?;
         return Ok(Given {
             tensors,
             is_complete: true,
@@ -208,9 +212,7 @@ fn checked(list: Given, compiled: &Compiled) -> Result<BTreeMap<String, Tensor>>
 fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
     let known = compiled.variables();
     for flag in flags {
-        let (label, path) = flag.split_once('=').ok_or_else(|| {
-            Error::invalid(format!("--variable {flag:?}: expected NAME=FILE.npy"))
-        })?;
+        let (label, path) = variable_and_file(flag)?;
         let labels = known.iter().map(|(label, _)| label.as_str());
         let ty = known.iter().find(|(known, _)| known == label);
         let (_, ty) = ty.ok_or_else(|| Error::invalid(unknown("variable", label, labels)))?;
@@ -226,11 +228,21 @@ fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
     Ok(())
 }
 
+/// The parts of a flag `--variable`.
+pub fn variable_and_file(flag: &str) -> Result<(&str, &str)> {
+    let parts = flag.split_once('=');
+    parts.ok_or_else(|| Error::invalid(format!("--variable {flag:?}: expected NAME=FILE.npy")))
+}
+
+/// The parts of a flag `--input`.
+pub fn name_and_file(flag: &str) -> Result<(&str, &str)> {
+    let parts = flag.split_once('=');
+    parts.ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))
+}
+
 /// The name and the tensor of a flag `--input`.
 fn named_file(flag: &str, source: &Source) -> Result<(String, Tensor)> {
-    let (name, path) = flag
-        .split_once('=')
-        .ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
+    let (name, path) = name_and_file(flag)?;
     let known = match source {
         Source::Graph(g) => g.input_names.clone(),
         Source::Onnx(m) => names_of(m.declared_inputs()?),
@@ -248,7 +260,7 @@ fn names_of(declared: Vec<onnx::Declared>) -> Vec<String> {
 }
 
 /// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.
-fn as_declared(tensor: Tensor, ty: &Type) -> Result<Tensor> {
+pub fn as_declared(tensor: Tensor, ty: &Type) -> Result<Tensor> {
     let (given, declared) = (tensor.dtype(), ty.dtype);
     let same_size = given.size_bytes() == declared.size_bytes();
     if declared.is_narrow_float() && given.is_unsigned_int() && same_size {
@@ -260,26 +272,61 @@ fn as_declared(tensor: Tensor, ty: &Type) -> Result<Tensor> {
 /// Makes the inputs that nothing gives. Each has a stream of random numbers of its own, so that its values do not depend on the others.
 struct RandomInputs<'c> {
     compiled: &'c Compiled,
-    /// Seed of each input.
-    seeds: Vec<u64>,
-    /// Ranges that the user gives, by input.
-    ranges: BTreeMap<usize, (f64, f64)>,
+    random: Random,
     /// Extent of the axis that each input indexes, once it is known.
     extents: Option<Vec<Option<u64>>>,
 }
 
-impl<'c> RandomInputs<'c> {
-    fn new(compiled: &'c Compiled, seed: u64, flags: &[String]) -> Result<RandomInputs<'c>> {
+/// Random numbers for each input.
+pub struct Random {
+    dtypes: Vec<DType>,
+    /// Seed of each input.
+    seeds: Vec<u64>,
+    /// Ranges that the user gives, by input.
+    ranges: BTreeMap<usize, (f64, f64)>,
+}
+
+impl Random {
+    /// Numbers for inputs of these types, with ranges from flags `--input-range`.
+    pub fn new(inputs: &[(String, Type)], seed: u64, flags: &[String]) -> Result<Random> {
         let mut seeds = Rng(seed);
         let mut ranges = BTreeMap::new();
         for flag in flags {
-            let (input, range) = input_range(flag, compiled)?;
+            let (input, range) = input_range(flag, inputs)?;
             ranges.insert(input, range);
         }
+        Ok(Random {
+            dtypes: inputs.iter().map(|(_, ty)| ty.dtype).collect(),
+            seeds: inputs.iter().map(|_| seeds.bits()).collect(),
+            ranges,
+        })
+    }
+
+    /// The tensor of input `i`, whose integers are below `extent`.
+    pub fn filled(&self, i: usize, shape: &[usize], extent: Option<u64>) -> Result<Tensor> {
+        let dtype = self.dtypes[i];
+        let mut tensor = Tensor::zeros(dtype, shape)?;
+        let mut rng = Rng(self.seeds[i]);
+        let last = extent.map_or(63.0, |n| n.saturating_sub(1) as f64);
+        let range = self.ranges.get(&i).copied();
+        with_dtype!(dtype, T => {
+            let elements = tensor.as_mut_slice::<T>();
+            match range {
+                Some(range) => fill(elements, || between(&mut rng, dtype, range)),
+                None if dtype.is_float() => fill(elements, || rng.normal()),
+                None if dtype == DType::Bool => fill(elements, || 1.0),
+                None => fill(elements, || between(&mut rng, dtype, (0.0, last))),
+            }
+        });
+        Ok(tensor)
+    }
+}
+
+impl<'c> RandomInputs<'c> {
+    fn new(compiled: &'c Compiled, seed: u64, flags: &[String]) -> Result<RandomInputs<'c>> {
         Ok(RandomInputs {
             compiled,
-            seeds: compiled.inputs().iter().map(|_| seeds.bits()).collect(),
-            ranges,
+            random: Random::new(compiled.inputs(), seed, flags)?,
             extents: None,
         })
     }
@@ -295,7 +342,7 @@ impl<'c> RandomInputs<'c> {
             if self.compiled.value_inputs().contains(name) {
                 let value = match given.get(name) {
                     Some(tensor) => tensor.clone(),
-                    None => self.filled(i, &shape, None)?,
+                    None => self.random.filled(i, &shape, None)?,
                 };
                 shapes.values.insert(name.clone(), value);
             }
@@ -323,39 +370,21 @@ impl<'c> RandomInputs<'c> {
             return Ok(value.clone());
         }
         let is_index = matches!(ty.dtype, DType::I32 | DType::I64);
-        let extent = if is_index && !self.ranges.contains_key(&i) {
+        let extent = if is_index && !self.random.ranges.contains_key(&i) {
             self.extents(shapes)[i]
         } else {
             None
         };
-        self.filled(i, &shapes.shapes[i], extent)
+        self.random.filled(i, &shapes.shapes[i], extent)
     }
 
     /// Extents that inputs index. None are known where the graph cannot be made: compilation says why.
     fn extents(&mut self, shapes: &InputShapes) -> &[Option<u64>] {
-        let (compiled, n) = (self.compiled, self.seeds.len());
+        let (compiled, n) = (self.compiled, self.random.seeds.len());
         self.extents.get_or_insert_with(|| {
             let graph = compiled.graph(shapes);
             graph.map_or_else(|_| vec![None; n], |g| indexed_extents(&g))
         })
-    }
-
-    fn filled(&self, i: usize, shape: &[usize], extent: Option<u64>) -> Result<Tensor> {
-        let dtype = self.compiled.inputs()[i].1.dtype;
-        let mut tensor = Tensor::zeros(dtype, shape)?;
-        let mut rng = Rng(self.seeds[i]);
-        let last = extent.map_or(63.0, |n| n.saturating_sub(1) as f64);
-        let range = self.ranges.get(&i).copied();
-        with_dtype!(dtype, T => {
-            let elements = tensor.as_mut_slice::<T>();
-            match range {
-                Some(range) => fill(elements, || between(&mut rng, dtype, range)),
-                None if dtype.is_float() => fill(elements, || rng.normal()),
-                None if dtype == DType::Bool => fill(elements, || 1.0),
-                None => fill(elements, || between(&mut rng, dtype, (0.0, last))),
-            }
-        });
-        Ok(tensor)
     }
 }
 
@@ -375,16 +404,18 @@ fn between(rng: &mut Rng, dtype: DType, (low, high): (f64, f64)) -> f64 {
 }
 
 /// The input that `--input-range` names, and its range.
-fn input_range(flag: &str, compiled: &Compiled) -> Result<(usize, (f64, f64))> {
+fn input_range(flag: &str, inputs: &[(String, Type)]) -> Result<(usize, (f64, f64))> {
     let wrong = |why: &str| Error::invalid(format!("--input-range {flag:?}: {why}"));
     let (name, range) = flag
         .rsplit_once('=')
         .ok_or_else(|| wrong("expected NAME=LOW..HIGH"))?;
-    let ty = compiled
-        .input_type(name)
-        .map_err(|e| e.context("--input-range"))?;
-    let input = compiled.inputs().iter().position(|(n, _)| n == name);
-    let input = input.ok_or_else(|| Error::internal("an input has a type and no position"))?;
+    let known = || inputs.iter().map(|(known, _)| known.as_str());
+    let input = known().position(|known| known == name);
+    let input = input.ok_or_else(|| {
+        let message = unknown("input", name, known());
+        Error::invalid(message).context("--input-range")
+    })?;
+    let ty = &inputs[input].1;
     let (low, high) = two_numbers(range).ok_or_else(|| wrong("expected two numbers, LOW..HIGH"))?;
     if !holds(ty.dtype, low) || !holds(ty.dtype, high) {
         return Err(wrong(&format!("not a range of {} values", ty.dtype)));

@@ -2,7 +2,7 @@
 
 use super::args::DimFlags;
 use super::output::outln;
-use super::{load, print_json};
+use super::{image, load, print_json};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Op, Type, ValueId};
@@ -29,6 +29,9 @@ pub struct InspectArgs {
 
 /// Runs the verb.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
+    if image::is_image(&args.model) {
+        return image::inspect(&args.model, args.json);
+    }
     let dims = DimFlags::sizes(&args.set)?;
     let mut summary = match load::model(&args.model)? {
         Source::Onnx(m) => m.summary(),

@@ -1,10 +1,11 @@
 //! Reads models, graphs and test data that the user names.
 
+use super::image::is_image;
 use crate::Tensor;
 use crate::compiled::Source;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::Graph;
-use crate::onnx;
+use crate::onnx::{self, Declared};
 use gristmill_runtime::files::{self, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,12 @@ pub fn model(path: &Path) -> Result<Source> {
         let graph = Graph::parse(&text(path)?).map_err(|e| e.context(path.display()))?;
         return Ok(Source::Graph(Arc::new(graph)));
     }
+    if is_image(path) {
+        let path = path.display();
+        let message =
+            format!("{path}: an image holds a compiled model, which is not compiled again");
+        return Err(Error::invalid(message).hint("run, bench, inspect and check take images"));
+    }
     Ok(Source::Onnx(Arc::new(onnx::load(path)?)))
 }
 
@@ -43,20 +50,19 @@ pub fn file_error(path: &Path, e: io::Error) -> Error {
     Error::new(kind, format!("{}: {e}", path.display()))
 }
 
-/// The tensors of `PREFIX_0.pb`, `PREFIX_1.pb`, ... of a test-data folder, with their names. For a model, file `i` holds its input or
-/// output `i`; a value without a name in the file has the declared one.
-pub fn test_data(folder: &Path, prefix: &str, source: &Source) -> Result<Vec<(String, Tensor)>> {
+/// The tensors of `PREFIX_0.pb`, `PREFIX_1.pb`, ... of a test-data folder, with their names. File `i` holds the input or output `i` that
+/// is declared, if any is; a value without a name in the file has the declared one.
+pub fn test_data(
+    folder: &Path,
+    prefix: &str,
+    declared: &[Declared],
+) -> Result<Vec<(String, Tensor)>> {
     if !folder.is_dir() {
         return Err(
             Error::invalid(format!("{}: not a folder", folder.display()))
                 .hint("--test-data with a folder that has input_0.pb and output_0.pb"),
         );
     }
-    let declared = match source {
-        Source::Graph(_) => Vec::new(),
-        Source::Onnx(m) if prefix == "input" => m.declared_inputs()?,
-        Source::Onnx(m) => m.declared_outputs()?,
-    };
     let mut found = Vec::new();
     for i in 0.. {
         let path: PathBuf = folder.join(format!("{prefix}_{i}.pb"));

@@ -4,8 +4,10 @@ mod args;
 mod bench;
 mod calibrate;
 mod check;
+mod compile;
 mod devices;
 mod dump;
+mod image;
 mod inputs;
 mod inspect;
 mod load;
@@ -52,6 +54,8 @@ const REPORT_IT: &str = "this is a bug in gristmill: please report it with the c
 enum Verb {
     /// Compile for this machine and run once.
     Run(run::RunArgs),
+    /// Compile ahead of time, to a file that runs without a compiler.
+    Compile(compile::CompileVerbArgs),
     /// Inputs, outputs, parameters and op counts of a model.
     Inspect(inspect::InspectArgs),
     /// Everything that a model needs and gristmill lacks, before any compilation.
@@ -88,6 +92,7 @@ pub fn main() -> ExitCode {
 fn run_verb(verb: Verb) -> Result<()> {
     match verb {
         Verb::Run(a) => run::run(&a),
+        Verb::Compile(a) => compile::compile(&a),
         Verb::Inspect(a) => inspect::inspect(&a),
         Verb::Check(a) => check::check(&a),
         Verb::Dump(a) => dump::dump(&a),

@@ -1,6 +1,7 @@
 //! `gristmill run`: compile for this machine and run once.
 
 use super::args::CompileArgs;
+use super::image::{self, Ready};
 use super::inputs::{self, InputArgs, Inputs};
 use super::output::{errln, outln};
 use super::watchdog::within;
@@ -9,6 +10,7 @@ use crate::Tensor;
 use crate::compiled::{Compiled, Executable, Outputs, Source, compile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::{Comparison, allclose};
+use crate::onnx::Declared;
 use crate::options::{Options, Precision};
 use crate::units::{printable, time_ns};
 use clap::Args;
@@ -48,10 +50,13 @@ pub struct RunArgs {
 
 /// Results of the run, and times in ns.
 struct Ran {
-    source: Source,
+    /// The model's declared outputs; none of a graph or an image.
+    declared: Vec<Declared>,
     inputs: Inputs,
     outputs: Outputs,
-    compile_ns: u64,
+    /// Time until the program was there: compiled, or opened.
+    ready_ns: u64,
+    is_image: bool,
     run_ns: u64,
     /// Right answers and their total.
     accuracy: Option<(usize, usize)>,
@@ -64,7 +69,10 @@ struct Ran {
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<()> {
     let mut options = args.compile.options()?;
-    let ran = compile_and_run(args, &mut options)?;
+    let ran = match image::is_image(&args.model) {
+        true => run_image(args, &options)?,
+        false => compile_and_run(args, &mut options)?,
+    };
     if let Some(path) = &args.outputs {
         npy::write_npz(path, ran.outputs.iter())?;
     }
@@ -91,7 +99,7 @@ fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
     if let Some(executable) = compiled.executable_for(&inputs.tensors)? {
         args.compile.report(&executable.lowered)?;
     }
-    let compile_ns = started.elapsed().as_nanos() as u64;
+    let ready_ns = started.elapsed().as_nanos() as u64;
     let (outputs, run_ns) = timed_run(args, &compiled, &inputs)?;
     let labels = args.labels.as_deref();
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
@@ -99,15 +107,50 @@ fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
         Precision::F32 => Vec::new(),
         _ => changes(source.clone(), options, &inputs.tensors, &outputs)?,
     };
+    let declared = match &source {
+        Source::Graph(_) => Vec::new(),
+        Source::Onnx(m) => m.declared_outputs()?,
+    };
     Ok(Ran {
-        source,
+        declared,
         n_segments: compiled.n_segments(),
         inputs,
         outputs,
-        compile_ns,
+        ready_ns,
+        is_image: false,
         run_ns,
         accuracy,
         changes,
+    })
+}
+
+/// Runs an image, which needs no compilation.
+fn run_image(args: &RunArgs, options: &Options) -> Result<Ran> {
+    let started = Instant::now();
+    let threads = options.threads.unwrap_or(1);
+    let ready = Ready::of(&args.model, &args.inputs, &options.dims, threads)?;
+    ready.inputs.announce(args.inputs.seed);
+    let ready_ns = started.elapsed().as_nanos() as u64;
+    let started = Instant::now();
+    let results = within(args.inputs.timeout, || {
+        ready.lanes.run(&ready.inputs.tensors)
+    });
+    let run_ns = started.elapsed().as_nanos() as u64;
+    let results = results.map_err(|e| ready.inputs.explain(e.into()))?;
+    let names = ready.program.outputs.iter().map(|o| o.name.clone());
+    let outputs = Outputs::of(names.zip(results).collect());
+    let labels = args.labels.as_deref();
+    let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
+    Ok(Ran {
+        declared: Vec::new(),
+        inputs: ready.inputs,
+        outputs,
+        ready_ns,
+        is_image: true,
+        run_ns,
+        accuracy,
+        n_segments: 1,
+        changes: Vec::new(),
     })
 }
 
@@ -134,8 +177,9 @@ impl Ran {
             let percent = 100.0 * right as f64 / total.max(1) as f64;
             outln!("accuracy {percent:.2} % ({right} of {total})");
         }
-        let (compiled, ran) = (time_ns(self.compile_ns), time_ns(self.run_ns));
+        let (compiled, ran) = (time_ns(self.ready_ns), time_ns(self.run_ns));
         match self.n_segments {
+            _ if self.is_image => outln!("opened in {compiled}, ran in {ran}"),
             0 | 1 => outln!("compiled in {compiled}, ran in {ran}"),
             n => outln!(
                 "compiled in {compiled}, ran in {ran}: {n} segments, most of them compiled on the way"
@@ -151,7 +195,8 @@ impl Ran {
             .map(|(right, n)| right as f64 / n.max(1) as f64);
         let is_random = !self.inputs.random.is_empty();
         json!({
-            "compile_ns": self.compile_ns,
+            "compile_ns": (!self.is_image).then_some(self.ready_ns),
+            "open_ns": self.is_image.then_some(self.ready_ns),
             "run_ns": self.run_ns,
             "segments": self.n_segments,
             "outputs": outputs.collect::<Vec<_>>(),
@@ -215,9 +260,9 @@ fn compare_with_expected(args: &RunArgs, ran: &Ran) -> Result<()> {
 }
 
 fn expected(folder: &Path, ran: &Ran) -> Result<Vec<(String, Tensor)>> {
-    let expected = load::test_data(folder, "output", &ran.source)?;
+    let expected = load::test_data(folder, "output", &ran.declared)?;
     let (want, got) = (expected.len(), ran.outputs.iter().count());
-    if has_lists(&ran.source)? && want != got {
+    if ran.declared.iter().any(Declared::is_list) && want != got {
         let message = format!("the model gives {got} tensors, expected {want}");
         return Err(Error::new(ErrorKind::Mismatch, message));
     }
@@ -227,14 +272,6 @@ fn expected(folder: &Path, ran: &Ran) -> Result<Vec<(String, Tensor)>> {
         return Err(Error::invalid(message));
     }
     Ok(expected)
-}
-
-/// True when outputs are sequences or optional values.
-fn has_lists(source: &Source) -> Result<bool> {
-    match source {
-        Source::Graph(_) => Ok(false),
-        Source::Onnx(m) => Ok(m.declared_outputs()?.iter().any(|output| output.is_list())),
-    }
 }
 
 /// The output of a name; files without one stand for the outputs in order.

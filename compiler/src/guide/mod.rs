@@ -6,9 +6,13 @@
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
 //! - [`quantised`]: models in 8-bit integers.
 //! - [`caching`]: code per shape, measured times, the cache folder, tuning.
+//! - [`ahead_of_time`]: images, which run without a compiler.
 //! - [`command_line`]: inputs, dims, limits of the search, exit codes, JSON.
 //! - [`internals`]: for contributors, the code map, invariants, and how to add an op, a pass, a
 //!   back end.
+
+#[doc = include_str!("ahead_of_time.md")]
+pub mod ahead_of_time {}
 
 #[doc = include_str!("caching.md")]
 pub mod caching {}

@@ -229,6 +229,17 @@ impl<T: Item> Item for Vec<T> {
     }
 }
 
+impl<A: Item, B: Item> Item for (A, B) {
+    fn write(&self, w: &mut Writer) -> Result<(), Error> {
+        self.0.write(w)?;
+        self.1.write(w)
+    }
+
+    fn read(r: &mut Reader) -> Result<(A, B), Error> {
+        Ok((A::read(r)?, B::read(r)?))
+    }
+}
+
 impl<T: Item> Item for Option<T> {
     fn write(&self, w: &mut Writer) -> Result<(), Error> {
         self.is_some().write(w)?;

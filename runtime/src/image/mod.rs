@@ -19,7 +19,7 @@ mod read;
 mod tests;
 mod write;
 
-pub use read::Image;
+pub use read::{Image, Variant};
 pub use write::write;
 
 use crate::error::Error;
@@ -59,9 +59,13 @@ pub struct About {
     pub threads: usize,
     /// Extent of the axis that each input indexes, where one is known: values at random stay below it.
     pub indexed: Vec<Option<u64>>,
+    /// Sizes of the dims of each program, by name.
+    pub variants: Vec<Vec<(String, usize)>>,
+    /// Hash of the measurements of a machine that decided placement and kernels; 0 where none did.
+    pub measured: u64,
 }
 
-record! { About { name, version, system, isa, features, threads, indexed } }
+record! { About { name, version, system, isa, features, threads, indexed, variants, measured } }
 
 /// Architecture and system of this process.
 pub fn system() -> String {

@@ -7,16 +7,25 @@ use super::{
 use crate::cpu;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
+use crate::files;
 use crate::program::Program;
 use crate::tensor::{ALIGN_BYTES, Tensor, checked_size_bytes};
 use crate::text::Text;
 use gristmill_kernels::Isa;
 use gristmill_kernels::LAYOUT;
 use memmap2::{Advice, Mmap, MmapMut};
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+
+/// A program of an image, with the sizes of dims that it is for.
+#[derive(Clone, Copy)]
+pub struct Variant<'i> {
+    /// Sizes by dim.
+    pub dims: &'i [(String, usize)],
+    /// The program.
+    pub program: &'i Arc<Program>,
+}
 
 /// An image that is mapped, its code linked.
 pub struct Image {
@@ -37,7 +46,7 @@ impl Image {
     pub unsafe fn open(path: &Path) -> Result<Image, Error> {
         let named = |e: Error| e.context(path.display());
         let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", path.display()));
-        let file = File::open(path).map_err(failed)?;
+        let file = files::open(path).map_err(failed)?;
         // SAFETY: by contract, nobody changes the file.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         // SAFETY: by contract, the image is trusted.
@@ -78,6 +87,9 @@ impl Image {
             map,
         };
         image.programs = image.read_programs()?;
+        if image.programs.len() != image.about.variants.len() {
+            return Err(damaged("programs and variants differ in number"));
+        }
         Ok(image)
     }
 
@@ -94,6 +106,12 @@ impl Image {
     /// A program for each set of input shapes. Each was validated.
     pub fn programs(&self) -> &[Arc<Program>] {
         &self.programs
+    }
+
+    /// The programs with the sizes of their dims, in order.
+    pub fn variants(&self) -> impl Iterator<Item = Variant<'_>> {
+        let pairs = self.about.variants.iter().zip(&self.programs);
+        pairs.map(|(dims, program)| Variant { dims, program })
     }
 
     /// The program for inputs of these shapes. Errors with the shapes that there are.

@@ -143,6 +143,8 @@ fn about_here() -> About {
         features: Vec::new(),
         threads: 2,
         indexed: vec![Some(7)],
+        variants: vec![vec![("n".to_owned(), 3)], vec![("n".to_owned(), 5)]],
+        measured: 0,
     }
 }
 
