@@ -1,6 +1,7 @@
 //! Executes compiled gristmill programs: tensors, devices, the plain-data [`program::Program`] and the executor.
 //!
-//! This crate never sees ONNX, egg or Cranelift: an ahead-of-time binary links it and `gristmill-kernels` only.
+//! This crate never sees ONNX, egg or Cranelift: an ahead-of-time binary links it and `gristmill-kernels` only. Without its default
+//! features (`cuda`, for GPUs, and `npz`, for NumPy files) it is what an [`image`] of a program for CPUs needs, and no more.
 
 pub use gristmill_kernels::float8;
 pub use half;
@@ -10,6 +11,7 @@ pub use ndarray;
 #[cfg(feature = "ndarray")]
 mod arrays;
 pub mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
 mod display;
@@ -21,6 +23,7 @@ pub mod files;
 pub mod gpu;
 pub mod heap;
 pub mod image;
+#[cfg(feature = "npz")]
 pub mod npy;
 pub mod printable;
 pub mod product;

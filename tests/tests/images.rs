@@ -41,6 +41,11 @@ fn run(image: &Image, inputs: &[Tensor], threads: usize) -> Vec<Tensor> {
     executor.run(inputs).unwrap()
 }
 
+/// Opens a file that a test has written, and runs its program for these inputs.
+pub fn run_image(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
+    run(&open(path).unwrap(), inputs, 1)
+}
+
 fn bits(tensors: &[Tensor]) -> Vec<(gristmill::DType, Vec<usize>, Vec<u8>)> {
     let parts = |t: &Tensor| (t.dtype(), t.shape().to_vec(), t.as_bytes().to_vec());
     tensors.iter().map(parts).collect()

@@ -5,10 +5,11 @@
 //! in [`EXCEPTIONS`]. `GRISTMILL_UPDATE_CASES=1` rewrites the list, refusing to drop a line. The
 //! cases are found through `GRISTMILL_ONNX_CASES`; without it the test says what it left out.
 
+use crate::images::run_image;
 use gristmill::interp::compare::allclose;
 use gristmill::place::DeviceSet;
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Options, Tensor, onnx};
+use gristmill::{Options, Tensor, aot, onnx};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -142,6 +143,71 @@ fn run_all(root: &Path, names: &[String], devices: &str) -> BTreeMap<String, Res
     };
     std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(worker))));
     results.into_inner().unwrap()
+}
+
+/// What a case's outputs are from an image: the same bits, or the reason why there is none.
+fn compare_image(dir: &Path) -> Result<(), String> {
+    let text = |e: gristmill::Error| e.to_string();
+    let model = onnx::load(dir.join("model.onnx")).map_err(text)?;
+    let declared = model.declared_inputs().map_err(text)?;
+    let data = dir.join("test_data_set_0");
+    let options = Options {
+        threads: Some(1),
+        dims: empty_sequences(&data, &declared)?,
+        ..Options::default()
+    };
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let file = folder.path().join("case.gmx");
+    aot::write(&model, &options, &aot::Sizes::new(), &file).map_err(text)?;
+    let compiled = gristmill::compile(&model, &options).map_err(text)?;
+    let inputs = compiled.bind(tensors(&data, "input", &declared)?);
+    let inputs = inputs.map_err(text)?;
+    let expected = compiled.run_ordered(&inputs).map_err(text)?.into_tensors();
+    let got = run_image(&file, &inputs);
+    let is_same = |(a, b): (&Tensor, &Tensor)| {
+        (a.dtype(), a.shape(), a.as_bytes()) == (b.dtype(), b.shape(), b.as_bytes())
+    };
+    assert!(
+        got.len() == expected.len() && got.iter().zip(&expected).all(is_same),
+        "{}: other bits from an image",
+        dir.display()
+    );
+    Ok(())
+}
+
+/// Cases of fixed shapes give the bits of the JIT from an image; the others are refused, by reasons that are counted here.
+#[test]
+fn cases_give_the_same_bits_from_an_image() {
+    let Some(root) = root_or_left_out() else {
+        return;
+    };
+    let listed = std::fs::read_to_string(LIST).expect("the list is in the repository");
+    let names: Vec<&str> = listed.lines().filter(|l| !l.is_empty()).collect();
+    let (next, refused) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let worker = || {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(why) = compare_image(&root.join(name)) {
+                refused.lock().unwrap().insert(*name, why);
+            }
+        }
+    };
+    std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(worker))));
+    let refused = refused.into_inner().unwrap();
+    let reasons = [
+        "the data decides extents",
+        "decide shapes",
+        "a program has fixed sizes",
+        "the structure of the inputs",
+        "extents are known during a run only",
+    ];
+    let other: Vec<_> = refused
+        .iter()
+        .filter(|(_, why)| !reasons.iter().any(|reason| why.contains(reason)))
+        .collect();
+    assert!(other.is_empty(), "{other:#?}");
+    let n_same = names.len() - refused.len();
+    eprintln!("{n_same} of {} cases run from an image", names.len());
+    assert!(n_same > 1400, "{n_same} of {}: {refused:#?}", names.len());
 }
 
 fn root_or_left_out() -> Option<PathBuf> {
