@@ -14,8 +14,8 @@
 //! undefined). `[begin, end)` is a non-empty range of the step's work items; items are independent, so any split over threads is legal.
 //! The result is a code of [`crate::status`]. Kernels never unwind and allocate nothing.
 //!
-//! Alignment: arena buffers, constants, and a top-level program's inputs and outputs are 64 B aligned. Inputs and outputs of a
-//! *sub-program* may be slices of larger tensors: they are aligned to their element size only.
+//! Alignment: arena buffers and constants are 64 B aligned. Inputs and outputs may be memory of the caller's, or slices of larger tensors
+//! in a sub-program: they are aligned to their element size only.
 //!
 //! # Control flow
 //!

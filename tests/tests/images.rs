@@ -5,6 +5,7 @@ use gristmill::place::DeviceSet;
 use gristmill::{Options, Tensor, aot, onnx};
 use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::image::{self, Image};
+use gristmill_runtime::program::IoSpec;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -44,6 +45,39 @@ fn run(image: &Image, inputs: &[Tensor], threads: usize) -> Vec<Tensor> {
 /// Opens a file that a test has written, and runs its program for these inputs.
 pub fn run_image(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
     run(&open(path).unwrap(), inputs, 1)
+}
+
+/// The same on memory that is aligned to elements only: each tensor begins one element behind a multiple of 64 bytes.
+fn run_misaligned(image: &Image, inputs: &[Tensor]) -> Vec<Vec<u8>> {
+    let shapes: Vec<&[usize]> = inputs.iter().map(Tensor::shape).collect();
+    let program = image.program_for(&shapes).unwrap();
+    let executor = Executor::new(program.clone(), &ExecOptions::default()).unwrap();
+    let room = |dtype: gristmill::DType, n_bytes: usize| {
+        let size = dtype.size_bytes();
+        (Tensor::zeros(dtype, &[1 + n_bytes / size]).unwrap(), size)
+    };
+    let mut given: Vec<_> = inputs
+        .iter()
+        .map(|t| room(t.dtype(), t.size_bytes()))
+        .collect();
+    for ((to, size), from) in given.iter_mut().zip(inputs) {
+        to.as_bytes_mut()[*size..].copy_from_slice(from.as_bytes());
+    }
+    let specs = program.outputs.iter();
+    let n_bytes = |o: &IoSpec| o.shape.iter().product::<usize>() * o.dtype.size_bytes();
+    let mut results: Vec<_> = specs.map(|o| room(o.dtype, n_bytes(o))).collect();
+    let inputs: Vec<*const u8> = given
+        .iter()
+        .map(|(t, size)| t.as_ptr().wrapping_add(*size))
+        .collect();
+    let outputs: Vec<*mut u8> = results
+        .iter_mut()
+        .map(|(t, size)| t.as_mut_ptr().wrapping_add(*size))
+        .collect();
+    // SAFETY: the addresses are one element into tensors that are one element longer than what the program reads and writes.
+    unsafe { executor.run_raw(&inputs, &outputs) }.unwrap();
+    let bytes = |(t, size): &(Tensor, usize)| t.as_bytes()[*size..].to_vec();
+    results.iter().map(bytes).collect()
 }
 
 fn bits(tensors: &[Tensor]) -> Vec<(gristmill::DType, Vec<usize>, Vec<u8>)> {
@@ -98,6 +132,11 @@ fn check(folder: &Path, options: &Options) {
         let got = run(&image, &inputs, threads);
         assert_eq!(bits(&got), bits(&expected), "{name} on {threads} threads");
     }
+    let of_tensors: Vec<Vec<u8>> = expected.iter().map(|t| t.as_bytes().to_vec()).collect();
+    assert!(
+        run_misaligned(&image, &inputs) == of_tensors,
+        "{name} misaligned"
+    );
     let again = dir.path().join("again.gmx");
     image::write(&again, image.about(), image.programs()).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), bytes, "{name}");

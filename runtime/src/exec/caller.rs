@@ -11,6 +11,38 @@ use crate::tensor::Tensor;
 use std::ptr;
 use std::sync::Arc;
 
+/// The memory of a run's inputs and outputs, in the program's order.
+pub(crate) enum Operands<'a> {
+    /// Tensors, checked against the program.
+    Tensors {
+        inputs: &'a [Tensor],
+        outputs: &'a mut [Tensor],
+    },
+    /// Addresses that the caller vouches for.
+    Addresses {
+        inputs: &'a [*const u8],
+        outputs: &'a [*mut u8],
+    },
+}
+
+impl Operands<'_> {
+    /// Address of input `i`, which is only read: validated, and promised by the makers of kernels.
+    pub(crate) fn input(&self, i: usize) -> *mut u8 {
+        match self {
+            Operands::Tensors { inputs, .. } => inputs[i].as_ptr().cast_mut(),
+            Operands::Addresses { inputs, .. } => inputs[i].cast_mut(),
+        }
+    }
+
+    /// Address of output `i`.
+    pub(crate) fn output(&mut self, i: usize) -> *mut u8 {
+        match self {
+            Operands::Tensors { outputs, .. } => outputs[i].as_mut_ptr(),
+            Operands::Addresses { outputs, .. } => outputs[i],
+        }
+    }
+}
+
 /// Copies on the device of those of the caller's tensors that a partition uses.
 pub(crate) struct CallerTensors {
     driver: Arc<dyn Driver>,
@@ -92,12 +124,12 @@ impl CallerTensors {
     }
 
     /// Takes the caller's tensors for the next run.
-    pub(crate) fn bind(&mut self, inputs: &[Tensor], outputs: &mut [Tensor]) {
+    pub(crate) fn bind(&mut self, operands: &mut Operands) {
         for c in &mut self.inputs {
-            c.on_host = inputs[c.index].as_ptr().cast_mut();
+            c.on_host = operands.input(c.index);
         }
         for c in &mut self.outputs {
-            c.on_host = outputs[c.index].as_mut_ptr();
+            c.on_host = operands.output(c.index);
         }
     }
 

@@ -62,7 +62,7 @@ use crate::error::{Error, ErrorKind};
 use crate::program::{IoSpec, Key, Program, StepKind};
 use crate::sync::lock;
 use crate::tensor::{ALIGN_BYTES, Tensor};
-use caller::CallerTensors;
+use caller::{CallerTensors, Operands};
 use emulate::{Courier, Crossing, Transport};
 use frame::{Arena, Frame, Groups, Links};
 use lanes::Turns;
@@ -307,24 +307,55 @@ impl Executor {
     /// unless an output shares its bytes with another tensor, a variable changes its shape, or
     /// another run has threads or memory of the pool that this one needs.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
+        let operands = self.checked(inputs, outputs)?;
+        self.run_committed(operands)
+    }
+
+    /// The same on memory at addresses, in the program's order, for callers that have no tensors.
+    ///
+    /// Errors: `InvalidInput` when a count is not the program's or an address is not aligned to its
+    /// elements; otherwise as [`Executor::run_into`].
+    ///
+    /// # Safety
+    ///
+    /// Each address points to as many bytes as the program's input or output of that number has,
+    /// elements of `bool` inputs are 0 or 1, and during the run nobody else writes the inputs, or reads or
+    /// writes the outputs. Outputs overlap neither each other nor inputs.
+    pub unsafe fn run_raw(&self, inputs: &[*const u8], outputs: &[*mut u8]) -> Result<(), Error> {
+        let program = self.program();
+        check_addresses("input", &program.inputs, inputs.iter().map(|p| p.addr()))?;
+        check_addresses("output", &program.outputs, outputs.iter().map(|p| p.addr()))?;
+        self.run_committed(Operands::Addresses { inputs, outputs })
+    }
+
+    fn run_committed(&self, operands: Operands) -> Result<(), Error> {
         let transaction = self.has_state.then(|| self.resources.begin());
-        self.run_within(inputs, outputs)?;
+        self.run_within(operands)?;
         if let Some(transaction) = transaction {
             transaction.commit();
         }
         Ok(())
     }
 
+    /// Tensors of the program's counts, dtypes and shapes.
+    fn checked<'t>(
+        &self,
+        inputs: &'t [Tensor],
+        outputs: &'t mut [Tensor],
+    ) -> Result<Operands<'t>, Error> {
+        check_tensors("input", &self.program().inputs, inputs)?;
+        check_tensors("output", &self.program().outputs, outputs)?;
+        Ok(Operands::Tensors { inputs, outputs })
+    }
+
     /// [`Executor::run`] as a part of a transaction on the variables that it uses.
     pub fn run_in(&self, _: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         let mut outputs = self.new_outputs()?;
-        self.run_within(inputs, &mut outputs)?;
+        self.run_within(self.checked(inputs, &mut outputs)?)?;
         Ok(outputs)
     }
 
-    fn run_within(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
-        check_tensors("input", &self.program().inputs, inputs)?;
-        check_tensors("output", &self.program().outputs, outputs)?;
+    fn run_within(&self, mut operands: Operands) -> Result<(), Error> {
         let mut helpers = lock(&self.turn);
         let devices = &self.shared.devices;
         let program = self
@@ -338,7 +369,7 @@ impl Executor {
             .groups
             .iter()
             .try_for_each(|group| group.renew())?;
-        let bound = self.shared.bind(inputs, outputs);
+        let bound = self.shared.bind(&mut operands);
         let ran = bound.and_then(|()| self.run_bound(&mut helpers));
         if ran.is_err() {
             self.shared.return_memory();
@@ -427,12 +458,12 @@ impl Shared {
         })
     }
 
-    /// Gives the workers the tensors of a run, and leases its memory, which they return when they
+    /// Gives the workers the operands of a run, and leases its memory, which they return when they
     /// end.
-    fn bind(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
+    fn bind(&self, operands: &mut Operands) -> Result<(), Error> {
         for (index, worker) in self.workers.iter().enumerate() {
             let mut worker = lock(worker);
-            worker.bind(inputs, outputs);
+            worker.bind(operands);
             let taken = worker.take_memory(&self.pool);
             taken.map_err(|e| shortage::explain(e, &self.program, index))?;
         }
@@ -742,6 +773,30 @@ fn check_devices(
             };
             let message = format!("{device} needs {need} bytes{runs}, its limit is {limit} bytes");
             return Err(shortage::describe(&message, program, partition));
+        }
+    }
+    Ok(())
+}
+
+/// Errors unless there is an address for each input or output, aligned to its elements. Empty ones may be anywhere.
+fn check_addresses(
+    what: &str,
+    specs: &[IoSpec],
+    addresses: impl ExactSizeIterator<Item = usize>,
+) -> Result<(), Error> {
+    if specs.len() != addresses.len() {
+        let (want, got) = (specs.len(), addresses.len());
+        return Err(Error::invalid(format!(
+            "expected {want} {what}s, got {got}"
+        )));
+    }
+    for (spec, address) in specs.iter().zip(addresses) {
+        let (name, size) = (&spec.name, spec.dtype.size_bytes());
+        let is_empty = spec.shape.contains(&0);
+        if !is_empty && (address == 0 || !address.is_multiple_of(size)) {
+            let message =
+                format!("{what} {name:?} is at {address:#x}, expected a multiple of {size}");
+            return Err(Error::invalid(message));
         }
     }
     Ok(())

@@ -415,6 +415,26 @@ fn a_limit_is_for_all_runs_in_flight() {
 }
 
 #[test]
+fn addresses_of_elements_are_inputs_and_outputs() {
+    let executor = executor(simple(3, 0), 2);
+    let (x, mut y) = ([0f32, 1.0, 2.0, 3.0], [7f32; 5]);
+    let (from, to) = (x[1..].as_ptr().cast(), y[1..].as_mut_ptr().cast());
+    // SAFETY: three elements are behind each address.
+    unsafe { executor.run_raw(&[from], &[to]) }.unwrap();
+    assert_eq!(y, [7.0, 12.0, 14.0, 16.0, 7.0]);
+    let refused = |inputs: &[*const u8], outputs: &[*mut u8]| {
+        // SAFETY: refused before anything is read.
+        let error = unsafe { executor.run_raw(inputs, outputs) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        error.to_string()
+    };
+    assert_eq!(refused(&[], &[to]), "expected 1 inputs, got 0");
+    let between = from.wrapping_add(2);
+    assert!(refused(&[between], &[to]).contains("expected a multiple of 4"));
+    assert!(refused(&[from], &[std::ptr::null_mut()]).contains("output \"y\" is at 0x0"));
+}
+
+#[test]
 fn one_device_with_any_number_of_threads() {
     for threads in [1, 2, 5] {
         for workspace in [0, 8] {

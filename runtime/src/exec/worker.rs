@@ -1,6 +1,6 @@
 //! The worker of one logical device: runs its partition's steps in dependency order.
 
-use super::caller::CallerTensors;
+use super::caller::{CallerTensors, Operands};
 use super::frame::{Frame, PreparedStep};
 use super::memory::Memory;
 use super::pool::Core;
@@ -12,7 +12,7 @@ use crate::device::DeviceName;
 use crate::driver::{Driver, Replay};
 use crate::error::{Error, ErrorKind};
 use crate::program::Partition;
-use crate::tensor::{AlignedBytes, Tensor};
+use crate::tensor::AlignedBytes;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -72,21 +72,16 @@ impl Worker {
     }
 
     /// Takes the caller's tensors, which are the program's by count, dtype and shape, for the next run.
-    pub(crate) fn bind(&mut self, inputs: &[Tensor], outputs: &mut [Tensor]) {
+    pub(crate) fn bind(&mut self, operands: &mut Operands) {
         if let Some(caller) = &mut self.caller {
-            return caller.bind(inputs, outputs);
+            return caller.bind(operands);
         }
-        // Inputs are only read: validated, and promised by the makers of kernels.
-        self.frame
-            .inputs
-            .iter_mut()
-            .zip(inputs)
-            .for_each(|(p, t)| *p = t.as_ptr().cast_mut());
-        self.frame
-            .outputs
-            .iter_mut()
-            .zip(outputs)
-            .for_each(|(p, t)| *p = t.as_mut_ptr());
+        for (i, address) in self.frame.inputs.iter_mut().enumerate() {
+            *address = operands.input(i);
+        }
+        for (i, address) in self.frame.outputs.iter_mut().enumerate() {
+            *address = operands.output(i);
+        }
         self.frame.bind();
     }
 
