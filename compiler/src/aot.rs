@@ -30,7 +30,7 @@ use crate::ir::Bindings;
 use crate::options::Options;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::image::{self, About, Section, system};
-use gristmill_runtime::program::Program;
+use gristmill_runtime::program::{Kernel, Program, Step, StepKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -69,6 +69,7 @@ pub fn write(
 ) -> Result<Written> {
     let extra = Extra {
         name: None,
+        is_nameless: false,
         progress: &|_, _, _| {},
     };
     write_with(source.into(), options, sizes, path, &extra)
@@ -78,6 +79,8 @@ pub fn write(
 pub(crate) struct Extra<'a> {
     /// Another name than that of the model.
     pub name: Option<&'a str>,
+    /// True to leave the names of nodes, values and kernels out.
+    pub is_nameless: bool,
     /// Called before each variant is compiled: number, total, sizes of its dims.
     pub progress: &'a dyn Fn(usize, usize, &Bindings),
 }
@@ -105,7 +108,10 @@ pub(crate) fn write_with(
         check_devices(&program)?;
         about.indexed = indexed;
         about.variants.push(dims.clone().into_iter().collect());
-        programs.push(program);
+        programs.push(match extra.is_nameless {
+            true => Arc::new(without_names(&program)),
+            false => program,
+        });
     }
     about.name = match (extra.name, programs.first()) {
         (Some(name), _) => name.to_owned(),
@@ -113,6 +119,45 @@ pub(crate) fn write_with(
     };
     let sections = image::write(path, &about, &programs)?;
     Ok(Written { about, sections })
+}
+
+/// A program without the names that only people read: those of its interface stay, and so do the keys of tensors between devices.
+fn without_names(program: &Program) -> Program {
+    let mut program = program.clone();
+    for partition in &mut program.partitions {
+        partition.buffers.iter_mut().for_each(|b| b.name.clear());
+        partition.steps.iter_mut().for_each(strip);
+        for kernel in &mut partition.kernels {
+            if let Kernel::Cpu(kernel) = kernel {
+                kernel.name.clear();
+            }
+        }
+    }
+    program
+}
+
+fn strip(step: &mut Step) {
+    step.origin.clear();
+    match &mut step.kind {
+        StepKind::If(branches) => {
+            for body in [&mut branches.then_branch, &mut branches.else_branch] {
+                *body = nameless_body(body);
+            }
+        }
+        StepKind::Loop(repeated) => repeated.body = nameless_body(&repeated.body),
+        _ => {}
+    }
+}
+
+/// A sub-program, whose interface is numbered: nobody gives its inputs by name.
+fn nameless_body(body: &Program) -> Arc<Program> {
+    let mut body = without_names(body);
+    body.name.clear();
+    let specs = body.inputs.iter_mut().chain(&mut body.outputs);
+    for (i, spec) in specs.enumerate() {
+        spec.name = i.to_string();
+    }
+    Arc::new(body)
 }
 
 fn about(options: &Options) -> Result<About> {

@@ -211,6 +211,27 @@ fn the_command_line_writes_runs_and_inspects_images() {
         serde_json::from_str(&digits(&["inspect", image, "--json"])).unwrap();
     assert_eq!(json["variants"][2]["dims"]["batch"], 360);
     assert!(digits(&["check", image]).contains("its checksums agree"));
+    let names = |file: &Path| {
+        let bytes = std::fs::read(file).unwrap();
+        bytes
+            .windows(4)
+            .filter(|w| w == b"Conv" || w == b"conv")
+            .count()
+    };
+    let bare = dir.path().join("bare.gmx");
+    let flags = ["--no-names", "--name", "a model", "--set", "batch=1"];
+    digits(
+        &[
+            &["compile", "model.onnx", "-o", bare.to_str().unwrap()],
+            &flags[..],
+        ]
+        .concat(),
+    );
+    assert!(names(&file) > 2, "{}", names(&file));
+    // The import of a kernel stays.
+    assert!(names(&bare) <= 1, "{}", names(&bare));
+    let said = digits(&["run", bare.to_str().unwrap()]);
+    assert!(said.starts_with("probabilities"), "{said}");
     let timed = digits(&["bench", image, "--set", "batch=1", "--iters", "3", "--json"]);
     assert!(timed.contains("p50_ns"), "{timed}");
 }

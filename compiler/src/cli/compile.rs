@@ -25,6 +25,9 @@ pub struct CompileVerbArgs {
     /// Name of the model in the image.
     #[arg(long)]
     name: Option<String>,
+    /// Leave the names of nodes, values and kernels out of the image: errors of a run and profilers then have none.
+    #[arg(long)]
+    no_names: bool,
     /// Let rates, times and placements that were measured on this machine decide as well; the image then differs from machine to machine.
     #[arg(long)]
     measured: bool,
@@ -45,6 +48,7 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     let source = load::model(&args.model)?;
     let extra = Extra {
         name: args.name.as_deref(),
+        is_nameless: args.no_names,
         progress: &progress,
     };
     let written = aot::write_with(source, &options, &sizes, &args.output, &extra)?;
