@@ -15,7 +15,7 @@
 //! // In a program that links the runtime alone. SAFETY: the file was written just now.
 //! let image = unsafe { Image::open(&file) }?;
 //! let program = image.program_for(&[&[8, 1, 8, 8]])?;
-//! let executor = Executor::new(program.clone(), &ExecOptions::default())?;
+//! let executor = Executor::new(program.clone(), &ExecOptions::validated())?;
 //! let outputs = executor.run(&[Tensor::zeros(DType::F32, &[8, 1, 8, 8])?])?;
 //! # assert_eq!(outputs.len(), 1);
 //! # Ok(())

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: whoever runs this program trusts the file, as they trust the program.
     let image = unsafe { Image::open(&path) }?;
     let program = image.programs().first().ok_or("the image is empty")?;
-    let executor = Executor::new(program.clone(), &ExecOptions::default())?;
+    let executor = Executor::new(program.clone(), &ExecOptions::validated())?;
     let inputs = program.inputs.iter();
     let inputs: Vec<Tensor> = inputs
         .map(|i| Tensor::zeros(i.dtype, &i.shape))

@@ -55,8 +55,7 @@ impl Ready {
         let options = ExecOptions {
             pool: Arc::new(Pool::new(threads)),
             resources,
-            is_validated: true,
-            ..ExecOptions::default()
+            ..ExecOptions::validated()
         };
         let lanes = Lanes::concurrent(program.clone(), &options, threads)?;
         Ok(Ready {

@@ -102,6 +102,16 @@ pub struct ExecOptions {
     pub is_validated: bool,
 }
 
+impl ExecOptions {
+    /// The defaults for a program that was validated, as those of an [`Image`](crate::image::Image) are when it is opened.
+    pub fn validated() -> ExecOptions {
+        ExecOptions {
+            is_validated: true,
+            ..ExecOptions::default()
+        }
+    }
+}
+
 /// A program ready to run.
 pub struct Executor {
     shared: Arc<Shared>,
