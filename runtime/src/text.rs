@@ -8,7 +8,7 @@ use crate::program::KernelFn;
 use memmap2::{Mmap, MmapMut};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 /// Addresses of all functions that text may call, by name.
 static SYMBOLS: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
@@ -32,8 +32,13 @@ pub const fn table_offset(n_bytes: usize) -> usize {
     n_bytes.next_multiple_of(TABLE_ALIGN)
 }
 
-/// Text with its table; it can be executed and is never written again.
-pub struct Text {
+/// Text that is, or will be, in memory with its table; from then on it can be executed and is never written again.
+///
+/// Functions are known by their offsets before, so that a program can be made of them while its text still grows.
+#[derive(Default)]
+pub struct Text(OnceLock<Linked>);
+
+struct Linked {
     map: Mmap,
     /// Bytes of the text, without its table.
     n_bytes: usize,
@@ -45,7 +50,14 @@ impl Text {
     /// Copies text into memory of its own and links it to the functions of this process that its table is to hold.
     ///
     /// Errors with `Unsupported` for a name that this process has no function of.
-    pub fn link(text: &[u8], imports: Vec<String>) -> Result<Text, Error> {
+    pub fn linked(text: &[u8], imports: Vec<String>) -> Result<Arc<Text>, Error> {
+        let made = Arc::<Text>::default();
+        made.link(text, imports)?;
+        Ok(made)
+    }
+
+    /// The same for a text whose functions are known already. Errors also when it is linked.
+    pub fn link(&self, text: &[u8], imports: Vec<String>) -> Result<(), Error> {
         let address = |name: &String| {
             let found = SYMBOLS.get(name.as_str()).copied();
             found.ok_or_else(|| {
@@ -58,36 +70,34 @@ impl Text {
             let message = format!("cannot map {} bytes of code: {e}", text.len());
             Error::new(ErrorKind::OutOfMemory, message)
         })?;
-        Ok(Text {
+        let n_bytes = text.len();
+        let linked = Linked {
             map,
-            n_bytes: text.len(),
+            n_bytes,
             imports,
-        })
+        };
+        let set = self.0.set(linked);
+        set.map_err(|_| Error::internal("text is linked twice"))
     }
 
-    /// The machine code.
+    /// The machine code; empty before it is linked.
     pub fn bytes(&self) -> &[u8] {
-        &self.map[..self.n_bytes]
+        self.0.get().map_or(&[], |l| &l.map[..l.n_bytes])
     }
 
     /// Names of the functions that it calls, in the order of its table.
     pub fn imports(&self) -> &[String] {
-        &self.imports
+        self.0.get().map_or(&[], |l| &l.imports)
     }
 
-    /// The function that begins at an offset; `None` beyond the text.
+    /// The function that begins at an offset.
     ///
     /// # Safety
     ///
-    /// A function that keeps to the kernel ABI of [`crate::program`] begins there, and all addresses of the table that it calls are
-    /// those of the functions that it expects.
-    pub unsafe fn function(self: &Arc<Text>, offset: usize) -> Option<Function> {
-        let entry = self.bytes().get(offset..)?.as_ptr();
-        Some(Function {
-            // SAFETY: by contract, a function of this type begins at the address.
-            entry: unsafe { std::mem::transmute::<*const u8, KernelFn>(entry) },
-            text: Some(self.clone()),
-        })
+    /// A function that keeps to the kernel ABI of [`crate::program`] begins there when the text is linked, and all addresses of the table
+    /// that it calls are those of the functions that it expects.
+    pub unsafe fn function(self: &Arc<Text>, offset: usize) -> Function {
+        Function(Place::Text(self.clone(), offset))
     }
 }
 
@@ -120,9 +130,12 @@ fn flush_instructions(_: &[u8]) {}
 
 /// An entry point whose maker has vouched for it, with the text that it is in.
 #[derive(Clone)]
-pub struct Function {
-    entry: KernelFn,
-    text: Option<Arc<Text>>,
+pub struct Function(Place);
+
+#[derive(Clone)]
+enum Place {
+    Process(KernelFn),
+    Text(Arc<Text>, usize),
 }
 
 impl Function {
@@ -134,23 +147,41 @@ impl Function {
     /// names it in the program it goes into, it reads only its inputs, writes only its outputs and workspace, within their bounds, and
     /// ranges may be run concurrently.
     pub unsafe fn of_process(entry: KernelFn) -> Function {
-        Function { entry, text: None }
+        Function(Place::Process(entry))
     }
 
-    /// The address, good as long as this value lives.
-    pub fn entry(&self) -> KernelFn {
-        self.entry
+    /// The address, good as long as this value lives. Errors for text that is not linked, or ends before.
+    pub fn entry(&self) -> Result<KernelFn, Error> {
+        match &self.0 {
+            Place::Process(entry) => Ok(*entry),
+            Place::Text(text, offset) => {
+                let rest = text.bytes().get(*offset..).filter(|rest| !rest.is_empty());
+                let code = rest.ok_or_else(|| Error::internal("a function has no code yet"))?;
+                // SAFETY: a function of this type begins there: the promise of `Text::function`'s caller.
+                Ok(unsafe { std::mem::transmute::<*const u8, KernelFn>(code.as_ptr()) })
+            }
+        }
     }
 
     /// The text that it is in and its offset there; `None` for a function of this process.
     pub fn place(&self) -> Option<(&Arc<Text>, usize)> {
-        let text = self.text.as_ref()?;
-        Some((text, self.entry as usize - text.bytes().as_ptr() as usize))
+        match &self.0 {
+            Place::Process(_) => None,
+            Place::Text(text, offset) => Some((text, *offset)),
+        }
+    }
+
+    /// Numbers that tell it from others.
+    fn key(&self) -> (usize, usize) {
+        match &self.0 {
+            Place::Process(entry) => (*entry as usize, 0),
+            Place::Text(text, offset) => (Arc::as_ptr(text).addr(), *offset),
+        }
     }
 }
 
 /// A function that is there as long as others hold its text.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WeakFunction {
     text: Weak<Text>,
     offset: usize,
@@ -172,19 +203,19 @@ impl WeakFunction {
     pub fn upgrade(&self) -> Option<Function> {
         let text = self.text.upgrade()?;
         // SAFETY: the offset is that of a function of this text.
-        unsafe { text.function(self.offset) }
+        Some(unsafe { text.function(self.offset) })
     }
 }
 
 impl PartialEq for Function {
     fn eq(&self, other: &Function) -> bool {
-        self.entry as usize == other.entry as usize
+        self.key() == other.key()
     }
 }
 
 impl std::fmt::Debug for Function {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#x}", self.entry as usize)
+        write!(f, "{:x?}", self.key())
     }
 }
 
@@ -209,20 +240,24 @@ mod tests {
         }
         let seven: extern "C" fn() -> u32 = seven;
         let code = call_of(1);
-        let text = Arc::new(Text {
+        let text = Arc::<Text>::default();
+        // SAFETY: the code, when it is there, keeps to the ABI, and calls the second address.
+        let f = unsafe { text.function(0) };
+        assert_eq!(f.entry().unwrap_err().kind(), ErrorKind::Internal);
+        let linked = Linked {
             map: load(&code, &[0, seven as usize]).unwrap(),
             n_bytes: code.len(),
             imports: Vec::new(),
-        });
-        // SAFETY: the code keeps to the ABI, and calls the second address.
-        let f = unsafe { text.function(0) }.unwrap();
-        drop(text);
+        };
+        assert!(text.0.set(linked).is_ok());
+        // SAFETY: never called.
+        let beyond = unsafe { text.function(1 << 20) };
+        assert!(beyond.entry().is_err() && text.link(&code, Vec::new()).is_err());
+        drop((text, beyond));
         // SAFETY: it looks at no argument.
-        assert_eq!(unsafe { (f.entry())(std::ptr::null(), 0, 1) }, 7);
+        assert_eq!(unsafe { (f.entry().unwrap())(std::ptr::null(), 0, 1) }, 7);
         let (text, offset) = f.place().unwrap();
         assert_eq!((text.bytes(), offset), (&code[..], 0));
-        // SAFETY: there is none.
-        assert!(unsafe { text.function(1 << 20) }.is_none());
         let weak = f.downgrade().unwrap();
         assert_eq!(weak.upgrade(), Some(f.clone()));
         drop(f);
@@ -231,8 +266,8 @@ mod tests {
 
     #[test]
     fn unknown_functions_are_named() {
-        Text::link(&[], vec!["gm_gemm_f32".to_owned()]).unwrap();
-        let error = Text::link(&[1, 2], vec!["gm_nothing".to_owned()])
+        Text::linked(&[], vec!["gm_gemm_f32".to_owned()]).unwrap();
+        let error = Text::linked(&[1, 2], vec!["gm_nothing".to_owned()])
             .err()
             .unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -1,6 +1,6 @@
 //! Joins kernels, schedules and partitions into the runtime's [`Program`].
 
-use super::cpu::{self, Fallback};
+use super::cpu::{self, Collector, Fallback, Listing};
 use super::cuda::{self, nvrtc};
 use super::forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels, KernelPlan, PackedConstant, PlanStep};
@@ -80,16 +80,12 @@ impl Settings {
 pub struct Assembled {
     /// Input of the executor.
     pub program: Program,
-    /// Bytes of its machine code for CPUs.
-    pub code_bytes: usize,
+    /// Its machine code for CPUs.
+    pub listing: Listing,
     /// Schedule of each partition, in order.
     pub schedules: Vec<Schedule>,
     /// Node of its part's graph for each step of each partition; none for copies to outputs.
     pub step_nodes: Vec<Vec<Option<NodeId>>>,
-    /// Cranelift IR of all kernels, when kept.
-    pub clif: String,
-    /// Disassembly of all kernels, when kept.
-    pub asm: String,
     /// Chosen forms of the kernels that have several.
     pub choices: Vec<Choice>,
     /// Failures that did not stop assembly.
@@ -120,12 +116,25 @@ pub fn assemble(
     parts: &mut [Part],
     settings: &Settings,
 ) -> Result<Assembled> {
+    let mut code = Collector::new(&settings.codegen)?;
+    let made = assemble_into(interface, parts, settings, &mut code)?;
+    Ok(Assembled {
+        listing: code.finish()?,
+        ..made
+    })
+}
+
+/// The same with the code of a program that it is a part of.
+fn assemble_into(
+    interface: Interface,
+    parts: &mut [Part],
+    settings: &Settings,
+    code: &mut Collector,
+) -> Result<Assembled> {
     let mut a = Assembler {
         settings,
+        code,
         variables: Vec::new(),
-        code_bytes: 0,
-        clif: String::new(),
-        asm: String::new(),
         choices: Vec::new(),
         warnings: Vec::new(),
         fallbacks: Vec::new(),
@@ -147,9 +156,6 @@ pub fn assemble(
         partitions: made,
     };
     let Assembler {
-        code_bytes,
-        clif,
-        asm,
         choices,
         warnings,
         fallbacks,
@@ -157,11 +163,9 @@ pub fn assemble(
     } = a;
     Ok(Assembled {
         program,
-        code_bytes,
+        listing: Listing::default(),
         schedules,
         step_nodes,
-        clif,
-        asm,
         choices,
         warnings,
         fallbacks,
@@ -210,10 +214,8 @@ fn no_static_shape(ty: &Type) -> Error {
 
 struct Assembler<'s> {
     settings: &'s Settings,
+    code: &'s mut Collector,
     variables: Vec<VariableSpec>,
-    code_bytes: usize,
-    clif: String,
-    asm: String,
     choices: Vec<Choice>,
     warnings: Vec<String>,
     fallbacks: Vec<(DeviceName, Fallback)>,
@@ -306,13 +308,10 @@ impl Assembler<'_> {
     }
 
     fn cpu_kernels(&mut self, part: &mut Part) -> Result<DeviceKernels> {
-        let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen)?;
+        let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen, self.code)?;
         let fallbacks = compiled.fallbacks.into_iter();
         self.fallbacks
             .extend(fallbacks.map(|f| (part.device.clone(), f)));
-        self.code_bytes += compiled.code_bytes;
-        self.clif.push_str(&compiled.clif);
-        self.asm.push_str(&compiled.asm);
         let kernels = compiled.kernels.into_iter().map(Kernel::Cpu).collect();
         Ok(DeviceKernels {
             kernels,
@@ -485,17 +484,15 @@ impl Assembler<'_> {
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
         let clusters = self.settings.clustered(region)?;
-        let made = assemble(
+        let made = assemble_into(
             Interface::of(&clusters, &Bindings::new())?,
             &mut [Part::whole(device.clone(), clusters.clone())],
             &self.settings.of_regions(),
+            self.code,
         )?;
         self.choices.extend(made.choices);
-        self.clif.push_str(&made.clif);
-        self.asm.push_str(&made.asm);
         self.warnings.extend(made.warnings);
         self.fallbacks.extend(made.fallbacks);
-        self.code_bytes += made.code_bytes;
         Ok(made.program)
     }
 }

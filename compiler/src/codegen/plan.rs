@@ -95,12 +95,6 @@ pub struct CompiledKernels {
     pub kernels: Vec<CpuKernel>,
     /// A plan for each cluster node.
     pub plans: BTreeMap<NodeId, KernelPlan>,
-    /// Size of the machine code that was generated.
-    pub code_bytes: usize,
     /// Ops that run in generated loops although they have a kernel.
     pub fallbacks: Vec<Fallback>,
-    /// Cranelift IR of all generated functions, without addresses; empty unless requested.
-    pub clif: String,
-    /// Disassembly of the same functions.
-    pub asm: String,
 }

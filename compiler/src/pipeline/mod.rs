@@ -318,8 +318,8 @@ fn generate_parts(
         schedules: assembled.schedules,
         step_nodes: assembled.step_nodes,
         program: Arc::new(assembled.program),
-        clif: assembled.clif,
-        asm: assembled.asm,
+        clif: assembled.listing.clif,
+        asm: assembled.listing.asm,
         settings,
         has_stages: options.keep_stages,
         report,
@@ -336,7 +336,7 @@ fn report_code(report: &mut Report, assembled: &mut Assembled, options: &Options
     report.choices = std::mem::take(&mut assembled.choices);
     report.warnings.append(&mut assembled.warnings);
     report.constant_bytes = constant_bytes(&assembled.program);
-    report.code_bytes = assembled.code_bytes;
+    report.code_bytes = assembled.listing.code_bytes;
 }
 
 /// The convolutions that kernels of minimal filtering sum, and their tiles.

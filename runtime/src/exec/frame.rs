@@ -317,7 +317,7 @@ impl Frame {
         let first_arg = self.push_args(args, &source.partition.buffers);
         Ok(match kernel {
             Kernel::Cpu(kernel) => PreparedStep::Kernel(PreparedKernel {
-                entry: kernel.function.entry(),
+                entry: kernel.function.entry()?,
                 args: first_arg..first_arg + args.len(),
                 items,
                 grain,

@@ -310,9 +310,11 @@ impl Item for Function {
             .texts
             .get(text)
             .ok_or_else(|| damaged("a text is missing"))?;
+        if offset >= text.bytes().len() {
+            return Err(damaged("a function lies beyond its text"));
+        }
         // SAFETY: whoever opened the image has vouched for it, and its checksum says that it is as it was written.
-        let function = unsafe { text.function(offset) };
-        function.ok_or_else(|| damaged("a function lies beyond its text"))
+        Ok(unsafe { text.function(offset) })
     }
 }
 

@@ -167,7 +167,7 @@ impl Image {
             return Err(damaged("texts and their imports differ in number"));
         }
         let link = |(section, imports): (&&Section, Vec<String>)| {
-            Text::link(contents(&self.map, section), imports).map(Arc::new)
+            Text::linked(contents(&self.map, section), imports)
         };
         sections.iter().zip(imports).map(link).collect()
     }

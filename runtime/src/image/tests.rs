@@ -69,9 +69,9 @@ fn branch(value: f32) -> Arc<Program> {
 /// A kernel that does nothing, a branch, a variable and a copy: `n` elements in and out.
 fn program(n: usize) -> Arc<Program> {
     let imports = vec!["gm_gemm_f32".to_owned()];
-    let text = Arc::new(Text::link(NOTHING, imports).unwrap());
+    let text = Text::linked(NOTHING, imports).unwrap();
     // SAFETY: the code keeps to the ABI, whatever its arguments.
-    let function = unsafe { text.function(0) }.unwrap();
+    let function = unsafe { text.function(0) };
     let buffers = vec![
         buffer("x", DType::F32, n, Loc::Input(0)),
         buffer("y", DType::F32, n, Loc::Output(0)),

@@ -17,7 +17,7 @@ const TABLES: &[&str] = &["compiler/src/ir/ops.rs", "compiler/src/ir/scalar.rs"]
 /// just made, read descriptors as bytes, or call NVRTC.
 const UNSAFE_FILES: &[&str] = &[
     "compiler/src/cli/image.rs",
-    "compiler/src/codegen/cpu/jit.rs",
+    "compiler/src/codegen/cpu/link.rs",
     "compiler/src/codegen/cpu/tests/harness.rs",
     "compiler/src/codegen/cpu/weights.rs",
     "compiler/src/codegen/cuda/nvrtc/find.rs",

@@ -1,6 +1,7 @@
-//! The functions of one graph: emits them, tells which are alike, and links them.
+//! The functions of a program: emits them for all of its partitions and regions, tells which are alike, and links them.
 
 use super::emit::Emitter;
+use super::kept::NewlyKept;
 use super::link::{Linker, internal};
 use super::reuse::{CodeStore, Constants, Form, Skeleton};
 use crate::error::{Error, Result};
@@ -10,7 +11,7 @@ use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, Value, 
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::FunctionBuilderContext;
-use gristmill_runtime::text::{Function as Linked, Text};
+use gristmill_runtime::text::Function as Linked;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -23,8 +24,9 @@ pub(super) struct Jit {
     listings: Option<(String, String)>,
     /// Machine code of the functions defined so far.
     code_bytes: usize,
-    /// All functions, of this text and of other programs.
-    functions: Vec<Place>,
+    n_functions: usize,
+    /// Plans that are kept once the text is linked.
+    kept: Vec<NewlyKept>,
     /// Functions of this text by what they have but constants.
     defined: HashMap<Skeleton, Vec<Defined>>,
     /// Functions of the programs of the same model.
@@ -34,41 +36,27 @@ pub(super) struct Jit {
 /// A function that is defined in this text, for comparison with later ones.
 struct Defined {
     form: Form,
-    function: FunctionId,
+    function: Linked,
     name: String,
-}
-
-/// Index of a function among those of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FunctionId(usize);
-
-/// Where the code of a function is.
-enum Place {
-    /// At an offset of this text.
-    Here(usize),
-    /// In that of another program.
-    There(Linked),
 }
 
 /// A function of a program.
 #[derive(Clone)]
 pub(super) struct Kernel {
-    pub(super) function: FunctionId,
+    pub(super) function: Linked,
     /// The constants that it reads, where it has an argument for them, the first.
     pub(super) constants: Option<Vec<i64>>,
 }
 
-/// Linked functions.
-pub(super) struct Finished {
-    functions: Vec<Linked>,
-    pub(super) clif: String,
-    pub(super) asm: String,
-}
-
-impl Finished {
-    pub(super) fn function(&self, function: FunctionId) -> &Linked {
-        &self.functions[function.0]
-    }
+/// Listings and size of the code of a program.
+#[derive(Default)]
+pub struct Listing {
+    /// Cranelift IR, if listings are collected.
+    pub clif: String,
+    /// Disassembly, if listings are collected.
+    pub asm: String,
+    /// Bytes of machine code.
+    pub code_bytes: usize,
 }
 
 /// The target with the features that its CPU has.
@@ -128,7 +116,8 @@ impl Jit {
             builder: FunctionBuilderContext::new(),
             listings,
             code_bytes: 0,
-            functions: Vec::new(),
+            n_functions: 0,
+            kept: Vec::new(),
             defined: HashMap::new(),
             store,
         })
@@ -175,35 +164,21 @@ impl Jit {
         skeleton: Skeleton,
         constants: &[i64],
         name: &str,
-    ) -> Option<(FunctionId, Form)> {
+    ) -> Option<(Linked, Form)> {
         let here = self.defined.get(&skeleton).map_or(&[][..], Vec::as_slice);
         if let Some(same) = here.iter().find(|d| d.form.fits(constants)) {
             if let Some((clif, _)) = &mut self.listings {
                 let _ = writeln!(clif, "; {name} is {}\n", same.name);
             }
-            return Some((same.function, same.form.clone()));
+            return Some((same.function.clone(), same.form.clone()));
         }
         let found = self.store.as_ref()?.find(skeleton, constants)?;
-        let function = self.add_function(Place::There(found.function));
-        Some((function, found.form))
+        Some((found.function, found.form))
     }
 
-    /// Adds a function of another program.
-    pub(super) fn add_kept(&mut self, function: Linked) -> FunctionId {
-        self.add_function(Place::There(function))
-    }
-
-    /// A function of another program.
-    pub(super) fn kept(&self, function: FunctionId) -> Option<&Linked> {
-        match &self.functions[function.0] {
-            Place::There(linked) => Some(linked),
-            Place::Here(_) => None,
-        }
-    }
-
-    fn add_function(&mut self, place: Place) -> FunctionId {
-        self.functions.push(place);
-        FunctionId(self.functions.len() - 1)
+    /// Keeps plans when their functions are linked.
+    pub(super) fn keep(&mut self, plans: NewlyKept) {
+        self.kept.push(plans);
     }
 
     /// Emits a function into the context; gives the address of the constants that it can read.
@@ -239,7 +214,7 @@ impl Jit {
         skeleton: Skeleton,
         constants: &Constants,
         base: Option<Value>,
-    ) -> Result<(FunctionId, Form)> {
+    ) -> Result<(Linked, Form)> {
         let mut form = Form::written(&constants.values);
         if let (Some(store), Some(base)) = (&self.store, base)
             && let Some(common) = store.common_form(skeleton, &constants.values)
@@ -247,76 +222,55 @@ impl Jit {
             constants.read_from(&mut self.context.func, &common, base);
             form = common;
         }
-        let offset = self.compile(name)?;
-        let function = self.add_function(Place::Here(offset));
+        let function = self.compile(name)?;
         self.defined.entry(skeleton).or_default().push(Defined {
             form: form.clone(),
-            function,
+            function: function.clone(),
             name: name.to_owned(),
         });
         Ok((function, form))
     }
 
-    /// Compiles the function in the context; gives its offset.
-    fn compile(&mut self, name: &str) -> Result<usize> {
-        self.context.func.name = UserFuncName::user(0, self.functions.len() as u32);
+    /// Compiles the function in the context.
+    fn compile(&mut self, name: &str) -> Result<Linked> {
+        self.context.func.name = UserFuncName::user(0, self.n_functions as u32);
+        self.n_functions += 1;
         if let Some((clif, _)) = &mut self.listings {
             let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
             self.context.set_disasm(true);
         }
         let defined = self.linker.define(&mut self.context);
-        let (offset, n_bytes) = defined.map_err(|e| e.context(name))?;
+        let (function, n_bytes) = defined.map_err(|e| e.context(name))?;
         self.code_bytes += n_bytes;
         if let Some((_, asm)) = &mut self.listings {
             let compiled = self.context.compiled_code();
             let code = compiled.and_then(|c| c.vcode.as_deref()).unwrap_or("");
             let _ = writeln!(asm, "; {name}\n{code}");
         }
-        Ok(offset)
+        Ok(function)
     }
 
-    /// Bytes of machine code so far.
-    pub(super) fn code_bytes(&self) -> usize {
-        self.code_bytes
-    }
-
-    /// Links everything.
-    pub(super) fn finish(self) -> Result<Finished> {
-        let text = self.linker.load()?;
-        let linked = |place| match place {
-            Place::Here(offset) => linked_in(&text, offset),
-            Place::There(function) => Ok(function),
-        };
-        let functions: Vec<Linked> = self
-            .functions
-            .into_iter()
-            .map(linked)
-            .collect::<Result<_>>()?;
+    /// Links everything, and lets other programs have it.
+    pub(super) fn finish(self) -> Result<Listing> {
+        self.linker.finish()?;
         if let Some(store) = &self.store {
-            publish(store, self.defined, &functions);
+            publish(store, self.defined);
         }
+        self.kept.into_iter().for_each(NewlyKept::keep);
         let (clif, asm) = self.listings.unwrap_or_default();
-        Ok(Finished {
-            functions,
+        Ok(Listing {
             clif,
             asm,
+            code_bytes: self.code_bytes,
         })
     }
 }
 
-/// The function at an offset that [`Linker::define`] gave.
-fn linked_in(text: &Arc<Text>, offset: usize) -> Result<Linked> {
-    // SAFETY: every function of the text was emitted with the signature of kernels, for the buffers that its plan names, whose sizes follow
-    // from the graph's types; imports are linked by name, and declared with the types that the emitter calls them with.
-    let function = unsafe { text.function(offset) };
-    function.ok_or_else(|| internal("a function beyond its text"))
-}
-
 /// Adds the functions of a text to those that other programs can have.
-fn publish(store: &CodeStore, defined: HashMap<Skeleton, Vec<Defined>>, functions: &[Linked]) {
+fn publish(store: &CodeStore, defined: HashMap<Skeleton, Vec<Defined>>) {
     for (skeleton, alike) in defined {
         for Defined { form, function, .. } in alike {
-            store.add(skeleton, form, &functions[function.0]);
+            store.add(skeleton, form, &function);
         }
     }
 }

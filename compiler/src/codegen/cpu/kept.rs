@@ -5,14 +5,14 @@
 //! clusters that are alike, as those of repeated layers, one is compiled, and the plans of the
 //! others follow from its change.
 
-use super::jit::Finished;
+use super::Session;
 use super::rejected::Fallback;
-use super::{PendingKernel, Session};
 use crate::codegen::plan::{KernelPlan, PlanStep};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op, ValueId};
 use crate::passes;
 use gristmill_runtime::Tensor;
+use gristmill_runtime::program::CpuKernel;
 use gristmill_runtime::text::Function as Linked;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,15 +40,8 @@ struct Kept {
     sizes: Vec<usize>,
     /// Its kernels are indices into `kernels`.
     plan: KernelPlan,
-    kernels: Vec<KeptKernel>,
+    kernels: Vec<CpuKernel>,
     fallbacks: Vec<Fallback>,
-}
-
-#[derive(Clone)]
-struct KeptKernel {
-    name: String,
-    function: Linked,
-    workspace_bytes: usize,
 }
 
 /// A cluster that was compiled, with its kernels and fallbacks among those of the session.
@@ -118,38 +111,41 @@ impl KeptPlans {
         self.lock().get(&id).cloned()
     }
 
-    /// Keeps the clusters that a session has compiled, whose kernels and fallbacks these are.
-    pub(super) fn keep(
+    /// The clusters that a session has compiled, whose kernels and fallbacks these are, to be kept.
+    pub(super) fn newly_kept(
         &self,
         made: BTreeMap<NodeId, Made>,
-        kernels: &[PendingKernel],
+        kernels: &[CpuKernel],
         fallbacks: &[Fallback],
-        finished: &Finished,
-    ) {
-        let mut last = self.lock();
+    ) -> NewlyKept {
+        let mut clusters = Vec::new();
         for (id, m) in made {
             let Some(sizes) = self.sizes_of(id) else {
                 continue;
             };
-            let kernels = kernels[m.kernels].iter().map(|k| k.kept(finished));
             let kept = Kept {
                 sizes,
                 plan: m.plan,
-                kernels: kernels.collect(),
+                kernels: kernels[m.kernels].to_vec(),
                 fallbacks: fallbacks[m.fallbacks].to_vec(),
             };
-            last.insert(id, Arc::new(kept));
+            clusters.push((id, Arc::new(kept)));
         }
+        let last = self.last.clone();
+        NewlyKept { last, clusters }
     }
 }
 
-impl PendingKernel {
-    fn kept(&self, finished: &Finished) -> KeptKernel {
-        KeptKernel {
-            name: self.name.clone(),
-            function: finished.function(self.function).clone(),
-            workspace_bytes: self.workspace_bytes,
-        }
+/// Clusters to be kept once their code is linked.
+pub(super) struct NewlyKept {
+    last: Arc<Mutex<BTreeMap<NodeId, Arc<Kept>>>>,
+    clusters: Vec<(NodeId, Arc<Kept>)>,
+}
+
+impl NewlyKept {
+    pub(super) fn keep(self) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.extend(self.clusters);
     }
 }
 
@@ -215,10 +211,7 @@ impl Session<'_> {
         let mut plan = kept.plan.clone();
         plan.steps.iter_mut().for_each(|s| s.kernel += first);
         self.fallbacks.extend(kept.fallbacks.iter().cloned());
-        for k in kept.kernels.iter().cloned() {
-            let function = self.jit.add_kept(k.function);
-            self.add_kernel(k.name, function, k.workspace_bytes);
-        }
+        self.kernels.extend(kept.kernels.iter().cloned());
         Some(plan)
     }
 
@@ -240,12 +233,11 @@ impl Session<'_> {
         let first = self.kernels.len();
         plan.steps.iter_mut().for_each(|s| s.kernel += first);
         for (kept, pending) in own.kernels.iter().zip(now.kernels.clone()) {
-            let PendingKernel {
-                function,
-                workspace_bytes,
-                ..
-            } = self.kernels[pending];
-            self.add_kernel(kept.name.clone(), function, workspace_bytes);
+            let alike = self.kernels[pending].clone();
+            self.kernels.push(CpuKernel {
+                name: kept.name.clone(),
+                ..alike
+            });
         }
         Some(plan)
     }
@@ -259,7 +251,7 @@ impl Session<'_> {
     ) -> Result<bool> {
         let n_kernels = self.kernels.len();
         let compiled = self.compile(graph, id)?;
-        let function = |step: &PlanStep| self.jit.kept(self.kernels[step.kernel].function);
+        let function = |step: &PlanStep| self.kernels[step.kernel].function.clone();
         let calls = |plan: &KernelPlan| -> Vec<_> {
             let steps = plan.steps.iter();
             let rest = |s: &PlanStep| (s.args.clone(), s.n_outputs, s.items, s.grain);
@@ -278,8 +270,7 @@ impl Session<'_> {
     fn has_kept(&self, made: &Made, kept: &Kept) -> bool {
         let kernels = &self.kernels[made.kernels.clone()];
         let mut pairs = kernels.iter().zip(&kept.kernels);
-        kernels.len() == kept.kernels.len()
-            && pairs.all(|(new, k)| self.jit.kept(new.function) == Some(&k.function))
+        kernels.len() == kept.kernels.len() && pairs.all(|(new, k)| new.function == k.function)
     }
 
     /// A cluster that was compiled, given how many kernels and fallbacks there were before.

@@ -7,16 +7,18 @@ use cranelift_codegen::ir::{
 };
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::{Context, FinalizedMachReloc, FinalizedRelocTarget};
-use gristmill_runtime::text::{Text, table_offset};
+use gristmill_runtime::text::{Function as Linked, Text, table_offset};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Alignment of functions in bytes: a line of the cache, and the largest that their constants need.
 const ALIGN: usize = 64;
 
-/// Machine code, and the names of the functions that it calls.
+/// Machine code of a program, and the names of the functions that it calls.
 pub(super) struct Linker {
     pub(super) isa: OwnedTargetIsa,
+    /// The text as functions know it, which is linked at the end.
+    made: Arc<Text>,
     text: Vec<u8>,
     /// Names of the entries of the table.
     imports: Vec<&'static str>,
@@ -40,6 +42,7 @@ impl Linker {
     pub(super) fn new(isa: OwnedTargetIsa) -> Linker {
         Linker {
             isa,
+            made: Arc::default(),
             text: Vec::new(),
             imports: Vec::new(),
             of_import: HashMap::new(),
@@ -78,8 +81,8 @@ impl Linker {
             .collect()
     }
 
-    /// Compiles the function in a context; gives its offset in the text, and its size.
-    pub(super) fn define(&mut self, context: &mut Context) -> Result<(usize, usize)> {
+    /// Compiles the function in a context; gives it, and its size.
+    pub(super) fn define(&mut self, context: &mut Context) -> Result<(Linked, usize)> {
         let compiled = context.compile(&*self.isa, &mut Default::default());
         compiled.map_err(|e| internal(format!("{:?}", e.inner)))?;
         let code = context.compiled_code();
@@ -97,18 +100,20 @@ impl Linker {
         self.text.resize(at, 0);
         let bytes = code.buffer.data();
         self.text.extend_from_slice(bytes);
-        Ok((at, bytes.len()))
+        // SAFETY: every function of the text is emitted with the signature of kernels, for the buffers that its plan names, whose sizes
+        // follow from the graph's types; imports are linked by name, and declared with the types that the emitter calls them with.
+        let function = unsafe { self.made.function(at) };
+        Ok((function, bytes.len()))
     }
 
     /// Puts the text into memory, linked to the functions of this process.
-    pub(super) fn load(mut self) -> Result<Arc<Text>> {
+    pub(super) fn finish(mut self) -> Result<()> {
         let table = table_offset(self.text.len());
         for fixup in &self.fixups {
             fixup.apply(&mut self.text, table)?;
         }
         let imports = self.imports.iter().map(|&name| name.to_owned());
-        let text = Text::link(&self.text, imports.collect())?;
-        Ok(Arc::new(text))
+        Ok(self.made.link(&self.text, imports.collect())?)
     }
 }
 

@@ -41,8 +41,9 @@ use crate::options::ConvAlgorithm;
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use gristmill_runtime::program::CpuKernel;
-pub use jit::required_features;
-use jit::{FunctionId, Jit, Kernel};
+use gristmill_runtime::text::Function;
+use jit::{Jit, Kernel};
+pub use jit::{Listing, required_features};
 pub use kept::KeptPlans;
 use kept::Made;
 pub use native::why_loops;
@@ -89,17 +90,32 @@ impl Default for Options {
     }
 }
 
-/// A kernel whose address is not known yet.
-struct PendingKernel {
-    name: String,
-    function: FunctionId,
-    workspace_bytes: usize,
+/// The code of a program under construction, from all of its partitions and regions.
+pub struct Collector(Jit);
+
+impl Collector {
+    /// No code yet.
+    ///
+    /// Errors with `Unsupported` for a CPU that this machine cannot stand in for.
+    pub fn new(options: &Options) -> Result<Collector> {
+        let store = options.code.clone();
+        Ok(Collector(Jit::new(
+            options.target,
+            options.listings,
+            store,
+        )?))
+    }
+
+    /// Links the code: from now on the kernels that were compiled run.
+    pub fn finish(self) -> Result<Listing> {
+        self.0.finish()
+    }
 }
 
-/// The module being filled, shared by all clusters of a graph.
+/// The clusters of a graph while they are compiled.
 struct Session<'a> {
-    jit: Jit,
-    kernels: Vec<PendingKernel>,
+    jit: &'a mut Jit,
+    kernels: Vec<CpuKernel>,
     /// Functions that arrange the addresses of a task kernel, by symbol and slots.
     thunks: BTreeMap<(&'static str, Vec<Slot>), Kernel>,
     fallbacks: Vec<Fallback>,
@@ -108,11 +124,11 @@ struct Session<'a> {
 
 impl Session<'_> {
     /// Adds a kernel of the program; gives its index.
-    fn add_kernel(&mut self, name: String, function: FunctionId, workspace_bytes: usize) -> usize {
-        self.kernels.push(PendingKernel {
+    fn add_kernel(&mut self, name: String, function: Function, workspace_bytes: usize) -> usize {
+        self.kernels.push(CpuKernel {
             name,
             function,
-            workspace_bytes,
+            workspace_bytes_per_thread: workspace_bytes,
         });
         self.kernels.len() - 1
     }
@@ -150,12 +166,17 @@ impl Session<'_> {
     }
 }
 
-/// Compiles every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static.
+/// Compiles every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static. The kernels run when
+/// the code is linked.
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op that no CPU kernel computes.
-pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<CompiledKernels> {
+pub fn compile_clusters(
+    graph: &mut Graph,
+    options: &Options,
+    collector: &mut Collector,
+) -> Result<CompiledKernels> {
     let mut session = Session {
-        jit: Jit::new(options.target, options.listings, options.code.clone())?,
+        jit: &mut collector.0,
         kernels: Vec::new(),
         thunks: BTreeMap::new(),
         fallbacks: Vec::new(),
@@ -174,23 +195,14 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         }
         plans.insert(id, plan);
     }
-    let code_bytes = session.jit.code_bytes();
-    let finished = session.jit.finish()?;
     if let Some(plans) = &options.plans {
-        plans.keep(made, &session.kernels, &session.fallbacks, &finished);
+        let kept = plans.newly_kept(made, &session.kernels, &session.fallbacks);
+        session.jit.keep(kept);
     }
-    let kernels = session.kernels.into_iter().map(|k| CpuKernel {
-        name: k.name,
-        function: finished.function(k.function).clone(),
-        workspace_bytes_per_thread: k.workspace_bytes,
-    });
     Ok(CompiledKernels {
-        kernels: kernels.collect(),
+        kernels: session.kernels,
         plans,
-        code_bytes,
         fallbacks: session.fallbacks,
-        clif: finished.clif,
-        asm: finished.asm,
     })
 }
 

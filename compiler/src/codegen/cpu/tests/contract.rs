@@ -1,7 +1,8 @@
 //! Contractions with views, epilogues and constant weights.
 
+use super::harness::compile_clusters;
 use super::harness::{check, steps};
-use crate::codegen::cpu::{Fallback, Options, Rejected, compile_clusters};
+use crate::codegen::cpu::{Fallback, Options, Rejected};
 use crate::codegen::plan::KernelPlan;
 use crate::codegen::testing::{Rng, as_cluster, compare};
 use crate::ir::*;
@@ -202,7 +203,7 @@ fn repeated_layers_share_code_and_weights() {
     let entries = |p: &KernelPlan| -> Vec<usize> {
         p.steps
             .iter()
-            .map(|s| compiled.kernels[s.kernel].function.entry() as usize)
+            .map(|s| compiled.kernels[s.kernel].function.entry().unwrap() as usize)
             .collect()
     };
     assert!(plans[0].steps.len() > 1, "a product and a map");

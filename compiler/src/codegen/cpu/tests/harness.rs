@@ -1,11 +1,24 @@
 //! Runs a cluster's plan directly, its items cut into random ranges, and compares with the interpreter.
 
-use crate::codegen::cpu::{Options, compile_clusters};
+use crate::codegen::cpu::{self, Collector, Listing, Options};
 use crate::codegen::plan::{Arg, CompiledKernels};
 use crate::codegen::testing::{Case, Rng, as_cluster};
+use crate::error::Result;
 use crate::ir::{Graph, NodeId};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::tensor::AlignedBytes;
+
+/// The kernels of a graph's clusters, linked.
+pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<CompiledKernels> {
+    Ok(compile_listed(graph, options)?.0)
+}
+
+/// The same with listings of the code.
+pub fn compile_listed(graph: &mut Graph, options: &Options) -> Result<(CompiledKernels, Listing)> {
+    let mut code = Collector::new(options)?;
+    let compiled = cpu::compile_clusters(graph, options, &mut code)?;
+    Ok((compiled, code.finish()?))
+}
 
 /// Runs the plan of node 0 once; the error is a kernel's status.
 pub fn run(
@@ -50,7 +63,7 @@ pub fn run(
                 begin + 1 + rng.below((step.items - begin) as usize) as u64
             };
             // SAFETY: the buffers have the sizes of the plan, and all outlive the call.
-            let status = unsafe { (kernel.function.entry())(args.as_ptr(), begin, end) };
+            let status = unsafe { (kernel.function.entry().unwrap())(args.as_ptr(), begin, end) };
             if status != 0 {
                 return Err(status);
             }

@@ -1,7 +1,8 @@
 //! Every op of the table that can stand in a cluster.
 
+use super::harness::compile_clusters;
 use super::harness::{check, run};
-use crate::codegen::cpu::{Options, compile_clusters};
+use crate::codegen::cpu::Options;
 use crate::codegen::testing::{self, Case, Rng, as_cluster, cases, graph_of, in_clusters};
 use crate::ir::*;
 use gristmill_runtime::{DType, Tensor};

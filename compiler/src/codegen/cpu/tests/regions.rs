@@ -1,7 +1,8 @@
 //! Regions of interest: the kernel and the generated loops are the interpreter's, to the bit.
 
+use super::harness::compile_clusters;
 use super::harness::{check, run, steps};
-use crate::codegen::cpu::{Options, compile_clusters};
+use crate::codegen::cpu::Options;
 use crate::codegen::testing::{Rng, as_cluster, graph_of};
 use crate::ir::*;
 use gristmill_runtime::{DType, Tensor, status};

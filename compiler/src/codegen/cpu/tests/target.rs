@@ -1,7 +1,8 @@
 //! Instructions by target: code for a level of x86-64 uses the encodings of that level.
 
+use super::harness::compile_listed;
 use crate::TargetCpu;
-use crate::codegen::cpu::{Options, compile_clusters};
+use crate::codegen::cpu::Options;
 use crate::codegen::testing::as_cluster;
 use crate::ir::{Graph, GraphBuilder, ScalarOp};
 use gristmill_runtime::DType;
@@ -27,8 +28,8 @@ fn listing(target: TargetCpu) -> Option<String> {
         listings: true,
         ..Options::default()
     };
-    let compiled = compile_clusters(&mut as_cluster(&polynomial()), &options);
-    Some(compiled.unwrap().asm)
+    let compiled = compile_listed(&mut as_cluster(&polynomial()), &options);
+    Some(compiled.unwrap().1.asm)
 }
 
 /// Mnemonics of a listing that compute on vectors of `f32`.
