@@ -28,8 +28,9 @@ use crate::cost::{DeviceProfile, Fnv};
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::Options;
+use crate::place::Device;
 use gristmill_runtime::device::DeviceKind;
-use gristmill_runtime::image::{self, About, Section, system};
+use gristmill_runtime::image::{self, About, Fixed, Section, system};
 use gristmill_runtime::program::{Kernel, Program, Step, StepKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -103,22 +104,47 @@ pub(crate) fn write_with(
             dims: dims.clone(),
             ..options.clone()
         };
-        let compiled = Compiled::of(source.clone(), &options, &shared)?;
-        let (program, indexed) = compiled.static_program()?;
-        check_devices(&program)?;
-        about.indexed = indexed;
-        about.variants.push(dims.clone().into_iter().collect());
+        let made = variant(&source, &options, &shared);
+        let (program, fixed) = made.map_err(|e| with_dims(e, dims, sizes))?;
+        about.variants.push(fixed);
         programs.push(match extra.is_nameless {
             true => Arc::new(without_names(&program)),
             false => program,
         });
     }
-    about.name = match (extra.name, programs.first()) {
-        (Some(name), _) => name.to_owned(),
-        (None, first) => first.map(|p| p.name.clone()).unwrap_or_default(),
-    };
+    let name = extra.name.map(str::to_owned);
+    about.name = name.unwrap_or_else(|| name_of(&programs));
     let sections = image::write(path, &about, &programs)?;
     Ok(Written { about, sections })
+}
+
+/// The program for the dims of some options.
+fn variant(
+    source: &Source,
+    options: &Options,
+    shared: &Arc<Shared>,
+) -> Result<(Arc<Program>, Fixed)> {
+    let compiled = Compiled::of(source.clone(), options, shared)?;
+    let (program, indexed) = compiled.static_program()?;
+    check_devices(&program)?;
+    let dims = options.dims.clone().into_iter().collect();
+    Ok((program, Fixed { dims, indexed }))
+}
+
+/// The name that programs have from their model.
+fn name_of(programs: &[Arc<Program>]) -> String {
+    let first = programs.first();
+    first.map(|p| p.name.clone()).unwrap_or_default()
+}
+
+/// An error with the sizes of the variant in which it arose, where there are several.
+fn with_dims(e: Error, dims: &Bindings, sizes: &Sizes) -> Error {
+    let chosen = dims.iter().filter(|(dim, _)| sizes.contains_key(*dim));
+    let chosen: Vec<String> = chosen.map(|(dim, n)| format!("{dim}={n}")).collect();
+    match chosen.is_empty() {
+        true => e,
+        false => e.context(chosen.join(", ")),
+    }
 }
 
 /// A program without the names that only people read: those of its interface stay, and so do the keys of tensors between devices.
@@ -177,16 +203,20 @@ fn about(options: &Options) -> Result<About> {
 
 /// A hash of the measurements that options bring along; 0 for none.
 fn measured(options: &Options) -> u64 {
-    let assumed = options.devices.devices.iter().all(|d| {
-        let is_cpu = d.name.kind == DeviceKind::Cpu;
-        is_cpu && d.profile == DeviceProfile::this_cpu(d.profile.n_threads)
-    });
-    if assumed && options.measured.is_empty() && options.kept.is_none() {
+    let mut kept = options.kept.iter();
+    let has_kept = kept.any(|folder| folder.exists());
+    if options.devices.devices.iter().all(is_assumed) && options.measured.is_empty() && !has_kept {
         return 0;
     }
     let mut hash = Fnv::default();
     let text = write!(hash, "{:?} {:?}", options.devices, options.measured);
     text.map_or(1, |()| hash.value().max(1))
+}
+
+/// True for a CPU whose rates were not measured.
+fn is_assumed(device: &Device) -> bool {
+    let rates = DeviceProfile::this_cpu(device.profile.n_threads);
+    device.name.kind == DeviceKind::Cpu && device.profile == rates
 }
 
 /// All combinations of sizes, each with the sizes that are fixed.

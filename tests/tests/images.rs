@@ -243,7 +243,7 @@ fn the_command_line_refuses_what_images_do_not_hold() {
     let image = file.to_str().unwrap();
     let compile =
         |more: &[&str]| refused(&[&["compile", "model.onnx", "-o", image], more].concat(), 2);
-    assert!(compile(&[]).contains("--shape DIM=1,8,32"));
+    assert!(compile(&[]).contains("--shape batch=1,8,32"));
     assert!(compile(&["--shape", "batch=1,x"]).contains("\"x\" is not a size"));
     assert!(compile(&["--shape", "batch=1,2", "--set", "batch=3"]).contains("given twice"));
     let many: Vec<String> = (1..=65).map(|n| n.to_string()).collect();
@@ -262,8 +262,96 @@ fn the_command_line_refuses_what_images_do_not_hold() {
     assert!(refused(&["run", image, "--input", "x=labels.npy"], 2).contains("known: image"));
     assert!(refused(&["place", image], 2).contains("run, bench, inspect and check"));
     assert!(refused(&["bench", image, "--profile"], 3).contains("--profile"));
+    assert!(
+        refused(&["run", image, "--shape", "batch=3..9"], 2).contains("no code for batch=3..9")
+    );
+    assert!(refused(&["run", image, "--shape", "size=1..2"], 2).contains("known: batch"));
+    assert!(refused(&["check", image, "--set", "batch=9"], 2).contains("no code for batch=9"));
+    for flags in [
+        ["--opt-level", "0"],
+        ["--mem", "cpu:0=1"],
+        ["--devices", "cpu:2"],
+    ] {
+        let said = refused(&["run", image, flags[0], flags[1]], 2);
+        assert!(
+            said.contains(&format!("{} is for compilation", flags[0])),
+            "{said}"
+        );
+    }
+    let said = refused(&["run", image, "--input", "image=labels.npy"], 2);
+    assert!(said.contains("expected f32[2, 1, 8, 8], got"), "{said}");
+    assert!(compile(&["--set", "batch=1", "-v"]).contains("-v"));
     let mut bytes = std::fs::read(&file).unwrap();
     bytes.pop();
     std::fs::write(&file, &bytes).unwrap();
     assert!(refused(&["run", image], 2).contains("the image is damaged"));
+}
+
+/// A table of `n` rows, and indices into it.
+const ROWS: &str = r#"graph "rows" {
+    %0 = input "table": f32[n, 2]
+    %1 = input "ids": i64[4]
+    %2: f32[4, 2] = gather(%0, %1) {axis = 0}
+    output "y" %2
+}"#;
+
+#[test]
+fn random_inputs_are_those_of_the_model_for_each_variant() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |words: &[&str]| {
+        let ended = command(dir.path(), words);
+        assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
+        ended.stdout.lines().next().unwrap().to_owned()
+    };
+    std::fs::write(dir.path().join("rows.ir"), ROWS).unwrap();
+    said(&[
+        "compile", "rows.ir", "--shape", "n=2,3,50", "-o", "rows.gmx",
+    ]);
+    for n in ["n=2", "n=3", "n=50"] {
+        let of_model = said(&["run", "rows.ir", "--set", n, "--seed", "2"]);
+        assert_eq!(
+            said(&["run", "rows.gmx", "--set", n, "--seed", "2"]),
+            of_model
+        );
+    }
+    let in_range = said(&["run", "rows.gmx", "--shape", "n=1..9", "--seed", "2"]);
+    assert_eq!(
+        in_range,
+        said(&["run", "rows.ir", "--set", "n=3", "--seed", "2"])
+    );
+}
+
+#[test]
+fn values_of_variables_are_checked_and_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.gmx");
+    let image = file.to_str().unwrap();
+    let cases = data("cases");
+    let value = |name: &str, n: usize| {
+        let path = dir.path().join(name);
+        Tensor::from(vec![1f32; n]).to_npy(&path).unwrap();
+        format!("v={}", path.display())
+    };
+    let (good, bad) = (value("good.npy", 2), value("bad.npy", 3));
+    for (model, flag) in [
+        ("read_after_assign.ir", &bad),
+        ("read_before_assign.ir", &bad),
+    ] {
+        let ended = command(&cases, &["compile", model, "-o", image]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let words = |file| ["run", file, "--variable", flag];
+        let (of_image, of_model) = (
+            command(&cases, &words(image)),
+            command(&cases, &words(model)),
+        );
+        assert_eq!(of_image.code, Some(2), "{}", of_image.stdout);
+        assert_eq!(of_image.stderr, of_model.stderr);
+    }
+    let words = |file| ["run", file, "--variable", good.as_str()];
+    let results = [image, "read_before_assign.ir"].map(|file| command(&cases, &words(file)).stdout);
+    let first_lines = results.map(|text| text.lines().next().map(str::to_owned));
+    assert!(
+        first_lines[0].is_some() && first_lines[0] == first_lines[1],
+        "{first_lines:?}"
+    );
 }

@@ -11,7 +11,7 @@ use crate::pipeline::Lowered;
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use crate::target::Arch;
 use crate::target::TargetCpu;
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
@@ -96,6 +96,13 @@ pub struct CompileArgs {
     pub verbose: u8,
 }
 
+/// The flags as they are when none is given.
+#[derive(Parser)]
+struct Unset {
+    #[command(flatten)]
+    args: CompileArgs,
+}
+
 /// Flags that say how large symbolic dims are.
 #[derive(Args, Clone)]
 pub struct DimFlags {
@@ -171,7 +178,7 @@ impl FallbackArg {
 }
 
 /// `--conv`.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ConvArg {
     /// By minimal filtering where that is faster.
     Auto,
@@ -189,7 +196,7 @@ impl ConvArg {
 }
 
 /// `--all-reduce`.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AllReduceArg {
     /// NCCL, where it is found and its results are right but for the order of a sum.
     Auto,
@@ -229,6 +236,37 @@ impl CompileArgs {
         if self.log_device_placement {
             errln!("{}", placement.device_log(clusters).trim_end());
         }
+    }
+
+    /// Flags that say how a model is compiled, of those that are given: nothing that was compiled already can follow them.
+    pub fn given_for_compilation(&self) -> Vec<&'static str> {
+        let unset = Unset::parse_from(["gristmill"]).args;
+        let given = [
+            ("--devices", self.devices != unset.devices),
+            ("--target", self.target.is_some()),
+            ("--pin", !self.pin.is_empty()),
+            ("--plan", self.plan.is_some()),
+            ("--objective", self.objective != unset.objective),
+            ("--samples", self.samples != unset.samples),
+            ("--fallback", self.fallback != unset.fallback),
+            ("--log-device-placement", self.log_device_placement),
+            ("--mem", !self.mem.is_empty()),
+            ("--opt-level", self.opt_level != unset.opt_level),
+            ("--budget", self.budget.is_some()),
+            ("--target-cpu", self.target_cpu != unset.target_cpu),
+            ("--gpu-arch", self.gpu_arch.is_some()),
+            ("--precision", self.precision != unset.precision),
+            ("--conv", self.conv != unset.conv),
+            ("--tune", self.tune),
+            ("--no-libraries", self.no_libraries),
+            ("--visible-gpus", !self.visible_gpus.is_empty()),
+            ("--all-reduce", self.all_reduce != unset.all_reduce),
+            ("--verify", self.verify),
+            ("--dump-dir", self.dump_dir.is_some()),
+            ("--verbose", self.verbose > 0),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(flag, _)| flag).collect()
     }
 
     /// The options that the flags say, with all that was measured on this machine.

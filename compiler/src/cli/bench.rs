@@ -21,6 +21,7 @@ use crate::units::{plural, printable, size, time_ns};
 use clap::Args;
 use gristmill_runtime::exec::Lanes;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,13 +99,13 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 fn prepare(args: &BenchArgs) -> Result<Prepared> {
+    if image::is_image(&args.model) {
+        return open_image(args);
+    }
     let mut options = Options {
         max_in_flight: args.streams.map(usize::from),
         ..args.compile.options()?
     };
-    if image::is_image(&args.model) {
-        return open_image(args, options);
-    }
     let started = Instant::now();
     let source = load::model(&args.model)?;
     let load_ns = started.elapsed().as_nanos() as u64;
@@ -130,16 +131,15 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     })
 }
 
-fn open_image(args: &BenchArgs, options: Options) -> Result<Prepared> {
+fn open_image(args: &BenchArgs) -> Result<Prepared> {
     if args.profile {
         let message = "--profile is for models: the clusters of an image are not known any more";
         return Err(Error::unsupported(message).hint("the model that it was made from"));
     }
     let started = Instant::now();
-    let threads = options.threads.unwrap_or(1);
-    let ready = Ready::of(&args.model, &args.inputs, &options.dims, threads)?;
+    let ready = Ready::of(&args.model, &args.inputs, &args.compile)?;
     Ok(Prepared {
-        options,
+        options: Options::default(),
         model: Model::Image(Box::new(ready.lanes)),
         inputs: ready.inputs,
         streams: args.streams.map(usize::from),
@@ -234,7 +234,10 @@ impl Times {
 
     fn print(&self, p: &Prepared, rss: Option<u64>) {
         let (load, compile) = (time_ns(p.load_ns), time_ns(p.compile_ns));
-        outln!("load {load}  compile {compile}");
+        match p.model {
+            Model::Compiled { .. } => outln!("load {load}  compile {compile}"),
+            Model::Image(_) => outln!("opened in {load}"),
+        }
         let [p50, p90, p99, min] = [0.5, 0.9, 0.99, 0.0].map(|q| time_ns(self.quantile(q)));
         let n_runs = plural(self.sorted.len(), "run");
         outln!("p50 {p50}  p90 {p90}  p99 {p99}  min {min}  ({n_runs})");
@@ -266,14 +269,14 @@ impl Times {
             "inferences_per_s": self.per_second(),
             "period_ns": self.period(),
             "load_ns": p.load_ns,
-            "compile_ns": p.compile_ns,
+            "compile_ns": p.compiled().map(|_| p.compile_ns),
             "peak_rss_bytes": rss,
             "seed": is_random.then_some(args.inputs.seed),
             "random_inputs": p.inputs.random,
             "segments": p.compiled().map_or(1, Compiled::n_segments),
-            "shape_inputs": p.compiled().map(Compiled::value_inputs),
+            "shape_inputs": p.compiled().map(Compiled::value_inputs).unwrap_or(&BTreeSet::new()),
             "specialisations": p.compiled().map_or(1, Compiled::specialisations),
-            "fallbacks": p.executable().map(|e| fallbacks(e)),
+            "fallbacks": p.executable().map(|e| fallbacks(e)).or(p.compiled().is_none().then(Vec::new)),
         })
     }
 }

@@ -35,7 +35,7 @@ pub struct CheckArgs {
 /// Runs the verb. Problems are an error of the most severe category among them.
 pub fn check(args: &CheckArgs) -> Result<()> {
     if image::is_image(&args.model) {
-        return image::check(&args.model, args.json);
+        return image::check(&args.model, &args.set, args.json);
     }
     let dims = DimFlags::sizes(&args.set)?;
     match load::model(&args.model)? {

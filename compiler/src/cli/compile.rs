@@ -42,6 +42,12 @@ pub struct CompileVerbArgs {
 /// Runs the verb.
 pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     check_output(&args.output)?;
+    let flags = &args.compile;
+    let looks_inside = flags.verbose > 0 || flags.dump_dir.is_some() || flags.log_device_placement;
+    if looks_inside {
+        let message = "-v, --dump-dir and --log-device-placement are for run, bench and dump";
+        return Err(Error::invalid(message));
+    }
     let started = Instant::now();
     let (flags, sizes) = lists(&args.compile)?;
     let options = options(args, &flags)?;
@@ -118,12 +124,16 @@ fn lists(args: &CompileArgs) -> Result<(CompileArgs, Sizes)> {
 /// Says on a terminal which of several variants is compiled.
 fn progress(i: usize, n: usize, dims: &Bindings) {
     if n > 1 && std::io::stderr().is_terminal() {
-        errln!("variant {} of {n}: {}", i + 1, dims_text(dims.iter()));
+        errln!(
+            "variant {} of {n}: {}",
+            i + 1,
+            dims_text(dims.clone().into_iter().collect::<Vec<_>>().iter())
+        );
     }
 }
 
 /// `batch=8, sequence=128`.
-pub fn dims_text<'a>(dims: impl Iterator<Item = (&'a String, &'a usize)>) -> String {
+pub fn dims_text<'a>(dims: impl Iterator<Item = &'a (String, usize)>) -> String {
     let dims: Vec<String> = dims.map(|(dim, n)| format!("{dim}={n}")).collect();
     match dims.is_empty() {
         true => "fixed shapes".to_owned(),
@@ -139,7 +149,7 @@ fn print(path: &Path, written: &Written, time: u64) {
 
 fn to_json(written: &Written, time: u64) -> serde_json::Value {
     let variants = written.about.variants.iter();
-    let variants = variants.map(|dims| dims.iter().cloned().collect::<Bindings>());
+    let variants = variants.map(|v| v.dims.iter().cloned().collect::<Bindings>());
     json!({
         "bytes": written.bytes(),
         "variants": variants.collect::<Vec<_>>(),

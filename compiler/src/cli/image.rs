@@ -1,22 +1,25 @@
 //! Images in the place of models: what they are, and their inputs.
 
+use super::args::{CompileArgs, DimFlags};
 use super::compile::dims_text;
 use super::inputs::{self, InputArgs, Inputs};
-use super::output::outln;
+use super::output::{errln, outln};
 use super::{load, print_json};
 use crate::Tensor;
 use crate::compiled::fits;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Type};
 use crate::nearest::unknown;
+use crate::options::DimRange;
 use crate::units::{printable, size};
-use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources};
+use gristmill_runtime::cpu::n_cores;
+use gristmill_runtime::exec::{ExecOptions, Executor, Lanes, Pool, Resources};
 use gristmill_runtime::files;
 use gristmill_runtime::image::{Image, Kind, MAGIC, Variant};
 use gristmill_runtime::npy;
-use gristmill_runtime::program::{IoSpec, Program, VariableSpec};
+use gristmill_runtime::program::{IoSpec, Program, StepKind, VariableSpec};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,14 +47,20 @@ pub struct Ready {
 
 impl Ready {
     /// The program for the inputs of flags, with threads and variables.
-    pub fn of(path: &Path, args: &InputArgs, dims: &Bindings, threads: usize) -> Result<Ready> {
+    pub fn of(path: &Path, args: &InputArgs, flags: &CompileArgs) -> Result<Ready> {
+        if let Some(flag) = flags.given_for_compilation().first() {
+            let message = format!("{flag} is for compilation, and the image is compiled");
+            return Err(Error::invalid(message).hint("gristmill compile takes it"));
+        }
         let image = open(path)?;
         let given = given(args, &image)?;
-        let number = variant(&image, &given, dims)?;
-        let program = image.programs()[number].clone();
-        let inputs = gather(args, given, &image, &program)?;
+        let chosen = Wanted::of(&image, &given, &flags.dims)?.variant(&image)?;
+        let program = chosen.program.clone();
+        let inputs = gather(args, &given, chosen)?;
+        announce(&image, chosen, &inputs);
         let resources = Arc::new(Resources::default());
         set_variables(&args.variable, &program, &resources)?;
+        let threads = flags.threads.map_or_else(n_cores, usize::from);
         let options = ExecOptions {
             pool: Arc::new(Pool::new(threads)),
             resources,
@@ -63,6 +72,17 @@ impl Ready {
             program,
             inputs,
         })
+    }
+}
+
+/// Says which of several variants runs where no tensor does.
+fn announce(image: &Image, chosen: Variant, inputs: &Inputs) {
+    let is_one_of_several = image.programs().len() > 1;
+    if is_one_of_several && inputs.random.len() == inputs.tensors.len() {
+        errln!(
+            "variant {}",
+            printable(&dims_text(chosen.fixed.dims.iter()))
+        );
     }
 }
 
@@ -99,25 +119,78 @@ fn input_names(image: &Image) -> Vec<String> {
     inputs.iter().map(|i| i.name.clone()).collect()
 }
 
-/// The number of the program for dims and shapes that are known; the one of the largest inputs where several fit.
-fn variant(image: &Image, given: &[(String, Tensor)], dims: &Bindings) -> Result<usize> {
-    check_dims(image, dims)?;
-    let fits = |v: &Variant| {
-        let mut sizes = v.dims.iter();
-        let has_dims = sizes.all(|(dim, n)| dims.get(dim).is_none_or(|want| want == n));
-        has_dims && v.program.inputs.iter().all(|spec| given_as(spec, given))
-    };
-    let found = image.variants().enumerate().filter(|(_, v)| fits(v));
-    let largest = found.max_by_key(|(_, v)| n_elements(v.program));
-    let number = largest.map(|(number, _)| number);
-    number.ok_or_else(|| no_variant(image, given, dims))
+/// Sizes of dims, and shapes of tensors, that a run is to have.
+struct Wanted<'g> {
+    sizes: Bindings,
+    ranges: BTreeMap<String, DimRange>,
+    given: &'g [(String, Tensor)],
+}
+
+impl<'g> Wanted<'g> {
+    /// Errors with a dim that no variant has, a tensor that is given twice, or one that no variant could take.
+    fn of(image: &Image, given: &'g [(String, Tensor)], flags: &DimFlags) -> Result<Wanted<'g>> {
+        let (sizes, ranges) = flags.parse()?;
+        check_dims(image, sizes.keys().chain(ranges.keys()))?;
+        for (name, ty) in image.programs().iter().take(1).flat_map(|p| types(p)) {
+            if let Some(tensor) = only(&name, given)?
+                && tensor.shape().len() != ty.rank()
+            {
+                checked(&name, tensor, &ty)?;
+            }
+        }
+        Ok(Wanted {
+            sizes,
+            ranges,
+            given,
+        })
+    }
+
+    /// The variant that fits; the one of the largest inputs where several do.
+    fn variant<'i>(&self, image: &'i Image) -> Result<Variant<'i>> {
+        let fitting = image.variants().filter(|v| self.fits(v));
+        let largest = fitting.max_by_key(|v| n_elements(v.program));
+        largest.ok_or_else(|| self.no_variant(image))
+    }
+
+    fn fits(&self, v: &Variant) -> bool {
+        let mut dims = v.fixed.dims.iter();
+        let has_dims = dims.all(|(dim, n)| {
+            let is_size = self.sizes.get(dim).is_none_or(|want| want == n);
+            is_size && self.ranges.get(dim).is_none_or(|range| range.contains(*n))
+        });
+        has_dims && v.program.inputs.iter().all(|spec| self.has_shape(spec))
+    }
+
+    /// True unless there is a tensor of another shape for an input.
+    fn has_shape(&self, spec: &IoSpec) -> bool {
+        let mut own = self.given.iter().filter(|(name, _)| *name == spec.name);
+        own.all(|(_, tensor)| tensor.shape() == spec.shape)
+    }
+
+    fn no_variant(&self, image: &Image) -> Error {
+        let sizes = self.sizes.iter().map(|(dim, n)| format!("{dim}={n}"));
+        let ranges = self
+            .ranges
+            .iter()
+            .map(|(dim, range)| format!("{dim}={range}"));
+        let shape = |(name, t): &(String, Tensor)| format!("{} {:?}", printable(name), t.shape());
+        let shapes = self.given.iter().map(shape);
+        let asked: Vec<String> = sizes.chain(ranges).chain(shapes).collect();
+        let known: Vec<String> = image.programs().iter().map(|p| shapes_text(p)).collect();
+        let message = format!(
+            "the image has no code for {}; it has {}",
+            asked.join(", "),
+            known.join("; ")
+        );
+        Error::invalid(message).hint("gristmill compile with --shape DIM=N,N,.. for further sizes")
+    }
 }
 
 /// Errors with a dim that no variant has.
-fn check_dims(image: &Image, dims: &Bindings) -> Result<()> {
-    let sizes = image.about().variants.iter().flatten();
+fn check_dims<'d>(image: &Image, mut dims: impl Iterator<Item = &'d String>) -> Result<()> {
+    let sizes = image.variants().flat_map(|v| &v.fixed.dims);
     let known: BTreeSet<&str> = sizes.map(|(dim, _)| dim.as_str()).collect();
-    match dims.keys().find(|dim| !known.contains(dim.as_str())) {
+    match dims.find(|dim| !known.contains(dim.as_str())) {
         Some(dim) => Err(Error::invalid(unknown("dim", dim, known))),
         None => Ok(()),
     }
@@ -128,55 +201,29 @@ fn n_elements(program: &Program) -> usize {
     inputs.map(|i| i.shape.iter().product::<usize>()).sum()
 }
 
-/// True unless there is a tensor of another shape for an input.
-fn given_as(spec: &IoSpec, given: &[(String, Tensor)]) -> bool {
-    let mut own = given.iter().filter(|(name, _)| *name == spec.name);
-    own.all(|(_, tensor)| tensor.shape() == spec.shape)
-}
-
-fn no_variant(image: &Image, given: &[(String, Tensor)], dims: &Bindings) -> Error {
-    let shapes = given
-        .iter()
-        .map(|(n, t)| format!("{} {:?}", printable(n), t.shape()));
-    let sizes = dims.iter().map(|(dim, n)| format!("{dim}={n}"));
-    let asked: Vec<String> = sizes.chain(shapes).collect();
-    let known: Vec<String> = image.programs().iter().map(|p| shapes_text(p)).collect();
-    let message = format!(
-        "the image has no code for {}; it has {}",
-        asked.join(", "),
-        known.join("; ")
-    );
-    Error::invalid(message).hint("gristmill compile with --shape DIM=N,N,.. for further sizes")
-}
-
 fn shapes_text(program: &Program) -> String {
     let inputs = program.inputs.iter();
     let shapes = inputs.map(|i| format!("{} {:?}", printable(&i.name), i.shape));
     shapes.collect::<Vec<_>>().join(", ")
 }
 
-fn gather(
-    args: &InputArgs,
-    given: Vec<(String, Tensor)>,
-    image: &Image,
-    program: &Program,
-) -> Result<Inputs> {
-    let types: Vec<(String, Type)> = program.inputs.iter().map(type_of).collect();
+fn gather(args: &InputArgs, given: &[(String, Tensor)], chosen: Variant) -> Result<Inputs> {
+    let types = types(chosen.program);
     let random = inputs::Random::new(&types, args.seed, &args.input_range)?;
     let mut found = Inputs {
         tensors: Vec::new(),
         random: Vec::new(),
     };
     for (i, (name, ty)) in types.iter().enumerate() {
-        let tensor = match only(name, &given)? {
+        let tensor = match only(name, given)? {
             Some(tensor) => checked(name, tensor, ty)?,
             None if args.test_data.is_some() => {
                 return Err(Error::invalid(format!("input {name:?} ({ty}) is missing")));
             }
             None => {
                 found.random.push(name.clone());
-                let extent = image.about().indexed.get(i).copied().flatten();
-                random.filled(i, &program.inputs[i].shape, extent)?
+                let extent = chosen.fixed.indexed.get(i).copied().flatten();
+                random.filled(i, &chosen.program.inputs[i].shape, extent)?
             }
         };
         found.tensors.push(tensor);
@@ -184,9 +231,11 @@ fn gather(
     Ok(found)
 }
 
-fn type_of(spec: &IoSpec) -> (String, Type) {
-    let ty = Type::new(spec.dtype, spec.shape.iter().copied());
-    (spec.name.clone(), ty)
+/// Names and types of a program's inputs.
+fn types(program: &Program) -> Vec<(String, Type)> {
+    let ty = |spec: &IoSpec| Type::new(spec.dtype, spec.shape.iter().copied());
+    let inputs = program.inputs.iter();
+    inputs.map(|spec| (spec.name.clone(), ty(spec))).collect()
 }
 
 /// The one tensor of a name, if there is one.
@@ -209,20 +258,49 @@ fn checked(name: &str, tensor: &Tensor, ty: &Type) -> Result<Tensor> {
 }
 
 fn set_variables(flags: &[String], program: &Program, resources: &Resources) -> Result<()> {
-    let known: Vec<String> = program.variables.iter().map(label).collect();
+    let known = variables(program);
     for flag in flags {
         let (name, path) = inputs::variable_and_file(flag)?;
-        let found = known.iter().zip(&program.variables);
-        let found = found
-            .filter(|(known, _)| *known == name)
-            .map(|(_, spec)| spec)
-            .next();
-        let labels = known.iter().map(String::as_str);
-        let spec = found.ok_or_else(|| Error::invalid(unknown("variable", name, labels)))?;
-        let value = value_of(spec, Tensor::from_npy(path)?)?;
+        let found = known.iter().find(|(known, _)| label(known) == name);
+        let labels: Vec<String> = known.iter().map(|(spec, _)| label(spec)).collect();
+        let labels = labels.iter().map(String::as_str);
+        let (spec, ty) = found.ok_or_else(|| Error::invalid(unknown("variable", name, labels)))?;
+        let value = inputs::as_declared(Tensor::from_npy(path)?, ty)?;
+        if !fits(ty, &value) {
+            let (dtype, shape) = (value.dtype(), value.shape());
+            let message = format!("variable {name:?}: expected {ty}, got {dtype}{shape:?}");
+            return Err(Error::invalid(message));
+        }
         resources.set(&spec.container, &spec.name, &value)?;
     }
     Ok(())
+}
+
+/// The variables of a program and its sub-programs, with the types of their first uses.
+fn variables(program: &Program) -> Vec<(&VariableSpec, Type)> {
+    let mut found: Vec<(&VariableSpec, Type)> = Vec::new();
+    for partition in &program.partitions {
+        for step in &partition.steps {
+            match &step.kind {
+                StepKind::ReadVariable { variable, dst: b }
+                | StepKind::AssignVariable { variable, src: b } => {
+                    let (spec, buffer) = (
+                        &program.variables[*variable as usize],
+                        &partition.buffers[b.0 as usize],
+                    );
+                    let ty = Type::new(buffer.dtype, buffer.shape.iter().copied());
+                    found.push((spec, ty));
+                }
+                StepKind::If(branches) => {
+                    found.extend(variables(&branches.then_branch));
+                    found.extend(variables(&branches.else_branch));
+                }
+                StepKind::Loop(repeated) => found.extend(variables(&repeated.body)),
+                _ => {}
+            }
+        }
+    }
+    found
 }
 
 /// `NAME`, or `CONTAINER/NAME`.
@@ -233,30 +311,31 @@ fn label(spec: &VariableSpec) -> String {
     }
 }
 
-/// A value for a variable, of its dtype.
-fn value_of(spec: &VariableSpec, value: Tensor) -> Result<Tensor> {
-    let ty = Type::new(spec.dtype, value.shape().iter().copied());
-    let value = inputs::as_declared(value, &ty)?;
-    if value.dtype() == spec.dtype {
-        return Ok(value);
-    }
-    let (name, want, got) = (label(spec), spec.dtype, value.dtype());
-    let message = format!("variable {name:?}: expected {want}, got {got}");
-    Err(Error::invalid(message))
-}
-
 /// `gristmill inspect` of an image.
-pub fn inspect(path: &Path, json: bool) -> Result<()> {
+pub fn inspect(path: &Path, set: &[String], json: bool) -> Result<()> {
     let image = open(path)?;
+    let chosen = with_sizes(&image, set)?;
     if json {
         print_json("inspect", to_json(&image));
     } else {
-        print(&image);
+        print(&image, chosen);
     }
     Ok(())
 }
 
-fn print(image: &Image) {
+/// The variant of flags `--set`; the first where there are none.
+fn with_sizes<'i>(image: &'i Image, set: &[String]) -> Result<Option<Variant<'i>>> {
+    if set.is_empty() {
+        return Ok(image.variants().next());
+    }
+    let flags = DimFlags {
+        set: set.to_vec(),
+        shape: Vec::new(),
+    };
+    Wanted::of(image, &[], &flags)?.variant(image).map(Some)
+}
+
+fn print(image: &Image, chosen: Option<Variant>) {
     let about = image.about();
     let (name, version, system) = (&about.name, &about.version, &about.system);
     outln!("image of {name:?}  gristmill {version}");
@@ -265,12 +344,18 @@ fn print(image: &Image) {
         cpu(image),
         about.threads
     );
-    if let Some(first) = image.programs().first() {
-        first.inputs.iter().for_each(|i| print_value("input ", i));
-        first.outputs.iter().for_each(|o| print_value("output", o));
+    if let Some(Variant { program, .. }) = chosen {
+        program.inputs.iter().for_each(|i| print_value("input ", i));
+        program
+            .outputs
+            .iter()
+            .for_each(|o| print_value("output", o));
+        for (spec, ty) in variables(program) {
+            outln!("variable {}: {ty}", printable(&label(spec)));
+        }
     }
     for v in image.variants() {
-        let dims = dims_text(v.dims.iter().map(|(dim, n)| (dim, n)));
+        let dims = dims_text(v.fixed.dims.iter());
         outln!("variant {}: {}", printable(&dims), shapes_text(v.program));
     }
     for section in image.sections() {
@@ -302,7 +387,7 @@ fn to_json(image: &Image) -> Value {
     let spec = |s: &IoSpec| json!({ "name": s.name, "dtype": s.dtype.name(), "shape": s.shape });
     let variant = |v: Variant| {
         json!({
-            "dims": v.dims.iter().cloned().collect::<Bindings>(),
+            "dims": v.fixed.dims.iter().cloned().collect::<Bindings>(),
             "inputs": v.program.inputs.iter().map(spec).collect::<Vec<_>>(),
             "outputs": v.program.outputs.iter().map(spec).collect::<Vec<_>>(),
         })
@@ -324,9 +409,13 @@ fn to_json(image: &Image) -> Value {
 }
 
 /// `gristmill check` of an image: that it runs here, and is as it was written.
-pub fn check(path: &Path, json: bool) -> Result<()> {
+pub fn check(path: &Path, set: &[String], json: bool) -> Result<()> {
     let image = open(path)?;
+    with_sizes(&image, set)?;
     image.verify().map_err(|e| e.context(path.display()))?;
+    for program in image.programs() {
+        Executor::new(program.clone(), &ExecOptions::validated())?;
+    }
     let constants = image
         .sections()
         .iter()

@@ -30,7 +30,7 @@ pub struct InspectArgs {
 /// Runs the verb.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
     if image::is_image(&args.model) {
-        return image::inspect(&args.model, args.json);
+        return image::inspect(&args.model, &args.set, args.json);
     }
     let dims = DimFlags::sizes(&args.set)?;
     let mut summary = match load::model(&args.model)? {

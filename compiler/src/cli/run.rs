@@ -57,6 +57,7 @@ struct Ran {
     /// Time until the program was there: compiled, or opened.
     ready_ns: u64,
     is_image: bool,
+    precision: Precision,
     run_ns: u64,
     /// Right answers and their total.
     accuracy: Option<(usize, usize)>,
@@ -68,32 +69,32 @@ struct Ran {
 
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<()> {
-    let mut options = args.compile.options()?;
     let ran = match image::is_image(&args.model) {
-        true => run_image(args, &options)?,
-        false => compile_and_run(args, &mut options)?,
+        true => run_image(args)?,
+        false => compile_and_run(args)?,
     };
     if let Some(path) = &args.outputs {
         npy::write_npz(path, ran.outputs.iter())?;
     }
     if args.json {
-        print_json("run", ran.json(args, options.precision));
+        print_json("run", ran.json(args));
     } else {
         ran.print();
     }
     for (name, change) in &ran.changes {
-        let (name, precision) = (printable(name), options.precision);
+        let (name, precision) = (printable(name), ran.precision);
         errln!("{name}: {precision} instead of the model's precision: {change}");
     }
     compare_with_expected(args, &ran)
 }
 
-fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
+fn compile_and_run(args: &RunArgs) -> Result<Ran> {
+    let mut options = args.compile.options()?;
     let started = Instant::now();
     let source = load::model(&args.model)?;
     let given = inputs::read(&args.inputs, &source)?;
     let source = given.closing(source, &mut options.dims)?;
-    let compiled = compile(source.clone(), options)?;
+    let compiled = compile(source.clone(), &options)?;
     let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     inputs.announce(args.inputs.seed);
     if let Some(executable) = compiled.executable_for(&inputs.tensors)? {
@@ -105,7 +106,7 @@ fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
     let changes = match options.precision {
         Precision::F32 => Vec::new(),
-        _ => changes(source.clone(), options, &inputs.tensors, &outputs)?,
+        _ => changes(source.clone(), &options, &inputs.tensors, &outputs)?,
     };
     let declared = match &source {
         Source::Graph(_) => Vec::new(),
@@ -118,6 +119,7 @@ fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
         outputs,
         ready_ns,
         is_image: false,
+        precision: options.precision,
         run_ns,
         accuracy,
         changes,
@@ -125,10 +127,9 @@ fn compile_and_run(args: &RunArgs, options: &mut Options) -> Result<Ran> {
 }
 
 /// Runs an image, which needs no compilation.
-fn run_image(args: &RunArgs, options: &Options) -> Result<Ran> {
+fn run_image(args: &RunArgs) -> Result<Ran> {
     let started = Instant::now();
-    let threads = options.threads.unwrap_or(1);
-    let ready = Ready::of(&args.model, &args.inputs, &options.dims, threads)?;
+    let ready = Ready::of(&args.model, &args.inputs, &args.compile)?;
     ready.inputs.announce(args.inputs.seed);
     let ready_ns = started.elapsed().as_nanos() as u64;
     let started = Instant::now();
@@ -147,6 +148,7 @@ fn run_image(args: &RunArgs, options: &Options) -> Result<Ran> {
         outputs,
         ready_ns,
         is_image: true,
+        precision: Precision::F32,
         run_ns,
         accuracy,
         n_segments: 1,
@@ -187,7 +189,7 @@ impl Ran {
         }
     }
 
-    fn json(&self, args: &RunArgs, precision: Precision) -> Value {
+    fn json(&self, args: &RunArgs) -> Value {
         let outputs = self.outputs.iter().map(|(n, t)| summary::json(n, t));
         let changes = self.changes.iter().map(change_json);
         let accuracy = self
@@ -201,7 +203,7 @@ impl Ran {
             "segments": self.n_segments,
             "outputs": outputs.collect::<Vec<_>>(),
             "accuracy": accuracy,
-            "precision": precision.to_string(),
+            "precision": self.precision.to_string(),
             "changes": changes.collect::<Vec<_>>(),
             "seed": is_random.then_some(args.inputs.seed),
             "random_inputs": self.inputs.random,

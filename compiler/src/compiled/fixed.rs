@@ -15,17 +15,24 @@ impl Compiled {
     pub(crate) fn static_program(&self) -> Result<(Arc<Program>, Vec<Option<u64>>)> {
         if self.open.is_some() {
             let message = "the structure of the inputs is known during a run only";
-            return Err(Error::unsupported(message).hint("--set NAME=N for the length of a list"));
+            return Err(Error::unsupported(message)
+                .hint("if an input is a list, --set NAME=N gives its length"));
         }
-        self.check_whole()?;
+        if !self.is_whole() {
+            let message = "the data decides extents of this model, and a program has fixed sizes";
+            return Err(Error::unsupported(message).hint("gristmill run compiles it as it runs"));
+        }
         if let Some(name) = self.value_inputs.first() {
             let message = format!("the contents of input {name:?} decide shapes");
             return Err(Error::unsupported(message));
         }
         let shape = |(name, ty): &(String, Type)| {
             ty.static_shape().ok_or_else(|| {
+                let open = ty.shape.iter().find(|d| d.as_const().is_none());
+                let dim = open.map_or("DIM".to_owned(), ToString::to_string);
                 let message = format!("input {name:?} has type {ty}: a program has fixed sizes");
-                Error::invalid(message).hint("--set DIM=N, or --shape DIM=1,8,32 for several")
+                let hint = format!("--set {dim}=1, or --shape {dim}=1,8,32 for several");
+                Error::invalid(message).hint(hint)
             })
         };
         let inputs = InputShapes {

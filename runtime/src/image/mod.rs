@@ -57,15 +57,25 @@ pub struct About {
     pub features: Vec<String>,
     /// Threads that the blocks of kernels are planned for; any number can run it.
     pub threads: usize,
-    /// Extent of the axis that each input indexes, where one is known: values at random stay below it.
-    pub indexed: Vec<Option<u64>>,
-    /// Sizes of the dims of each program, by name.
-    pub variants: Vec<Vec<(String, usize)>>,
+    /// The sizes that each program is for.
+    pub variants: Vec<Fixed>,
     /// Hash of the measurements of a machine that decided placement and kernels; 0 where none did.
     pub measured: u64,
 }
 
-record! { About { name, version, system, isa, features, threads, indexed, variants, measured } }
+/// Sizes that a program is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// Sizes by dim.
+    pub dims: Vec<(String, usize)>,
+    /// Extent of the axis that each input indexes, where one is known: values at random stay below it.
+    pub indexed: Vec<Option<u64>>,
+}
+
+record! {
+    About { name, version, system, isa, features, threads, variants, measured }
+    Fixed { dims, indexed }
+}
 
 /// Architecture and system of this process.
 pub fn system() -> String {

@@ -2,7 +2,8 @@
 
 use super::codec::{Item, Memory, Reader, damaged};
 use super::{
-    About, CHECKSUM, ENTRY_BYTES, FORMAT, HEAD_BYTES, Kind, MAGIC, MAX_SECTIONS, Section, system,
+    About, CHECKSUM, ENTRY_BYTES, FORMAT, Fixed, HEAD_BYTES, Kind, MAGIC, MAX_SECTIONS, Section,
+    system,
 };
 use crate::cpu;
 use crate::dtype::DType;
@@ -18,11 +19,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A program of an image, with the sizes of dims that it is for.
+/// A program of an image, with the sizes that it is for.
 #[derive(Clone, Copy)]
 pub struct Variant<'i> {
-    /// Sizes by dim.
-    pub dims: &'i [(String, usize)],
+    /// The sizes.
+    pub fixed: &'i Fixed,
     /// The program.
     pub program: &'i Arc<Program>,
 }
@@ -111,7 +112,7 @@ impl Image {
     /// The programs with the sizes of their dims, in order.
     pub fn variants(&self) -> impl Iterator<Item = Variant<'_>> {
         let pairs = self.about.variants.iter().zip(&self.programs);
-        pairs.map(|(dims, program)| Variant { dims, program })
+        pairs.map(|(fixed, program)| Variant { fixed, program })
     }
 
     /// The program for inputs of these shapes. Errors with the shapes that there are.

@@ -142,8 +142,12 @@ fn about_here() -> About {
         isa: gristmill_kernels::Isa::Portable as u32,
         features: Vec::new(),
         threads: 2,
-        indexed: vec![Some(7)],
-        variants: vec![vec![("n".to_owned(), 3)], vec![("n".to_owned(), 5)]],
+        variants: [3, 5]
+            .map(|n| Fixed {
+                dims: vec![("n".to_owned(), n)],
+                indexed: vec![Some(7)],
+            })
+            .to_vec(),
         measured: 0,
     }
 }

@@ -24,7 +24,11 @@ pub fn write(path: &Path, about: &About, programs: &[Arc<Program>]) -> Result<Ve
     let written = files::replace(path, |file| {
         parts.write(&sections, file)?;
         file.flush()?;
-        file.get_ref().sync_all()
+        // Pipes and devices have nothing to sync.
+        match file.get_ref().metadata()?.is_file() {
+            true => file.get_ref().sync_all(),
+            false => Ok(()),
+        }
     });
     match written {
         Ok(()) => Ok(sections),
