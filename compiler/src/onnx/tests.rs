@@ -291,6 +291,43 @@ fn outer_values_become_operands_of_regions() {
 }
 
 #[test]
+fn a_region_may_give_a_value_twice_and_a_model_may_not() {
+    let branch = |op: &str| GraphProto {
+        node: vec![node(op, &["x"], &["r"])],
+        input: vec![],
+        output: vec![info("r", 1, &[]), info("r", 1, &[])],
+        ..unary(vec![])
+    };
+    let mut if_ = node("If", &["c"], &["a", "b"]);
+    if_.attribute = vec![
+        graph_attribute("then_branch", branch("Abs")),
+        graph_attribute("else_branch", branch("Neg")),
+    ];
+    let mut g = unary(vec![if_, node("Add", &["a", "b"], &["y"])]);
+    g.input.push(info("c", 9, &[]));
+    let g = model(g).graph(&Specialisation::default()).unwrap();
+    let x = gristmill_runtime::Tensor::from(vec![1f32, -2.0, 3.0, -4.0]);
+    for (condition, expected) in [
+        (true, [2.0, 4.0, 6.0, 8.0]),
+        (false, [-2.0, 4.0, -6.0, 8.0]),
+    ] {
+        let c = gristmill_runtime::Tensor::scalar(condition);
+        let outputs = crate::interp::run(&g, &[x.clone(), c]).unwrap();
+        assert_eq!(outputs[0].as_slice::<f32>(), expected);
+    }
+    let mut g = unary(vec![node("Neg", &["x"], &["y"])]);
+    g.output.push(info("y", 1, &[]));
+    let error = model(g).graph(&Specialisation::default()).unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::Unsupported);
+    assert!(
+        error
+            .to_string()
+            .contains("output \"y\": it is listed twice"),
+        "{error}"
+    );
+}
+
+#[test]
 fn shape_inputs_are_reported_and_taken() {
     let mut g = unary(vec![node("Reshape", &["x", "shape"], &["y"])]);
     g.input.push(info("shape", 7, &["rank"]));

@@ -62,7 +62,7 @@ pub struct Options {
     pub n_threads: usize,
     /// Algorithm of convolutions.
     pub conv: ConvAlgorithm,
-    /// Collect [`CompiledKernels::clif`] and [`CompiledKernels::asm`].
+    /// Collect [`Listing::clif`] and [`Listing::asm`].
     pub listings: bool,
     /// Release constants as soon as they are packed: the graph is of no further use but for its types.
     pub release_constants: bool,

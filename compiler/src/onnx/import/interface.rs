@@ -114,8 +114,9 @@ impl<'m> Importer<'m> {
     }
 
     pub(super) fn outputs(&mut self, g: &'m GraphProto) {
-        for o in &g.output {
+        for (i, o) in g.output.iter().enumerate() {
             let name = &o.name;
+            let n_before = g.output[..i].iter().filter(|e| e.name == *name).count();
             let found = self.lookup(name);
             let found =
                 found.ok_or_else(|| Error::invalid(format!("output {name:?} is not defined")));
@@ -123,9 +124,21 @@ impl<'m> Importer<'m> {
             if self.slots[v.0 as usize].ty.is_none() {
                 continue;
             }
-            let output = self.output(name, v);
+            let output = match n_before {
+                0 => self.output(name, v),
+                _ => self.output_again(name, n_before, v),
+            };
             self.note(output.map_err(|e| e.context(format!("output {name:?}"))));
         }
+    }
+
+    /// A value that is an output already, `n` times. Those of a region go by their positions.
+    fn output_again(&mut self, name: &str, n: usize, v: V) -> Result<()> {
+        if self.frames.len() > 1 {
+            return self.output(&format!("{name}#{n}"), v);
+        }
+        let message = "it is listed twice, and results go by their names";
+        Err(Error::unsupported(message).hint("an Identity node gives the second another name"))
     }
 
     /// An output of the model or of a region; each element of a list is one of the model.
