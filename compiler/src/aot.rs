@@ -43,7 +43,7 @@ pub type Sizes = BTreeMap<String, Vec<usize>>;
 /// Most variants of an image.
 pub const MAX_VARIANTS: usize = 64;
 
-/// What was written.
+/// An image that was written.
 #[derive(Clone, Debug)]
 pub struct Written {
     /// The machine and the model.

@@ -211,7 +211,7 @@ impl<'a> Axis<'a> {
 trait Join<S: Simd> {
     /// Numbers being joined.
     type Joined: Copy;
-    /// What joining begins with.
+    /// Identity of joining.
     fn start(s: S) -> Self::Joined;
     fn zero(s: S) -> Self::Joined;
     fn join(s: S, a: Self::Joined, b: Self::Joined) -> Self::Joined;

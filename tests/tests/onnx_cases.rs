@@ -145,7 +145,7 @@ fn run_all(root: &Path, names: &[String], devices: &str) -> BTreeMap<String, Res
     results.into_inner().unwrap()
 }
 
-/// What a case's outputs are from an image: the same bits, or the reason why there is none.
+/// Compares a case's outputs with those from an image, bit for bit. The error is the reason why there is no image.
 fn compare_image(dir: &Path) -> Result<(), String> {
     let text = |e: gristmill::Error| e.to_string();
     let model = onnx::load(dir.join("model.onnx")).map_err(text)?;

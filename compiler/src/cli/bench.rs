@@ -64,7 +64,7 @@ struct Prepared {
     compile_ns: u64,
 }
 
-/// What runs.
+/// The program that runs, and its origin.
 enum Model {
     /// A model that was compiled now.
     Compiled {

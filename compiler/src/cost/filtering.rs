@@ -1,4 +1,4 @@
-//! What minimal filtering saves of a convolution's direct sums on CPUs: the price by which code generation chooses it.
+//! Savings of minimal filtering over a convolution's direct sums on CPUs: the price by which code generation chooses it.
 
 use super::Extents;
 use crate::ir::{Layout, Op, Shape, Type};
