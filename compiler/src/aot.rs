@@ -24,7 +24,7 @@
 
 use crate::codegen::cpu::required_features;
 use crate::compiled::{Compiled, Shared, Source};
-use crate::cost::{DeviceProfile, Fnv};
+use crate::cost::Fnv;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::Options;
@@ -98,10 +98,15 @@ pub(crate) fn write_with(
     let shared = Arc::new(Shared::of(options));
     let mut programs = Vec::new();
     let mut about = about(options)?;
+    let mut devices = options.devices.clone();
+    devices.assume_cpus(options.target_cpu.isa());
     for (i, dims) in variants.iter().enumerate() {
         (extra.progress)(i, variants.len(), dims);
         let options = Options {
             dims: dims.clone(),
+            devices: devices.clone(),
+            // Blocks are chosen where the image runs.
+            threads: Some(1),
             ..options.clone()
         };
         let made = variant(&source, &options, &shared);
@@ -187,15 +192,11 @@ fn nameless_body(body: &Program) -> Arc<Program> {
 }
 
 fn about(options: &Options) -> Result<About> {
-    let threads = options
-        .threads
-        .unwrap_or_else(gristmill_runtime::cpu::n_cores);
     Ok(About {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         system: system(),
         isa: options.target_cpu.isa() as u32,
         features: required_features(options.target_cpu)?,
-        threads,
         measured: measured(options),
         ..About::default()
     })
@@ -205,18 +206,13 @@ fn about(options: &Options) -> Result<About> {
 fn measured(options: &Options) -> u64 {
     let mut kept = options.kept.iter();
     let has_kept = kept.any(|folder| folder.exists());
-    if options.devices.devices.iter().all(is_assumed) && options.measured.is_empty() && !has_kept {
+    let mut devices = options.devices.devices.iter();
+    if devices.all(Device::has_assumed_rates) && options.measured.is_empty() && !has_kept {
         return 0;
     }
     let mut hash = Fnv::default();
     let text = write!(hash, "{:?} {:?}", options.devices, options.measured);
     text.map_or(1, |()| hash.value().max(1))
-}
-
-/// True for a CPU whose rates were not measured.
-fn is_assumed(device: &Device) -> bool {
-    let rates = DeviceProfile::this_cpu(device.profile.n_threads);
-    device.name.kind == DeviceKind::Cpu && device.profile == rates
 }
 
 /// All combinations of sizes, each with the sizes that are fixed.

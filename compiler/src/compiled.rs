@@ -679,6 +679,7 @@ impl Compiled {
 
     /// Makes a program ready to run.
     fn executable(&self, lowered: Lowered) -> Result<Executable> {
+        self.options.target_cpu.check_runs_here()?;
         let exec_options = ExecOptions {
             pool: self.shared.pool.clone(),
             resources: self.shared.resources.clone(),

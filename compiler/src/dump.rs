@@ -43,11 +43,8 @@
 pub use crate::pipeline::Stage;
 
 use crate::compiled::{Compiled, InputShapes, Source, prepare};
-use crate::cost::DeviceProfile;
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::place::Device;
-use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
 
 /// The text of a stage. No tensor is given: shapes suffice, with each open dim at the greatest size of its range in [`Options::ranges`].
@@ -69,19 +66,8 @@ fn portable(options: &Options) -> Options {
     let mut options = options.clone();
     options.keep_stages = true;
     options.threads.get_or_insert(1);
-    for device in &mut options.devices.devices {
-        if has_assumed_rates(device) {
-            let n_threads = device.profile.n_threads;
-            device.profile = DeviceProfile::cpu(options.target_cpu.isa(), n_threads);
-        }
-    }
+    options.devices.assume_cpus(options.target_cpu.isa());
     options
-}
-
-/// True for a CPU whose rates are neither measured nor given, but those that this machine's CPU is assumed to have.
-fn has_assumed_rates(device: &Device) -> bool {
-    let profile = &device.profile;
-    device.name.kind == DeviceKind::Cpu && *profile == DeviceProfile::this_cpu(profile.n_threads)
 }
 
 fn shapes(compiled: &Compiled) -> Result<InputShapes> {
@@ -109,6 +95,7 @@ fn shape(compiled: &Compiled, input: usize) -> Result<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::DeviceProfile;
     use crate::ir::Graph;
 
     fn symbolic() -> Graph {

@@ -360,7 +360,7 @@ fn functions() {
         let seconds = best(|| {
             for _ in 0..100 {
                 // SAFETY: both arrays have 1024 elements.
-                unsafe { (function.kernel)(1024, x.ptr().cast(), y.ptr().cast()) };
+                unsafe { function.kernel(Isa::current())(1024, x.ptr().cast(), y.ptr().cast()) };
             }
         });
         println!(

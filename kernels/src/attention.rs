@@ -136,6 +136,7 @@ impl AttentionDesc {
 
     /// Chooses smaller blocks of queries where there are fewer than four for each thread.
     pub fn plan(&mut self, n_threads: usize) {
+        self.query_block = QUERY_BLOCK.min(self.n_queries.max(1));
         let heads = (self.batch * self.heads).max(1);
         let blocks = (4 * n_threads).div_ceil(heads);
         let rows = self.n_queries.div_ceil(blocks);

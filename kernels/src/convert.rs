@@ -11,41 +11,41 @@ pub type NarrowFn = unsafe extern "C" fn(n: usize, src: *const f32, dst: *mut u1
 /// Widens f16.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `n` elements; they do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_f16_to_f32(n: usize, src: *const u16, dst: *mut f32) {
-    // SAFETY: by contract; the current instruction set is available.
-    unsafe { widen_f16(Isa::current(), n, src, dst) }
+/// `src` is readable and `dst` writable for `n` elements; they do not overlap. The CPU has the
+/// instruction set of number `ISA`.
+pub unsafe extern "C" fn gm_f16_to_f32<const ISA: u32>(n: usize, src: *const u16, dst: *mut f32) {
+    // SAFETY: by contract.
+    unsafe { widen_f16(Isa::of::<ISA>(), n, src, dst) }
 }
 
 /// Narrows to f16; overflow gives infinity, NaN stays NaN.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `n` elements; they do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_f32_to_f16(n: usize, src: *const f32, dst: *mut u16) {
-    // SAFETY: by contract; the current instruction set is available.
-    unsafe { narrow_f16(Isa::current(), n, src, dst) }
+/// `src` is readable and `dst` writable for `n` elements; they do not overlap. The CPU has the
+/// instruction set of number `ISA`.
+pub unsafe extern "C" fn gm_f32_to_f16<const ISA: u32>(n: usize, src: *const f32, dst: *mut u16) {
+    // SAFETY: by contract.
+    unsafe { narrow_f16(Isa::of::<ISA>(), n, src, dst) }
 }
 
 /// Widens bf16.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `n` elements; they do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_bf16_to_f32(n: usize, src: *const u16, dst: *mut f32) {
-    // SAFETY: by contract; the current instruction set is available.
-    unsafe { widen_bf16(Isa::current(), n, src, dst) }
+/// `src` is readable and `dst` writable for `n` elements; they do not overlap. The CPU has the
+/// instruction set of number `ISA`.
+pub unsafe extern "C" fn gm_bf16_to_f32<const ISA: u32>(n: usize, src: *const u16, dst: *mut f32) {
+    // SAFETY: by contract.
+    unsafe { widen_bf16(Isa::of::<ISA>(), n, src, dst) }
 }
 
 /// Narrows to bf16; NaN stays NaN.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `n` elements; they do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_f32_to_bf16(n: usize, src: *const f32, dst: *mut u16) {
-    // SAFETY: by contract; the current instruction set is available.
-    unsafe { narrow_bf16(Isa::current(), n, src, dst) }
+/// `src` is readable and `dst` writable for `n` elements; they do not overlap. The CPU has the
+/// instruction set of number `ISA`.
+pub unsafe extern "C" fn gm_f32_to_bf16<const ISA: u32>(n: usize, src: *const f32, dst: *mut u16) {
+    // SAFETY: by contract.
+    unsafe { narrow_bf16(Isa::of::<ISA>(), n, src, dst) }
 }
 
 #[inline(always)]

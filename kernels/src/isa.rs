@@ -37,6 +37,16 @@ impl Isa {
         Isa::ALL.into_iter().find(|&isa| isa as u32 == value)
     }
 
+    /// The instruction set of a function that is compiled for each: of the number `ISA`.
+    pub(crate) const fn of<const ISA: u32>() -> Isa {
+        match ISA {
+            1 => Isa::Portable,
+            2 => Isa::Avx2,
+            3 => Isa::Avx512,
+            _ => panic!("no instruction set has this number"),
+        }
+    }
+
     /// The instruction set that a descriptor names, if it is one and this CPU has it.
     #[inline]
     pub(crate) fn usable(value: u32) -> Option<Isa> {

@@ -15,6 +15,7 @@
 //! All entries are `extern "C"` under stable names, listed in [`symbols`].
 
 pub mod attention;
+mod blocked;
 pub mod conv;
 pub mod convert;
 pub mod copy;
@@ -40,6 +41,7 @@ pub mod vmath;
 pub mod window;
 pub mod winograd;
 
+pub use blocked::{Blocked, Division};
 pub use descriptor::{Descriptor, LAYOUT, Plain};
 pub use isa::Isa;
 pub use symbols::{Symbol, symbols};

@@ -14,23 +14,44 @@ unsafe impl Sync for Symbol {}
 // SAFETY: as above.
 unsafe impl Send for Symbol {}
 
-macro_rules! symbols {
+/// A kernel of one entry: it reads the instruction set from its descriptor.
+macro_rules! tasks {
     ($($path:path as $ty:ty = $name:literal;)*) => {
-        /// Every exported kernel.
-        pub fn symbols() -> &'static [Symbol] {
-            static SYMBOLS: &[Symbol] = &[$(
-                Symbol { name: $name, address: $path as $ty as *const u8 }
-            ),*];
-            SYMBOLS
-        }
+        static TASKS: &[Symbol] = &[$(
+            Symbol { name: $name, address: $path as $ty as *const u8 }
+        ),*];
     };
+}
+
+/// A kernel with an entry for each instruction set.
+macro_rules! leaves {
+    ($($symbol:ident in $module:ident as $ty:ty;)*) => {
+        static LEAVES: &[[Symbol; Isa::ALL.len()]] = &[$([
+            Symbol { name: stringify!($symbol), address: crate::$module::$symbol::<1> as $ty as *const u8 },
+            Symbol { name: stringify!($symbol), address: crate::$module::$symbol::<2> as $ty as *const u8 },
+            Symbol { name: stringify!($symbol), address: crate::$module::$symbol::<3> as $ty as *const u8 },
+        ]),*];
+    };
+}
+
+/// Every exported kernel. Those that have no descriptor are of an instruction set, which this CPU must have when they run: so the
+/// same code gives the same bits on every CPU that has it.
+pub fn symbols(isa: Isa) -> impl Iterator<Item = Symbol> {
+    let leaves = LEAVES.iter().map(move |by_isa| by_isa[isa as usize - 1]);
+    let functions = FUNCTIONS.iter().map(move |f| Symbol {
+        name: f.symbol,
+        address: f.kernel(isa) as *const u8,
+    });
+    TASKS.iter().copied().chain(leaves).chain(functions)
 }
 
 use crate::TaskFn;
 use crate::convert::{NarrowFn, WidenFn};
-use crate::vmath::{BinaryFn, UnaryFn};
+use crate::isa::Isa;
+use crate::transpose::TransposeFn;
+use crate::vmath::{BinaryFn, FUNCTIONS};
 
-symbols! {
+tasks! {
     crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
     crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
@@ -46,51 +67,27 @@ symbols! {
     crate::rows::gm_norm_f32 as TaskFn<crate::rows::NormDesc> = "gm_norm_f32";
     crate::rows::gm_reduce_f32 as TaskFn<crate::rows::ReduceDesc> = "gm_reduce_f32";
     crate::copy::gm_copy as TaskFn<crate::copy::CopyDesc> = "gm_copy";
-    crate::transpose::gm_transpose_f32 as crate::transpose::TransposeFn = "gm_transpose_f32";
-    crate::convert::gm_f16_to_f32 as WidenFn = "gm_f16_to_f32";
-    crate::convert::gm_bf16_to_f32 as WidenFn = "gm_bf16_to_f32";
-    crate::convert::gm_f32_to_f16 as NarrowFn = "gm_f32_to_f16";
-    crate::convert::gm_f32_to_bf16 as NarrowFn = "gm_f32_to_bf16";
     crate::attention::gm_attention_f32
         as TaskFn<crate::attention::AttentionDesc> = "gm_attention_f32";
-    crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
-    crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
-    crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";
-    crate::vmath::gm_vlog_f32 as UnaryFn = "gm_vlog_f32";
-    crate::vmath::gm_vlog2_f32 as UnaryFn = "gm_vlog2_f32";
-    crate::vmath::gm_vlog1p_f32 as UnaryFn = "gm_vlog1p_f32";
-    crate::vmath::gm_vtanh_f32 as UnaryFn = "gm_vtanh_f32";
-    crate::vmath::gm_verf_f32 as UnaryFn = "gm_verf_f32";
-    crate::vmath::gm_vsigmoid_f32 as UnaryFn = "gm_vsigmoid_f32";
-    crate::vmath::gm_vsilu_f32 as UnaryFn = "gm_vsilu_f32";
-    crate::vmath::gm_vgelu_f32 as UnaryFn = "gm_vgelu_f32";
-    crate::vmath::gm_vgelu_tanh_f32 as UnaryFn = "gm_vgelu_tanh_f32";
-    crate::vmath::gm_vsoftplus_f32 as UnaryFn = "gm_vsoftplus_f32";
-    crate::vmath::gm_vmish_f32 as UnaryFn = "gm_vmish_f32";
-    crate::vmath::gm_vsin_f32 as UnaryFn = "gm_vsin_f32";
-    crate::vmath::gm_vcos_f32 as UnaryFn = "gm_vcos_f32";
-    crate::vmath::gm_vtan_f32 as UnaryFn = "gm_vtan_f32";
-    crate::vmath::gm_vasin_f32 as UnaryFn = "gm_vasin_f32";
-    crate::vmath::gm_vacos_f32 as UnaryFn = "gm_vacos_f32";
-    crate::vmath::gm_vatan_f32 as UnaryFn = "gm_vatan_f32";
-    crate::vmath::gm_vsinh_f32 as UnaryFn = "gm_vsinh_f32";
-    crate::vmath::gm_vcosh_f32 as UnaryFn = "gm_vcosh_f32";
-    crate::vmath::gm_vasinh_f32 as UnaryFn = "gm_vasinh_f32";
-    crate::vmath::gm_vacosh_f32 as UnaryFn = "gm_vacosh_f32";
-    crate::vmath::gm_vatanh_f32 as UnaryFn = "gm_vatanh_f32";
-    crate::vmath::gm_vsqrt_f32 as UnaryFn = "gm_vsqrt_f32";
-    crate::vmath::gm_vrsqrt_f32 as UnaryFn = "gm_vrsqrt_f32";
-    crate::vmath::gm_vrecip_f32 as UnaryFn = "gm_vrecip_f32";
-    crate::vmath::gm_vpow_f32 as BinaryFn = "gm_vpow_f32";
+}
+
+leaves! {
+    gm_transpose_f32 in transpose as TransposeFn;
+    gm_f16_to_f32 in convert as WidenFn;
+    gm_bf16_to_f32 in convert as WidenFn;
+    gm_f32_to_f16 in convert as NarrowFn;
+    gm_f32_to_bf16 in convert as NarrowFn;
+    gm_vpow_f32 in vmath as BinaryFn;
 }
 
 #[cfg(test)]
 mod tests {
     use super::symbols;
+    use crate::isa::Isa;
 
     #[test]
     fn names_are_distinct_and_prefixed() {
-        let mut names: Vec<&str> = symbols().iter().map(|symbol| symbol.name).collect();
+        let mut names: Vec<&str> = symbols(Isa::Avx2).map(|symbol| symbol.name).collect();
         let n = names.len();
         names.sort_unstable();
         names.dedup();
@@ -118,20 +115,17 @@ mod tests {
             include_str!("rows/reduce.rs"),
             include_str!("rows/softmax.rs"),
             include_str!("transpose.rs"),
+            include_str!("winograd/mod.rs"),
         ];
         let exported = sources
             .iter()
             .flat_map(|source| source.split("extern \"C\" fn ").skip(1));
         let exported = exported
-            .filter_map(|rest| rest.split('(').next())
+            .filter_map(|rest| rest.split(['(', '<']).next())
             .filter(|name| name.starts_with("gm_"));
-        for name in exported.chain(
-            crate::vmath::FUNCTIONS
-                .iter()
-                .map(|function| function.symbol),
-        ) {
+        for name in exported {
             assert!(
-                symbols().iter().any(|symbol| symbol.name == name),
+                symbols(Isa::Portable).any(|symbol| symbol.name == name),
                 "{name} is not in the table"
             );
         }

@@ -90,9 +90,8 @@ unsafe fn square<S: Simd>(s: S, t: Transpose) {
 ///
 /// # Safety
 /// `src` is readable for `rows` rows of `cols` elements, `dst` writable for `cols` rows of `rows`;
-/// they do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_transpose_f32(
+/// they do not overlap. The CPU has the instruction set of number `ISA`.
+pub unsafe extern "C" fn gm_transpose_f32<const ISA: u32>(
     rows: usize,
     cols: usize,
     src: *const f32,
@@ -104,7 +103,7 @@ pub unsafe extern "C" fn gm_transpose_f32(
     // SAFETY: by contract.
     unsafe {
         transpose(
-            Isa::current(),
+            Isa::of::<ISA>(),
             Transpose {
                 rows,
                 cols,

@@ -24,6 +24,7 @@
 //! A sub-program is a `Program` with one partition on the same device and without `Send`/`Recv`; it runs on the same worker, in its own
 //! preallocated arena, reading its arguments and writing its results in place.
 
+mod blocks;
 mod collectives;
 mod hazards;
 mod memory;
@@ -39,6 +40,7 @@ use crate::tensor::Tensor;
 use crate::text::Function;
 use std::sync::Arc;
 
+pub use blocks::{Blocks, SERIAL_NS, grain};
 pub(crate) use memory::LOOP_BYTES;
 pub use memory::MemoryUse;
 
@@ -178,6 +180,14 @@ impl Kernel {
             Kernel::Gpu(_) | Kernel::Product(_) => 0,
         }
     }
+
+    /// Its blocks, if it works by blocks.
+    fn blocks(&self) -> Option<Blocks> {
+        match self {
+            Kernel::Cpu(k) => k.blocks,
+            Kernel::Gpu(_) | Kernel::Product(_) => None,
+        }
+    }
 }
 
 /// A kernel that a CPU runs.
@@ -189,6 +199,8 @@ pub struct CpuKernel {
     pub function: Function,
     /// Bytes of scratch that each running thread gets as the last argument; 0 = no such argument.
     pub workspace_bytes_per_thread: usize,
+    /// For a kernel that works by blocks, on one step: items and workspace follow from the number of threads.
+    pub blocks: Option<Blocks>,
 }
 
 /// One step of a partition.

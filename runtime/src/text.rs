@@ -5,18 +5,22 @@
 
 use crate::error::{Error, ErrorKind};
 use crate::program::KernelFn;
+use gristmill_kernels::Isa;
 use memmap2::{Mmap, MmapMut};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
-/// Addresses of all functions that text may call, by name.
-static SYMBOLS: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
-    let symbols = gristmill_kernels::symbols()
-        .iter()
-        .chain(gristmill_kernels::scalar_math::symbols())
-        .chain(gristmill_kernels::sorting::symbols());
-    symbols.map(|s| (s.name, s.address as usize)).collect()
+type Symbols = HashMap<&'static str, usize>;
+
+/// Addresses of all functions that text may call, by name, for each instruction set.
+static SYMBOLS: LazyLock<[Symbols; Isa::ALL.len()]> = LazyLock::new(|| {
+    Isa::ALL.map(|isa| {
+        let symbols = gristmill_kernels::symbols(isa)
+            .chain(gristmill_kernels::scalar_math::symbols().copied())
+            .chain(gristmill_kernels::sorting::symbols().copied());
+        symbols.map(|s| (s.name, s.address as usize)).collect()
+    })
 });
 
 /// Alignment of the table behind the text, in bytes: the largest page of the architecture, so that the two may have permissions of
@@ -47,19 +51,21 @@ struct Linked {
 }
 
 impl Text {
-    /// Copies text into memory of its own and links it to the functions of this process that its table is to hold.
+    /// Copies text into memory of its own and links it to the functions of this process that its table is to hold, those of an
+    /// instruction set where there is one for each.
     ///
     /// Errors with `Unsupported` for a name that this process has no function of.
-    pub fn linked(text: &[u8], imports: Vec<String>) -> Result<Arc<Text>, Error> {
+    pub fn linked(text: &[u8], imports: Vec<String>, isa: Isa) -> Result<Arc<Text>, Error> {
         let made = Arc::<Text>::default();
-        made.link(text, imports)?;
+        made.link(text, imports, isa)?;
         Ok(made)
     }
 
     /// The same for a text whose functions are known already. Errors also when it is linked.
-    pub fn link(&self, text: &[u8], imports: Vec<String>) -> Result<(), Error> {
+    pub fn link(&self, text: &[u8], imports: Vec<String>, isa: Isa) -> Result<(), Error> {
+        let symbols = &SYMBOLS[isa as usize - 1];
         let address = |name: &String| {
-            let found = SYMBOLS.get(name.as_str()).copied();
+            let found = symbols.get(name.as_str()).copied();
             found.ok_or_else(|| {
                 let message = format!("code calls {name:?}, which this runtime does not have");
                 Error::new(ErrorKind::Unsupported, message)
@@ -252,7 +258,7 @@ mod tests {
         assert!(text.0.set(linked).is_ok());
         // SAFETY: never called.
         let beyond = unsafe { text.function(1 << 20) };
-        assert!(beyond.entry().is_err() && text.link(&code, Vec::new()).is_err());
+        assert!(beyond.entry().is_err() && text.link(&code, Vec::new(), Isa::Portable).is_err());
         drop((text, beyond));
         // SAFETY: it looks at no argument.
         assert_eq!(unsafe { (f.entry().unwrap())(std::ptr::null(), 0, 1) }, 7);
@@ -266,8 +272,8 @@ mod tests {
 
     #[test]
     fn unknown_functions_are_named() {
-        Text::linked(&[], vec!["gm_gemm_f32".to_owned()]).unwrap();
-        let error = Text::linked(&[1, 2], vec!["gm_nothing".to_owned()])
+        Text::linked(&[], vec!["gm_gemm_f32".to_owned()], Isa::Portable).unwrap();
+        let error = Text::linked(&[1, 2], vec!["gm_nothing".to_owned()], Isa::Portable)
             .err()
             .unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -107,6 +107,7 @@ fn partition(device: u32, buffers: Vec<Buffer>, steps: Vec<Step>) -> Partition {
         name: "add".into(),
         function,
         workspace_bytes_per_thread: 4,
+        blocks: None,
     })];
     let arena_bytes = 4 * N * 4;
     let (constants, gpu_code, memory_limit) = (vec![], vec![], None);

@@ -153,6 +153,24 @@ fn exports_give_the_same_bits_from_an_image() {
     for folder in exports() {
         check(&folder, &options("cpu:1", 1, "native"));
         check(&folder, &options("cpu:1", 2, "x86-64-v3"));
+        check(&folder, &options("cpu:1", 2, "x86-64-v2"));
+    }
+}
+
+#[test]
+fn images_do_not_depend_on_threads_or_on_the_cpu_of_the_compiler() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["bert_dynamo", "unet_dynamo"] {
+        let model = onnx::load(data("models").join(name).join("model.onnx")).unwrap();
+        for target in ["x86-64-v2", "x86-64-v3", "x86-64-v4"] {
+            let written = |threads| {
+                let file = dir.path().join("model.gmx");
+                let options = options("cpu:1", threads, target);
+                aot::write(&model, &options, &aot::Sizes::new(), &file).unwrap();
+                std::fs::read(&file).unwrap()
+            };
+            assert!(written(1) == written(8), "{name} for {target}");
+        }
     }
 }
 

@@ -18,6 +18,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Threads that prices assume in options that are the same on every machine.
+const ASSUMED_THREADS: usize = 4;
+
 /// Flags of every verb that compiles.
 #[derive(Args, Clone)]
 pub struct CompileArgs {
@@ -280,7 +283,11 @@ impl CompileArgs {
     }
 
     fn options_with(&self, is_measured: bool) -> Result<Options> {
-        let threads = self.threads.map_or_else(n_cores, usize::from);
+        let usual = || match is_measured {
+            true => n_cores(),
+            false => ASSUMED_THREADS,
+        };
+        let threads = self.threads.map_or_else(usual, usize::from);
         let mut options = Options {
             devices: self.device_set(threads, is_measured)?,
             objective: self.objective.of_model(self.samples),

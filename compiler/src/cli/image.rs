@@ -339,11 +339,7 @@ fn print(image: &Image, chosen: Option<Variant>) {
     let about = image.about();
     let (name, version, system) = (&about.name, &about.version, &about.system);
     outln!("image of {name:?}  gristmill {version}");
-    outln!(
-        "for {system}, {}, planned for {} threads",
-        cpu(image),
-        about.threads
-    );
+    outln!("for {system}, {}", cpu(image));
     if let Some(Variant { program, .. }) = chosen {
         program.inputs.iter().for_each(|i| print_value("input ", i));
         program
@@ -401,7 +397,6 @@ fn to_json(image: &Image) -> Value {
         "version": about.version,
         "system": about.system,
         "features": about.features,
-        "threads": about.threads,
         "measured": about.measured != 0,
         "variants": image.variants().map(variant).collect::<Vec<_>>(),
         "sections": sections.collect::<Vec<_>>(),

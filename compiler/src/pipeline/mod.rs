@@ -307,6 +307,7 @@ fn generate_parts(
     } = partitioned;
     let started = Instant::now();
     let mut assembled = assemble(interface, partitions, &settings)?;
+    assembled.program.divide(n_threads_per_device(options))?;
     report.add_time(Pass::Codegen, started.elapsed());
     report_code(&mut report, &mut assembled, options);
     Ok(Lowered {
@@ -434,7 +435,6 @@ fn settings(options: &Options) -> Settings {
 fn cpu_options(options: &Options) -> cpu::Options {
     cpu::Options {
         target: options.target_cpu,
-        n_threads: n_threads_per_device(options),
         conv: options.conv,
         listings: options.keep_stages,
         release_constants: !options.keep_stages && !options.check,

@@ -4,6 +4,7 @@ use super::conflict;
 use super::kernels::Kernels;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile};
 use crate::error::{Error, Result};
+use gristmill_kernels::Isa;
 use gristmill_runtime::device::{DeviceKind, DeviceName, DeviceSpec};
 use std::collections::BTreeMap;
 
@@ -32,6 +33,14 @@ pub struct DeviceSet {
     pub link: LinkProfile,
     /// Other links, by index of source and destination.
     pub links: BTreeMap<(usize, usize), LinkProfile>,
+}
+
+impl Device {
+    /// True for a CPU whose rates are neither measured nor given, but those that this machine's CPU is assumed to have.
+    pub(crate) fn has_assumed_rates(&self) -> bool {
+        self.name.kind == DeviceKind::Cpu
+            && self.profile == DeviceProfile::this_cpu(self.profile.n_threads)
+    }
 }
 
 impl Default for DeviceSet {
@@ -65,6 +74,13 @@ impl DeviceSet {
             devices: names.iter().map(device).collect(),
             link: LinkProfile::IN_PROCESS,
             links: BTreeMap::new(),
+        }
+    }
+
+    /// Assumes CPUs with an instruction set, in the place of this one, where rates are assumed.
+    pub(crate) fn assume_cpus(&mut self, isa: Isa) {
+        for device in self.devices.iter_mut().filter(|d| d.has_assumed_rates()) {
+            device.profile = DeviceProfile::cpu(isa, device.profile.n_threads);
         }
     }
 

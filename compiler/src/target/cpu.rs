@@ -116,7 +116,7 @@ impl TargetCpu {
         }
     }
 
-    /// `Unsupported` when this machine, where the code is to run, cannot run it.
+    /// `Unsupported` when this machine cannot run code for it.
     pub fn check_runs_here(self) -> Result<()> {
         if self == TargetCpu::Native || runs(self) {
             return Ok(());

@@ -30,16 +30,21 @@ pub type BinaryFn = unsafe extern "C" fn(n: usize, a: *const f32, b: *const f32,
 pub struct Function {
     /// The exported leaf kernel's name.
     pub symbol: &'static str,
-    /// The leaf kernel, for the current instruction set.
-    pub kernel: UnaryFn,
-    /// The same for a given, available instruction set.
-    pub kernel_for: unsafe fn(Isa, usize, *const f32, *mut f32),
+    /// The leaf kernel, by number of the instruction set, which the CPU must have: see [`Function::kernel`].
+    kernels: [UnaryFn; Isa::ALL.len()],
     /// The function in f64.
     pub reference: fn(f64) -> f64,
     /// Largest error in units of the last place of the result...
     pub max_ulp: f64,
     /// ...beyond this absolute error, relative to `max(1, |x|)`.
     pub max_abs: f64,
+}
+
+impl Function {
+    /// The leaf kernel for an instruction set that this CPU has.
+    pub fn kernel(&self, isa: Isa) -> UnaryFn {
+        self.kernels[isa as usize - 1]
+    }
 }
 
 struct MapArray<T> {
@@ -73,7 +78,7 @@ impl<T: Map> Task for MapArray<T> {
 macro_rules! unary {
     ($(
         $(#[doc = $doc:literal])*
-        $name:ident = $f:ident, $symbol:ident, $for:ident, $reference:expr, ulp $ulp:literal, abs $abs:literal;
+        $name:ident = $f:ident, $symbol:ident, $reference:expr, ulp $ulp:literal, abs $abs:literal;
     )*) => {
         $(
             $(#[doc = $doc])*
@@ -87,30 +92,21 @@ macro_rules! unary {
                 }
             }
 
-            /// # Safety
-            /// As for [`UnaryFn`]; `isa` is available.
-            unsafe fn $for(isa: Isa, n: usize, x: *const f32, y: *mut f32) {
-                // SAFETY: the caller's contract is the task's.
-                unsafe { dispatch(isa, MapArray { n, x, y, f: $name }) }
-            }
-
             $(#[doc = $doc])*
             ///
             /// # Safety
-            /// `x` is readable and `y` writable for `n` elements; they are equal or do not overlap.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $symbol(n: usize, x: *const f32, y: *mut f32) {
-                // SAFETY: the caller's contract is the task's; the current instruction set is
-                // available.
-                unsafe { $for(Isa::current(), n, x, y) }
+            /// `x` is readable and `y` writable for `n` elements; they are equal or do not overlap. The CPU has the instruction set
+            /// of number `ISA`.
+            pub unsafe extern "C" fn $symbol<const ISA: u32>(n: usize, x: *const f32, y: *mut f32) {
+                // SAFETY: the caller's contract is the task's.
+                unsafe { dispatch(Isa::of::<ISA>(), MapArray { n, x, y, f: $name }) }
             }
         )*
 
         /// The functions of one variable.
         pub static FUNCTIONS: &[Function] = &[$(Function {
             symbol: stringify!($symbol),
-            kernel: $symbol,
-            kernel_for: $for,
+            kernels: [$symbol::<1>, $symbol::<2>, $symbol::<3>],
             reference: $reference,
             max_ulp: $ulp,
             max_abs: $abs,
@@ -120,61 +116,61 @@ macro_rules! unary {
 
 unary! {
     /// `e^x`
-    Exp = exp, gm_vexp_f32, exp_for, f64::exp, ulp 1.1, abs 0.0;
+    Exp = exp, gm_vexp_f32, f64::exp, ulp 1.1, abs 0.0;
     /// `2^x`
-    Exp2 = exp2, gm_vexp2_f32, exp2_for, f64::exp2, ulp 1.1, abs 0.0;
+    Exp2 = exp2, gm_vexp2_f32, f64::exp2, ulp 1.1, abs 0.0;
     /// `e^x - 1`
-    Expm1 = expm1, gm_vexpm1_f32, expm1_for, f64::exp_m1, ulp 2.0, abs 0.0;
+    Expm1 = expm1, gm_vexpm1_f32, f64::exp_m1, ulp 2.0, abs 0.0;
     /// `ln(x)`
-    Log = log, gm_vlog_f32, log_for, f64::ln, ulp 1.5, abs 0.0;
+    Log = log, gm_vlog_f32, f64::ln, ulp 1.5, abs 0.0;
     /// `log2(x)`
-    Log2 = log2, gm_vlog2_f32, log2_for, f64::log2, ulp 2.0, abs 0.0;
+    Log2 = log2, gm_vlog2_f32, f64::log2, ulp 2.0, abs 0.0;
     /// `ln(1 + x)`
-    Log1p = log1p, gm_vlog1p_f32, log1p_for, f64::ln_1p, ulp 2.5, abs 0.0;
+    Log1p = log1p, gm_vlog1p_f32, f64::ln_1p, ulp 2.5, abs 0.0;
     /// Hyperbolic tangent.
-    Tanh = tanh, gm_vtanh_f32, tanh_for, f64::tanh, ulp 3.0, abs 0.0;
+    Tanh = tanh, gm_vtanh_f32, f64::tanh, ulp 3.0, abs 0.0;
     /// Error function.
-    Erf = erf, gm_verf_f32, erf_for, reference::erf, ulp 2.0, abs 0.0;
+    Erf = erf, gm_verf_f32, reference::erf, ulp 2.0, abs 0.0;
     /// `1 / (1 + e^-x)`
-    Sigmoid = sigmoid, gm_vsigmoid_f32, sigmoid_for, reference::sigmoid, ulp 3.0, abs 0.0;
+    Sigmoid = sigmoid, gm_vsigmoid_f32, reference::sigmoid, ulp 3.0, abs 0.0;
     /// `x * sigmoid(x)`
-    Silu = silu, gm_vsilu_f32, silu_for, |x| x * reference::sigmoid(x), ulp 4.0, abs 1e-44;
+    Silu = silu, gm_vsilu_f32, |x| x * reference::sigmoid(x), ulp 4.0, abs 1e-44;
     /// `x / 2 * (1 + erf(x / sqrt 2))`
-    Gelu = gelu, gm_vgelu_f32, gelu_for, reference::gelu, ulp 4.0, abs 1.2e-7;
+    Gelu = gelu, gm_vgelu_f32, reference::gelu, ulp 4.0, abs 1.2e-7;
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`
-    GeluTanh = gelu_tanh, gm_vgelu_tanh_f32, gelu_tanh_for, reference::gelu_tanh, ulp 4.0, abs 1e-6;
+    GeluTanh = gelu_tanh, gm_vgelu_tanh_f32, reference::gelu_tanh, ulp 4.0, abs 1e-6;
     /// `ln(1 + e^x)`
-    Softplus = softplus, gm_vsoftplus_f32, softplus_for, reference::softplus, ulp 4.0, abs 0.0;
+    Softplus = softplus, gm_vsoftplus_f32, reference::softplus, ulp 4.0, abs 0.0;
     /// `x * tanh(softplus(x))`
-    Mish = mish, gm_vmish_f32, mish_for, reference::mish, ulp 5.0, abs 1e-44;
+    Mish = mish, gm_vmish_f32, reference::mish, ulp 5.0, abs 1e-44;
     /// Sine; exact reduction up to 1e6, lane by lane beyond.
-    Sin = sin, gm_vsin_f32, sin_for, f64::sin, ulp 1.6, abs 0.0;
+    Sin = sin, gm_vsin_f32, f64::sin, ulp 1.6, abs 0.0;
     /// Cosine; exact reduction up to 1e6, lane by lane beyond.
-    Cos = cos, gm_vcos_f32, cos_for, f64::cos, ulp 1.6, abs 0.0;
+    Cos = cos, gm_vcos_f32, f64::cos, ulp 1.6, abs 0.0;
     /// Tangent, lane by lane.
-    Tan = tan, gm_vtan_f32, tan_for, f64::tan, ulp 1.0, abs 0.0;
+    Tan = tan, gm_vtan_f32, f64::tan, ulp 1.0, abs 0.0;
     /// Arc sine, lane by lane.
-    Asin = asin, gm_vasin_f32, asin_for, f64::asin, ulp 1.0, abs 0.0;
+    Asin = asin, gm_vasin_f32, f64::asin, ulp 1.0, abs 0.0;
     /// Arc cosine, lane by lane.
-    Acos = acos, gm_vacos_f32, acos_for, f64::acos, ulp 1.0, abs 0.0;
+    Acos = acos, gm_vacos_f32, f64::acos, ulp 1.0, abs 0.0;
     /// Arc tangent, lane by lane.
-    Atan = atan, gm_vatan_f32, atan_for, f64::atan, ulp 1.0, abs 0.0;
+    Atan = atan, gm_vatan_f32, f64::atan, ulp 1.0, abs 0.0;
     /// Hyperbolic sine, lane by lane.
-    Sinh = sinh, gm_vsinh_f32, sinh_for, f64::sinh, ulp 1.0, abs 0.0;
+    Sinh = sinh, gm_vsinh_f32, f64::sinh, ulp 1.0, abs 0.0;
     /// Hyperbolic cosine, lane by lane.
-    Cosh = cosh, gm_vcosh_f32, cosh_for, f64::cosh, ulp 1.0, abs 0.0;
+    Cosh = cosh, gm_vcosh_f32, f64::cosh, ulp 1.0, abs 0.0;
     /// Inverse hyperbolic sine, lane by lane.
-    Asinh = asinh, gm_vasinh_f32, asinh_for, f64::asinh, ulp 1.0, abs 0.0;
+    Asinh = asinh, gm_vasinh_f32, f64::asinh, ulp 1.0, abs 0.0;
     /// Inverse hyperbolic cosine, lane by lane.
-    Acosh = acosh, gm_vacosh_f32, acosh_for, f64::acosh, ulp 1.0, abs 0.0;
+    Acosh = acosh, gm_vacosh_f32, f64::acosh, ulp 1.0, abs 0.0;
     /// Inverse hyperbolic tangent, lane by lane.
-    Atanh = atanh, gm_vatanh_f32, atanh_for, f64::atanh, ulp 1.0, abs 0.0;
+    Atanh = atanh, gm_vatanh_f32, f64::atanh, ulp 1.0, abs 0.0;
     /// Square root.
-    Sqrt = sqrt, gm_vsqrt_f32, sqrt_for, f64::sqrt, ulp 0.5, abs 0.0;
+    Sqrt = sqrt, gm_vsqrt_f32, f64::sqrt, ulp 0.5, abs 0.0;
     /// `1 / sqrt(x)`
-    Rsqrt = rsqrt, gm_vrsqrt_f32, rsqrt_for, |x| 1.0 / x.sqrt(), ulp 1.5, abs 0.0;
+    Rsqrt = rsqrt, gm_vrsqrt_f32, |x| 1.0 / x.sqrt(), ulp 1.5, abs 0.0;
     /// `1 / x`
-    Reciprocal = reciprocal, gm_vrecip_f32, reciprocal_for, |x| 1.0 / x, ulp 0.5, abs 0.0;
+    Reciprocal = reciprocal, gm_vrecip_f32, |x| 1.0 / x, ulp 0.5, abs 0.0;
 }
 
 struct PowArray {
@@ -206,11 +202,15 @@ impl Task for PowArray {
 /// `a[i]` to the power `b[i]`; at most 1.1 units of the last place off.
 ///
 /// # Safety
-/// As for [`BinaryFn`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_vpow_f32(n: usize, a: *const f32, b: *const f32, y: *mut f32) {
-    // SAFETY: the caller's contract is the task's; the current instruction set is available.
-    unsafe { dispatch(Isa::current(), PowArray { n, a, b, y }) }
+/// As for [`BinaryFn`]. The CPU has the instruction set of number `ISA`.
+pub unsafe extern "C" fn gm_vpow_f32<const ISA: u32>(
+    n: usize,
+    a: *const f32,
+    b: *const f32,
+    y: *mut f32,
+) {
+    // SAFETY: the caller's contract is the task's.
+    unsafe { dispatch(Isa::of::<ISA>(), PowArray { n, a, b, y }) }
 }
 
 /// Functions that `f64` lacks.

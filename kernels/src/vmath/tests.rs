@@ -81,7 +81,7 @@ fn error(got: f32, want: f64) -> Option<f64> {
 fn apply(function: &Function, isa: Isa, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.len()];
     // SAFETY: both arrays have `len` elements.
-    unsafe { (function.kernel_for)(isa, x.len(), x.as_ptr(), y.as_mut_ptr()) };
+    unsafe { function.kernel(isa)(x.len(), x.as_ptr(), y.as_mut_ptr()) };
     y
 }
 
@@ -138,7 +138,7 @@ fn every_length_is_written_and_no_more() {
             let x = vec![0.25f32; n];
             let mut y = vec![7.0f32; n + 3];
             // SAFETY: `x` has `n` elements, `y` more.
-            unsafe { (FUNCTIONS[0].kernel_for)(isa, n, x.as_ptr(), y.as_mut_ptr()) };
+            unsafe { FUNCTIONS[0].kernel(isa)(n, x.as_ptr(), y.as_mut_ptr()) };
             assert!(
                 y[..n].iter().all(|&y| (y - 1.284_025_4).abs() < 1e-6),
                 "{isa} {n}"

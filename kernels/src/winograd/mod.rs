@@ -187,7 +187,7 @@ impl WinogradDesc {
         spread(self.out_channels.next_multiple_of(nr).min(PANELS * nr))
     }
 
-    fn is_valid(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         WinogradDesc::takes(&self.window)
             && [2, 4].contains(&self.tile)
             && self.tile_block > 0

@@ -144,12 +144,16 @@ unsafe fn transformed<S: Simd, const M: usize, const A: usize, F: Form<M, A>>(
     }
 }
 
-/// The sum of products with three factors.
+/// The sum of products with three factors, each product and each sum rounded, so that every machine packs the same bits.
 #[inline(always)]
 fn combined<S: Simd>(s: S, factors: [f64; 3], x: [S::D; 3]) -> S::D {
-    let sum = s.mul_d(s.splat_d(factors[0]), x[0]);
-    let sum = s.fma_d(s.splat_d(factors[1]), x[1], sum);
-    s.fma_d(s.splat_d(factors[2]), x[2], sum)
+    let one = s.splat_d(1.0);
+    let mut sum = s.mul_d(s.splat_d(factors[0]), x[0]);
+    for i in 1..3 {
+        let product = s.mul_d(s.splat_d(factors[i]), x[i]);
+        sum = s.fma_d(product, one, sum);
+    }
+    sum
 }
 
 impl Pack<'_> {

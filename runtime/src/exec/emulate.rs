@@ -70,6 +70,7 @@ pub fn wait_kernel() -> Kernel {
         name: "wait".into(),
         function,
         workspace_bytes_per_thread: 0,
+        blocks: None,
     })
 }
 

@@ -70,7 +70,8 @@ impl Lanes {
         options: &ExecOptions,
         limit: usize,
     ) -> Result<Lanes, Error> {
-        let first = Arc::new(Executor::new(program.clone(), options)?);
+        let first = Arc::new(Executor::new(program, options)?);
+        let program = first.shared.program.clone();
         let n_threads = options.pool.n_threads();
         let is_alone = program.has_state()
             || program.partitions.len() != 1

@@ -183,6 +183,7 @@ impl Executor {
         let n_devices = program.partitions.len().max(1);
         let n_threads = options.pool.n_threads();
         let threads_per_device = (n_threads / n_devices).max(1);
+        let program = program.divided(threads_per_device)?;
         check_devices(&program, n_threads, n_lanes, options)?;
         if !options.is_validated {
             check_program(&program)?;

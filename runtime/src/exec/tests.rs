@@ -78,6 +78,7 @@ fn kernel(name: &str, entry: KernelFn, workspace: usize) -> Kernel {
         name: name.into(),
         function,
         workspace_bytes_per_thread: workspace,
+        blocks: None,
     })
 }
 

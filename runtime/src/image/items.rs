@@ -8,9 +8,10 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::gpu::GpuCode;
 use crate::program::{
-    AllReduce, Buffer, BufferId, Carried, CpuKernel, If, IoSpec, Kernel, KernelId, Key, Loc, Loop,
-    Partition, Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
+    AllReduce, Blocks, Buffer, BufferId, Carried, CpuKernel, If, IoSpec, Kernel, KernelId, Key,
+    Loc, Loop, Partition, Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
 };
+use gristmill_kernels::Blocked;
 
 record! {
     Program { name, inputs, outputs, variables, partitions }
@@ -21,7 +22,8 @@ record! {
     }
     DeviceName { job, replica, task, kind, index }
     Buffer { name, dtype, shape, loc }
-    CpuKernel { name, function, workspace_bytes_per_thread }
+    CpuKernel { name, function, workspace_bytes_per_thread, blocks }
+    Blocks { kind, descriptor, cost_ns }
     Step { kind, origin, deps }
     Key { source, destination, tensor }
     AllReduce { key, rank, devices, kind, src, dst }
@@ -32,6 +34,7 @@ record! {
 }
 
 choice! {
+    Blocked { 1 Gemm, 2 Conv, 3 Winograd, 4 Attention }
     DeviceKind { 0 Cpu, 1 Gpu, 2 Emu }
     Reduction { 0 Sum, 1 Prod, 2 Max, 3 Min }
     Loc { 0 Arena { offset_bytes }, 1 Constant(i), 2 Input(i), 3 Output(i) }

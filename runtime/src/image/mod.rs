@@ -26,7 +26,7 @@ use crate::error::Error;
 use codec::{Item, Reader, Writer, record};
 
 /// Version of the format that this runtime reads and writes.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// The first bytes of every image.
 pub const MAGIC: [u8; 8] = *b"GMIMAGE\0";
@@ -55,8 +55,6 @@ pub struct About {
     pub isa: u32,
     /// Features of the CPU that generated code uses, by Cranelift's names (`has_avx2`).
     pub features: Vec<String>,
-    /// Threads that the blocks of kernels are planned for; any number can run it.
-    pub threads: usize,
     /// The sizes that each program is for.
     pub variants: Vec<Fixed>,
     /// Hash of the measurements of a machine that decided placement and kernels; 0 where none did.
@@ -73,7 +71,7 @@ pub struct Fixed {
 }
 
 record! {
-    About { name, version, system, isa, features, threads, variants, measured }
+    About { name, version, system, isa, features, variants, measured }
     Fixed { dims, indexed }
 }
 

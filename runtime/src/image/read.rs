@@ -167,8 +167,9 @@ impl Image {
         if sections.len() != imports.len() {
             return Err(damaged("texts and their imports differ in number"));
         }
+        let isa = isa_of(&self.about)?;
         let link = |(section, imports): (&&Section, Vec<String>)| {
-            Text::linked(contents(&self.map, section), imports)
+            Text::linked(contents(&self.map, section), imports, isa)
         };
         sections.iter().zip(imports).map(link).collect()
     }
@@ -267,7 +268,7 @@ fn check_machine(about: &About) -> Result<(), Error> {
         let (found, here) = (&about.system, system());
         return refused(format!("the image is for {found}, this is {here}"));
     }
-    let isa = Isa::from_u32(about.isa).ok_or_else(|| damaged("an unknown instruction set"))?;
+    let isa = isa_of(about)?;
     if !isa.is_available() {
         return refused(format!("the image needs a CPU with {isa}"));
     }
@@ -279,6 +280,10 @@ fn check_machine(about: &About) -> Result<(), Error> {
             refused(format!("the image needs a CPU with {name}"))
         }
     }
+}
+
+fn isa_of(about: &About) -> Result<Isa, Error> {
+    Isa::from_u32(about.isa).ok_or_else(|| damaged("an unknown instruction set"))
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

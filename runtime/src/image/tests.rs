@@ -69,7 +69,7 @@ fn branch(value: f32) -> Arc<Program> {
 /// A kernel that does nothing, a branch, a variable and a copy: `n` elements in and out.
 fn program(n: usize) -> Arc<Program> {
     let imports = vec!["gm_gemm_f32".to_owned()];
-    let text = Text::linked(NOTHING, imports).unwrap();
+    let text = Text::linked(NOTHING, imports, gristmill_kernels::Isa::Portable).unwrap();
     // SAFETY: the code keeps to the ABI, whatever its arguments.
     let function = unsafe { text.function(0) };
     let buffers = vec![
@@ -115,6 +115,7 @@ fn program(n: usize) -> Arc<Program> {
         name: "nothing".to_owned(),
         function,
         workspace_bytes_per_thread: 64,
+        blocks: None,
     }));
     Arc::new(Program {
         name: "model".to_owned(),
@@ -141,7 +142,6 @@ fn about_here() -> About {
         system: system(),
         isa: gristmill_kernels::Isa::Portable as u32,
         features: Vec::new(),
-        threads: 2,
         variants: [3, 5]
             .map(|n| Fixed {
                 dims: vec![("n".to_owned(), n)],
@@ -276,7 +276,7 @@ fn other_machines_and_formats_are_refused_by_name() {
     bytes[8] = 9;
     assert_eq!(
         refusal(&bytes),
-        "the image has format 9, this runtime reads 1"
+        "the image has format 9, this runtime reads 2"
     );
     let mut bytes = bytes_of(&about_here());
     bytes[24] ^= 1;

@@ -6,6 +6,7 @@
 //! - a buffer at an input, output or constant has its size, and the dtype of the input or output;
 //! - constants and inputs are never written; every output is written, and named by one partition only;
 //! - kernels are for the kind of their device; a GPU's name code and arguments that are there, and tensor maps lie within their buffers;
+//! - descriptors of kernels that work by blocks are constants, make sense, and are used for nothing else;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
 //! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round;
 //! - every rank of an `AllReduce` is there once, on the device that all ranks name for it, with the same kind, size and dtype; each step of a
@@ -196,6 +197,9 @@ fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<Stri
     }
     if violations.len() == n_before {
         check_hazards(partition, violations);
+        let blocks = partition.check_blocks();
+        let label = |problem| format!("{}: {problem}", partition.device);
+        violations.extend(blocks.err().map(label));
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let mut desc = o.descriptor(cx, &lead);
     desc.causal = u32::from(causal);
     desc.scale = scale.0 as f32;
-    desc.plan(cx.n_threads);
+    desc.plan(1);
     let mask = o.mask.as_ref().map_or(Ptr::Null, read);
     let operands = vec![read(&o.v), mask];
     let ptrs = pointers(read(&o.q), read(&o.k), result(node), true, operands);

@@ -20,11 +20,10 @@ use crate::cost::{Extents, Work, work};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, Type, ValueId};
 use cranelift_codegen::ir::Value;
+use gristmill_kernels::Blocked;
 use gristmill_runtime::Tensor;
+use gristmill_runtime::program::{Blocks, CpuKernel, SERIAL_NS, grain};
 use std::collections::BTreeSet;
-
-/// Estimated time below which a kernel is not worth splitting.
-const SERIAL_NS: u64 = 3_000;
 
 /// One cluster being compiled.
 pub(super) struct ClusterCompiler<'s, 'o> {
@@ -134,7 +133,6 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             users: phase.users,
             in_memory: phase.in_memory,
             isa: options.target.isa(),
-            n_threads: options.n_threads,
             constants: &options.constants,
             conv: options.conv,
         }
@@ -177,7 +175,12 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let buffers = reads.iter().chain(&writes).map(|&(_, arg)| arg);
         let function = kernel.function;
         self.placed.plan.steps.push(PlanStep {
-            kernel: self.session.add_kernel(name, function, workspace_bytes),
+            kernel: self.session.add_kernel(CpuKernel {
+                name,
+                function,
+                workspace_bytes_per_thread: workspace_bytes,
+                blocks: None,
+            }),
             args: constants.into_iter().chain(buffers).collect(),
             n_outputs: writes.len() as u32,
             items,
@@ -236,15 +239,24 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let (symbol, n_outputs) = (call.symbol, writes.len());
         let thunk = self.session.thunk(symbol, reads.len(), n_outputs, &slots)?;
         let constants = self.constants_of(&thunk)?;
-        let (function, name) = (thunk.function, self.kernel_name(symbol));
+        let blocks = Blocked::of_symbol(symbol).map(|kind| Blocks {
+            kind,
+            descriptor: u32::from(constants.is_some()),
+            cost_ns: call.cost_ns,
+        });
+        let kernel = CpuKernel {
+            name: self.kernel_name(symbol),
+            function: thunk.function,
+            workspace_bytes_per_thread: call.workspace_bytes,
+            blocks,
+        };
+        let items = call.items as u64;
         self.placed.plan.steps.push(PlanStep {
-            kernel: self
-                .session
-                .add_kernel(name, function, call.workspace_bytes),
+            kernel: self.session.add_kernel(kernel),
             args: constants.into_iter().chain(reads).chain(writes).collect(),
             n_outputs: n_outputs as u32,
-            items: call.items as u64,
-            grain: call_grain(call),
+            items,
+            grain: grain(items, call.cost_ns),
         });
         Ok(())
     }
@@ -515,12 +527,4 @@ fn work_of(g: &Graph, node: &Node) -> Work {
     let types = |values: &[ValueId]| -> Vec<&Type> { values.iter().map(|&v| g.ty(v)).collect() };
     let (operands, results) = (types(&node.inputs), types(&node.outputs));
     work::of_op(&node.op, &operands, &results, &Extents::default())
-}
-
-/// Items of a piece of a call for a thread; 0 when it is not worth splitting.
-fn call_grain(call: &Call) -> u64 {
-    if call.cost_ns < 2 * SERIAL_NS || call.items < 2 {
-        return 0;
-    }
-    (call.items as u64 * SERIAL_NS / call.cost_ns).max(1)
 }

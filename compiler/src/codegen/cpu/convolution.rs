@@ -166,7 +166,7 @@ impl<'n> Convolution<'n> {
         if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
             return Err(Rejected::EpilogueLength);
         }
-        desc.plan(cx.n_threads);
+        desc.plan(1);
         let out = Ptr::Write(Place::Value(chain.result), 0);
         let call = Call {
             symbol: desc.symbol(),
@@ -193,7 +193,7 @@ impl<'n> Convolution<'n> {
                 return Err(Rejected::EpilogueLength);
             }
         }
-        desc.plan(cx.n_threads);
+        desc.plan(1);
         let call = self.call(&desc, &chain, weights.ptr, operands);
         let (mut calls, mut temps) = (vec![call], vec![]);
         if let Some((pack, bytes)) = weights.at_run_time {

@@ -59,14 +59,13 @@ pub struct Listing {
     pub code_bytes: usize,
 }
 
-/// The target with the features that its CPU has.
+/// The target with the features that its CPU has, which need not be those of this one.
 fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
     let is_native = target == TargetCpu::Native;
     let builder = cranelift_native::builder_with_options(is_native);
     let mut builder =
         builder.map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
     if !is_native {
-        target.check_runs_here()?;
         for feature in target.features() {
             builder.enable(feature).map_err(internal)?;
         }
@@ -102,13 +101,13 @@ fn flags() -> Result<settings::Flags> {
 }
 
 impl Jit {
-    /// An empty text for a CPU that this machine can stand in for.
+    /// An empty text for a CPU.
     pub(super) fn new(
         target: TargetCpu,
         listings: bool,
         store: Option<Arc<CodeStore>>,
     ) -> Result<Jit> {
-        let linker = Linker::new(target_isa(target)?);
+        let linker = Linker::new(target_isa(target)?, target.isa());
         let listings = listings.then(Default::default);
         Ok(Jit {
             linker,

@@ -7,6 +7,7 @@ use cranelift_codegen::ir::{
 };
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::{Context, FinalizedMachReloc, FinalizedRelocTarget};
+use gristmill_kernels::Isa;
 use gristmill_runtime::text::{Function as Linked, Text, table_offset};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ const ALIGN: usize = 64;
 /// Machine code of a program, and the names of the functions that it calls.
 pub(super) struct Linker {
     pub(super) isa: OwnedTargetIsa,
+    /// The instruction set of the kernels that it calls.
+    kernels: Isa,
     /// The text as functions know it, which is linked at the end.
     made: Arc<Text>,
     text: Vec<u8>,
@@ -39,9 +42,10 @@ pub(super) fn internal(problem: impl std::fmt::Display) -> Error {
 }
 
 impl Linker {
-    pub(super) fn new(isa: OwnedTargetIsa) -> Linker {
+    pub(super) fn new(isa: OwnedTargetIsa, kernels: Isa) -> Linker {
         Linker {
             isa,
+            kernels,
             made: Arc::default(),
             text: Vec::new(),
             imports: Vec::new(),
@@ -113,7 +117,9 @@ impl Linker {
             fixup.apply(&mut self.text, table)?;
         }
         let imports = self.imports.iter().map(|&name| name.to_owned());
-        Ok(self.made.link(&self.text, imports.collect())?)
+        Ok(self
+            .made
+            .link(&self.text, imports.collect(), self.kernels)?)
     }
 }
 

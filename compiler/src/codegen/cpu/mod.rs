@@ -41,7 +41,6 @@ use crate::options::ConvAlgorithm;
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use gristmill_runtime::program::CpuKernel;
-use gristmill_runtime::text::Function;
 use jit::{Jit, Kernel};
 pub use jit::{Listing, required_features};
 pub use kept::KeptPlans;
@@ -58,8 +57,6 @@ use thunk::Slot;
 pub struct Options {
     /// The CPU that code is made for.
     pub target: TargetCpu,
-    /// Threads that a kernel may be split over; block sizes of contractions depend on it.
-    pub n_threads: usize,
     /// Algorithm of convolutions.
     pub conv: ConvAlgorithm,
     /// Collect [`Listing::clif`] and [`Listing::asm`].
@@ -79,7 +76,6 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             target: TargetCpu::Native,
-            n_threads: 1,
             conv: ConvAlgorithm::default(),
             listings: false,
             release_constants: false,
@@ -96,7 +92,7 @@ pub struct Collector(Jit);
 impl Collector {
     /// No code yet.
     ///
-    /// Errors with `Unsupported` for a CPU that this machine cannot stand in for.
+    /// Errors with `Unsupported` for a CPU of another architecture than this one.
     pub fn new(options: &Options) -> Result<Collector> {
         let store = options.code.clone();
         Ok(Collector(Jit::new(
@@ -124,12 +120,8 @@ struct Session<'a> {
 
 impl Session<'_> {
     /// Adds a kernel of the program; gives its index.
-    fn add_kernel(&mut self, name: String, function: Function, workspace_bytes: usize) -> usize {
-        self.kernels.push(CpuKernel {
-            name,
-            function,
-            workspace_bytes_per_thread: workspace_bytes,
-        });
+    fn add_kernel(&mut self, kernel: CpuKernel) -> usize {
+        self.kernels.push(kernel);
         self.kernels.len() - 1
     }
 

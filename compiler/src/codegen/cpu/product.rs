@@ -38,7 +38,7 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
         let keeps_sums = cx.body.dtype(chain.result) == DType::I32;
         desc.integers = b.describe(&mut operands, keeps_sums);
     }
-    desc.plan(cx.n_threads);
+    desc.plan(1);
     let out = Ptr::Write(Place::Value(chain.result), 0);
     let call = Call {
         symbol: "gm_gemm_f32",

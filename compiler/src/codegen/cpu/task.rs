@@ -158,7 +158,6 @@ pub(super) struct Context<'a> {
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
     /// Instruction set of kernels and of packed weights.
     pub(super) isa: Isa,
-    pub(super) n_threads: usize,
     pub(super) constants: &'a ConstantStore,
     pub(super) conv: ConvAlgorithm,
 }

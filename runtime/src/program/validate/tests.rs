@@ -79,6 +79,7 @@ fn chain() -> Program {
             name: "k".into(),
             function,
             workspace_bytes_per_thread: 0,
+            blocks: None,
         })],
         steps: vec![
             call(&[0, 1], &[]),

@@ -81,14 +81,8 @@ pub fn check(body: &Graph, inputs: &[Tensor], tolerance: f64, rng: &mut Rng) {
         tolerance,
     };
     case.check(|graph, inputs| {
-        let compiled = compile_clusters(
-            &mut graph.clone(),
-            &Options {
-                n_threads: 2,
-                ..Options::default()
-            },
-        )
-        .map_err(|e| format!("compiler: {e}"))?;
+        let compiled = compile_clusters(&mut graph.clone(), &Options::default())
+            .map_err(|e| format!("compiler: {e}"))?;
         run(graph, &compiled, inputs, rng).map_err(|s| format!("kernel status {s}"))
     });
 }

@@ -17,19 +17,15 @@ fn polynomial() -> Graph {
     b.finish().unwrap()
 }
 
-/// The listing for a target; `None`, with a message, where this machine cannot stand in for it.
-fn listing(target: TargetCpu) -> Option<String> {
-    if let Err(e) = target.check_runs_here() {
-        eprintln!("left out: code for {target}: {e}");
-        return None;
-    }
+/// The listing for a target, which this machine need not run.
+fn listing(target: TargetCpu) -> String {
     let options = Options {
         target,
         listings: true,
         ..Options::default()
     };
     let compiled = compile_listed(&mut as_cluster(&polynomial()), &options);
-    Some(compiled.unwrap().1.asm)
+    compiled.unwrap().1.asm
 }
 
 /// Mnemonics of a listing that compute on vectors of `f32`.
@@ -43,9 +39,7 @@ fn vector_mnemonics(asm: &str) -> Vec<&str> {
 #[test]
 fn vector_code_from_v3_on_is_vex_encoded() {
     for name in ["x86-64-v3", "x86-64-v4"] {
-        let Some(asm) = listing(TargetCpu::parse(name).unwrap()) else {
-            continue;
-        };
+        let asm = listing(TargetCpu::parse(name).unwrap());
         let mnemonics = vector_mnemonics(&asm);
         assert!(!mnemonics.is_empty(), "no vector code for {name}:\n{asm}");
         let has_vex = mnemonics.iter().all(|m| m.starts_with('v'));
@@ -56,9 +50,7 @@ fn vector_code_from_v3_on_is_vex_encoded() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn vector_code_for_v2_is_not() {
-    let Some(asm) = listing(TargetCpu::parse("x86-64-v2").unwrap()) else {
-        return;
-    };
+    let asm = listing(TargetCpu::parse("x86-64-v2").unwrap());
     let mnemonics = vector_mnemonics(&asm);
     let has_legacy_encoding = mnemonics.iter().all(|m| !m.starts_with('v'));
     assert!(!mnemonics.is_empty() && has_legacy_encoding, "{asm}");
