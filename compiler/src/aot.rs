@@ -30,7 +30,7 @@ use crate::ir::Bindings;
 use crate::options::Options;
 use crate::place::Device;
 use gristmill_runtime::device::DeviceKind;
-use gristmill_runtime::image::{self, About, Fixed, Section, system};
+use gristmill_runtime::image::{self, About, Fixed, Section, Spool, system};
 use gristmill_runtime::program::{Kernel, Program, Step, StepKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -59,7 +59,8 @@ impl Written {
     }
 }
 
-/// Compiles a model for CPUs and writes it to a file, which is replaced as a whole.
+/// Compiles a model for CPUs and writes it to a file, which is replaced as a whole. Packed weights are in a temporary file without a name
+/// beside it meanwhile, so that the disk has room for them twice, and memory for one at a time.
 ///
 /// Errors for dims without a size, with their names; for models whose extents the data decides; for other devices than CPUs.
 pub fn write(
@@ -95,11 +96,11 @@ pub(crate) fn write_with(
     extra: &Extra,
 ) -> Result<Written> {
     let variants = combinations(sizes, &options.dims)?;
-    let shared = Arc::new(Shared::of(options));
     let mut programs = Vec::new();
     let mut about = about(options)?;
     let mut devices = options.devices.clone();
     devices.assume_cpus(options.target_cpu.isa());
+    let shared = Arc::new(Shared::spooled(options, Spool::beside(path)?));
     for (i, dims) in variants.iter().enumerate() {
         (extra.progress)(i, variants.len(), dims);
         let options = Options {

@@ -26,6 +26,7 @@ use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources, Transaction};
+use gristmill_runtime::image::Spool;
 use gristmill_runtime::program::Program;
 use gristmill_runtime::{DeviceName, Tensor};
 use open::{Closed, Open};
@@ -121,6 +122,14 @@ impl Shared {
             code: Arc::default(),
             pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
             resources: options.resources.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The same with weights in a file instead of memory.
+    pub(crate) fn spooled(options: &Options, spool: Spool) -> Shared {
+        Shared {
+            constants: Arc::new(ConstantStore::spooled(spool)),
+            ..Shared::of(options)
         }
     }
 }

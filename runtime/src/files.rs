@@ -4,7 +4,7 @@ mod read;
 
 pub use read::{MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES, lock, open, read, read_text};
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,7 @@ pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let existing = fs::metadata(&target).ok();
+    let (target, existing) = target_of(path);
     if existing.as_ref().is_some_and(|m| !m.is_file()) {
         return write_to(OpenOptions::new().write(true).open(&target)?, write);
     }
@@ -26,7 +25,26 @@ pub fn replace(
     replace_target(&target, permissions, write)
 }
 
-/// The same for folders in which others may put links: whatever is at `path` is replaced itself, and nothing that it leads to is changed.
+/// A file for reading and writing that has no name: it is gone when all that have it open or mapped are, however they end. It is on the disk
+/// of `path`, beside the file that [`replace`] would replace; where that is a device or a pipe, in the folder of temporary files.
+pub fn nameless(path: &Path) -> io::Result<File> {
+    let (target, existing) = target_of(path);
+    let (name, file) = match existing.is_none_or(|m| m.is_file()) {
+        true => create_beside(&target)?,
+        false => create_beside(&std::env::temp_dir().join("gristmill"))?,
+    };
+    fs::remove_file(name)?;
+    Ok(file)
+}
+
+/// The file that a path leads to, and its properties if there is one.
+fn target_of(path: &Path) -> (PathBuf, Option<Metadata>) {
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let existing = fs::metadata(&target).ok();
+    (target, existing)
+}
+
+/// The same as [`replace`] for folders in which others may put links: whatever is at `path` is replaced itself, and nothing that it leads to is changed.
 pub fn replace_entry(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -71,7 +89,7 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
         let random = RandomState::new().hash_one(attempt);
         let beside = path.with_file_name(format!(".gristmill-{random:016x}.new"));
         let mut new = OpenOptions::new();
-        match new.write(true).create_new(true).open(&beside) {
+        match new.read(true).write(true).create_new(true).open(&beside) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => taken = e,
             opened => return Ok((beside, opened?)),
         }
@@ -117,6 +135,21 @@ mod tests {
         replace(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(&folder), ["a"]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "writes files")]
+    fn a_nameless_file_is_beside_and_cannot_be_found() {
+        let folder = folder("nameless");
+        let mut file = nameless(&folder.join("a")).unwrap();
+        file.write_all(b"bytes").unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 5);
+        assert!(names(&folder).is_empty());
+        assert!(nameless(&folder.join("missing").join("a")).is_err());
+        if cfg!(target_os = "linux") {
+            nameless(Path::new("/dev/null")).unwrap();
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -305,6 +305,39 @@ fn the_command_line_refuses_what_images_do_not_hold() {
     assert!(refused(&["run", image], 2).contains("the image is damaged"));
 }
 
+/// A reshape that takes two rows only.
+const TWO_ROWS: &str = r#"graph "rows" {
+    %0 = input "x": f32[n, 2]
+    %1: f32[4] = reshape(%0) {shape = [4]}
+    output "y" %1
+}"#;
+
+#[test]
+fn a_variant_that_fails_leaves_the_earlier_image_and_no_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = || {
+        let entries = std::fs::read_dir(dir.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    std::fs::write(dir.path().join("rows.ir"), TWO_ROWS).unwrap();
+    let compile = |size: &str| {
+        let words = ["compile", "rows.ir", "-o", "rows.gmx", "--shape", size];
+        command(dir.path(), &words)
+    };
+    let failed = compile("n=2,3");
+    assert_eq!(failed.code, Some(2), "{}", failed.stderr);
+    assert_eq!(files(), ["rows.ir"]);
+    let ended = compile("n=2");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let image = std::fs::read(dir.path().join("rows.gmx")).unwrap();
+    let failed = compile("n=2,3");
+    assert!(failed.stderr.contains("n=3"), "{}", failed.stderr);
+    assert_eq!(files(), ["rows.gmx", "rows.ir"]);
+    assert!(std::fs::read(dir.path().join("rows.gmx")).unwrap() == image);
+}
+
 /// A table of `n` rows, and indices into it.
 const ROWS: &str = r#"graph "rows" {
     %0 = input "table": f32[n, 2]

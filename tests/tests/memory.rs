@@ -1,6 +1,6 @@
 //! Peak memory of a process that compiles a model and runs it: at most 1.3 times the weights, the activations and 50 MiB.
 
-use crate::process::gristmill;
+use crate::process::{Start, gristmill, start};
 use gristmill::ir::{Dim, Graph, GraphBuilder};
 use gristmill::onnx::proto::*;
 use gristmill::{Compiled, DType, Options, Tensor, compile};
@@ -122,6 +122,51 @@ fn weights_are_in_memory_once() {
         peak / MIB,
         limit / MIB
     );
+}
+
+/// Ten products, each by a weight of 8 MiB that no other is equal to.
+fn ten_products() -> ModelProto {
+    let mut model = model();
+    let graph = model.graph.as_mut().expect("a model has a graph");
+    (graph.node, graph.initializer) = (Vec::new(), Vec::new());
+    graph.output = vec![row("x10", 1024)];
+    for i in 0..10 {
+        let dims = [[1024, 2048], [2048, 1024]][i % 2];
+        let mut weight = weight(&format!("w{i}"), dims);
+        let mut bytes = weight.raw_data.to_vec();
+        bytes.rotate_left(4 * (i + 1));
+        weight.raw_data = bytes.into();
+        graph.initializer.push(weight);
+        let x = [String::from("x"), format!("x{i}")][usize::from(i > 0)].clone();
+        let inputs = [&x[..], &format!("w{i}")];
+        graph
+            .node
+            .push(node("MatMul", inputs, &format!("x{}", i + 1)));
+    }
+    model
+}
+
+/// Two weights of the ten are less than a limit that all of them exceed.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_image_is_compiled_in_the_memory_of_its_largest_weight() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = ten_products().encode_to_vec();
+    std::fs::write(folder.path().join("model.onnx"), bytes).unwrap();
+    let limit = (2 * 8 + 48) << 10;
+    let how = Start {
+        folder: folder.path(),
+        // Of memory that is allocated or mapped without a file.
+        shell: &format!("ulimit -d {limit}"),
+        ..Start::default()
+    };
+    let words = ["compile", "model.onnx", "-o", "model.gmx", "--threads", "1"];
+    let ended = start(how, &words);
+    assert_eq!(ended.code, Some(0), "{}: {}", ended.status, ended.stderr);
+    let size = std::fs::metadata(folder.path().join("model.gmx"))
+        .unwrap()
+        .len();
+    assert!(size as usize > 80 * MIB, "{size} bytes");
 }
 
 /// `x w` with `x: [batch, 256]` and 256 KiB of weights.

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::ir::ConstData;
 use crate::ir::constant::Recipe;
 use gristmill_runtime::Tensor;
+use gristmill_runtime::image::Spool;
 use gristmill_runtime::tensor::WeakTensor;
 use std::collections::HashMap;
 use std::fmt;
@@ -18,6 +19,8 @@ pub struct ConstantStore(Mutex<Entries>);
 
 #[derive(Default)]
 struct Entries {
+    /// File for the bytes of tensors, which are in memory where there is none.
+    spool: Option<Spool>,
     by_source: HashMap<Key, WeakTensor>,
     /// The same by layout. What folding computes at once is another constant in each program, with
     /// the same elements.
@@ -32,6 +35,14 @@ struct Key {
 }
 
 impl ConstantStore {
+    /// A store that has the bytes of tensors in a file from the time that they are made.
+    pub fn spooled(spool: Spool) -> ConstantStore {
+        ConstantStore(Mutex::new(Entries {
+            spool: Some(spool),
+            ..Entries::default()
+        }))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -39,7 +50,8 @@ impl ConstantStore {
     /// The constant as `make` lays it out, or as it was laid out before under the same description,
     /// which therefore has all that decides the result beside the constant.
     ///
-    /// Errors with those of `make`, and when a file cannot be read.
+    /// Errors with those of `make`, when a file cannot be read, and when that of a spool cannot be
+    /// written.
     pub fn laid_out<E: From<Error>>(
         &self,
         constant: &ConstData,
@@ -59,12 +71,12 @@ impl ConstantStore {
             return Ok(found);
         }
         let made = make(&constant.tensor()?)?;
-        Ok(self.lock().keep(key, made))
+        Ok(self.lock().keep(key, made)?)
     }
 
     /// The constant's elements in row-major order.
     ///
-    /// Errors when a file cannot be read.
+    /// Errors when a file cannot be read, and when that of a spool cannot be written.
     pub fn plain(&self, constant: &ConstData) -> Result<Tensor, Error> {
         self.laid_out(constant, "plain".into(), |t| Ok(t.clone()))
     }
@@ -82,26 +94,30 @@ impl ConstantStore {
 
 impl Entries {
     /// Keeps a tensor, or gives the equal one that is there.
-    fn keep(&mut self, key: Key, made: Tensor) -> Tensor {
+    fn keep(&mut self, key: Key, made: Tensor) -> Result<Tensor, Error> {
         let there = self.by_source.get(&key).and_then(WeakTensor::upgrade);
         if let Some(there) = there {
-            return there;
+            return Ok(there);
         }
-        let tensor = self.shared(&key.layout, made);
+        let tensor = self.shared(&key.layout, made)?;
         self.forget_dropped();
         self.by_source.insert(key, tensor.downgrade());
-        tensor
+        Ok(tensor)
     }
 
     /// A tensor of the same layout with the same elements, if there is one.
-    fn shared(&mut self, layout: &str, made: Tensor) -> Tensor {
+    fn shared(&mut self, layout: &str, made: Tensor) -> Result<Tensor, Error> {
         let alike = self.by_layout.entry(layout.to_owned()).or_default();
         let mut there = alike.iter().filter_map(WeakTensor::upgrade);
         if let Some(same) = there.find(|t| is_same(t, &made)) {
-            return same;
+            return Ok(same);
         }
-        alike.push(made.downgrade());
-        made
+        let kept = match &self.spool {
+            Some(spool) => spool.keep(&made)?,
+            None => made,
+        };
+        alike.push(kept.downgrade());
+        Ok(kept)
     }
 
     /// Drops what stands for tensors that no program has any more, once these are half of all.

@@ -34,17 +34,22 @@ impl Texts {
 pub(super) struct Constants {
     pub(super) tensors: Vec<(usize, Tensor)>,
     pub(super) n_bytes: usize,
-    by_content: HashMap<(usize, u64), Vec<usize>>,
+    /// Indices of tensors by the size and the checksum of their bytes.
+    by_content: HashMap<(usize, u32), Vec<usize>>,
+    /// Offsets by address and size: variants have most tensors in common, whose bytes are then looked at once.
+    by_address: HashMap<(usize, usize), usize>,
 }
 
 impl Constants {
     /// The offset of a tensor's bytes.
     fn place(&mut self, tensor: &Tensor) -> usize {
         let bytes = tensor.as_bytes();
-        let alike = self
-            .by_content
-            .entry((bytes.len(), hash(bytes)))
-            .or_default();
+        let address = (bytes.as_ptr() as usize, bytes.len());
+        if let Some(&offset) = self.by_address.get(&address) {
+            return offset;
+        }
+        let key = (bytes.len(), crc32fast::hash(bytes));
+        let alike = self.by_content.entry(key).or_default();
         let tensors = &self.tensors;
         let known = alike.iter().find(|&&i| tensors[i].1.as_bytes() == bytes);
         if let Some(&i) = known {
@@ -53,20 +58,10 @@ impl Constants {
         alike.push(self.tensors.len());
         let offset = self.n_bytes;
         self.tensors.push((offset, tensor.clone()));
+        self.by_address.insert(address, offset);
         self.n_bytes = (offset + bytes.len()).next_multiple_of(ALIGN_BYTES);
         offset
     }
-}
-
-/// A quick hash of the content of constants; those of the same hash are compared.
-fn hash(bytes: &[u8]) -> u64 {
-    let mut words = bytes.chunks_exact(8);
-    let mix = |h: u64, w: u64| (h.rotate_left(5) ^ w).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let whole = words.by_ref().fold(bytes.len() as u64, |h, w| {
-        mix(h, u64::from_le_bytes(w.try_into().unwrap_or_default()))
-    });
-    let rest = words.remainder().iter();
-    rest.fold(whole, |h, &b| mix(h, b.into()))
 }
 
 /// Bytes being read, and the memory that they refer to.

@@ -15,11 +15,13 @@
 mod codec;
 mod items;
 mod read;
+mod spool;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use read::{Image, Variant};
+pub use spool::Spool;
 pub use write::write;
 
 use crate::error::Error;
