@@ -3,6 +3,10 @@
 //! Text has no relocations of its own: calls go through the table, whose distance from the text is known when the code is made. So the
 //! same bytes are linked here by a compiler at run time, and by a loader from a file.
 
+mod code;
+
+pub use code::{Call, Code, FUNCTION_ALIGN, Form};
+
 use crate::error::{Error, ErrorKind};
 use crate::program::KernelFn;
 use gristmill_kernels::Isa;
@@ -43,11 +47,19 @@ pub const fn table_offset(n_bytes: usize) -> usize {
 pub struct Text(OnceLock<Linked>);
 
 struct Linked {
-    map: Mmap,
-    /// Bytes of the text, without its table.
-    n_bytes: usize,
+    memory: Memory,
     /// Names of the table's functions, in order.
     imports: Vec<String>,
+    /// The places that hold distances to the table, where they are known.
+    calls: Option<Vec<Call>>,
+}
+
+/// The memory of text that is linked.
+enum Memory {
+    /// Of its own: so many bytes, and the table behind them.
+    Own(Mmap, usize),
+    /// Of the process, which has it as long as it runs.
+    Process(&'static [u8]),
 }
 
 impl Text {
@@ -57,30 +69,66 @@ impl Text {
     /// Errors with `Unsupported` for a name that this process has no function of.
     pub fn linked(text: &[u8], imports: Vec<String>, isa: Isa) -> Result<Arc<Text>, Error> {
         let made = Arc::<Text>::default();
-        made.link(text, imports, isa)?;
+        made.link_bytes(text, imports, None, isa)?;
         Ok(made)
     }
 
-    /// The same for a text whose functions are known already. Errors also when it is linked.
-    pub fn link(&self, text: &[u8], imports: Vec<String>, isa: Isa) -> Result<(), Error> {
-        let symbols = &SYMBOLS[isa as usize - 1];
-        let address = |name: &String| {
-            let found = symbols.get(name.as_str()).copied();
-            found.ok_or_else(|| {
-                let message = format!("code calls {name:?}, which this runtime does not have");
-                Error::new(ErrorKind::Unsupported, message)
-            })
+    /// The same for code whose functions are known already. Errors also when it is linked.
+    pub fn link(&self, mut code: Code, isa: Isa) -> Result<(), Error> {
+        code.place_calls()?;
+        self.link_bytes(&code.bytes, code.imports, Some(code.calls), isa)
+    }
+
+    /// Links text where it lies: executable memory of the process, [`table_offset`] bytes behind whose start the table is, which is
+    /// written once and then sealed.
+    ///
+    /// Errors as [`Text::linked`], and when the memory is no such place.
+    ///
+    /// # Safety
+    ///
+    /// The process has the text as long as it runs. The table has whole pages of its own, writable, with room for all imports, and
+    /// nobody else uses them; it is linked once.
+    pub unsafe fn linked_in_place(
+        text: &'static [u8],
+        table: *mut [u8],
+        imports: Vec<String>,
+        isa: Isa,
+    ) -> Result<Arc<Text>, Error> {
+        let addresses = addresses_of(&imports, isa)?;
+        let start = table.cast::<u8>();
+        let expected = text.as_ptr().addr() + table_offset(text.len());
+        if start.addr() != expected || table.len() < size_of_val(&addresses[..]) {
+            return Err(Error::invalid("the table is not behind its text"));
+        }
+        // SAFETY: by contract, there is room, and the memory is ours.
+        unsafe {
+            let bytes = size_of_val(&addresses[..]);
+            std::ptr::copy_nonoverlapping(addresses.as_ptr().cast(), start, bytes);
+            seal(start, table.len())?;
+        }
+        let linked = Linked {
+            memory: Memory::Process(text),
+            imports,
+            calls: None,
         };
-        let addresses: Vec<usize> = imports.iter().map(address).collect::<Result<_, _>>()?;
-        let map = load(text, &addresses).map_err(|e| {
+        Ok(Arc::new(Text(OnceLock::from(linked))))
+    }
+
+    fn link_bytes(
+        &self,
+        text: &[u8],
+        imports: Vec<String>,
+        calls: Option<Vec<Call>>,
+        isa: Isa,
+    ) -> Result<(), Error> {
+        let map = load(text, &addresses_of(&imports, isa)?).map_err(|e| {
             let message = format!("cannot map {} bytes of code: {e}", text.len());
             Error::new(ErrorKind::OutOfMemory, message)
         })?;
-        let n_bytes = text.len();
         let linked = Linked {
-            map,
-            n_bytes,
+            memory: Memory::Own(map, text.len()),
             imports,
+            calls,
         };
         let set = self.0.set(linked);
         set.map_err(|_| Error::internal("text is linked twice"))
@@ -88,12 +136,26 @@ impl Text {
 
     /// The machine code; empty before it is linked.
     pub fn bytes(&self) -> &[u8] {
-        self.0.get().map_or(&[], |l| &l.map[..l.n_bytes])
+        match self.0.get().map(|l| &l.memory) {
+            None => &[],
+            Some(Memory::Own(map, n_bytes)) => &map[..*n_bytes],
+            Some(Memory::Process(bytes)) => bytes,
+        }
     }
 
     /// Names of the functions that it calls, in the order of its table.
     pub fn imports(&self) -> &[String] {
         self.0.get().map_or(&[], |l| &l.imports)
+    }
+
+    /// The code, to be joined with other code; `None` before it is linked, and for text whose calls are not known, such as that of a file.
+    pub fn code(&self) -> Option<Code> {
+        let linked = self.0.get()?;
+        Some(Code {
+            bytes: self.bytes().to_vec(),
+            imports: linked.imports.clone(),
+            calls: linked.calls.clone()?,
+        })
     }
 
     /// The function that begins at an offset.
@@ -105,6 +167,47 @@ impl Text {
     pub unsafe fn function(self: &Arc<Text>, offset: usize) -> Function {
         Function(Place::Text(self.clone(), offset))
     }
+}
+
+/// Addresses of functions of this process.
+fn addresses_of(imports: &[String], isa: Isa) -> Result<Vec<usize>, Error> {
+    let symbols = &SYMBOLS[isa as usize - 1];
+    let address = |name: &String| {
+        let found = symbols.get(name.as_str()).copied();
+        found.ok_or_else(|| {
+            let message = format!("code calls {name:?}, which this runtime does not have");
+            Error::new(ErrorKind::Unsupported, message)
+        })
+    };
+    imports.iter().map(address).collect()
+}
+
+/// Makes pages unwritable for good.
+///
+/// # Safety
+///
+/// The pages are mapped, and nobody writes to them any more.
+#[cfg(unix)]
+unsafe fn seal(start: *mut u8, n_bytes: usize) -> Result<(), Error> {
+    unsafe extern "C" {
+        // Of the system's C library, as POSIX has it.
+        fn mprotect(start: *mut u8, n_bytes: usize, protection: i32) -> i32;
+    }
+    const READ: i32 = 1;
+    // SAFETY: by contract.
+    match unsafe { mprotect(start, n_bytes, READ) } {
+        0 => Ok(()),
+        _ => {
+            let e = io::Error::last_os_error();
+            Err(Error::invalid(format!("cannot seal the table: {e}")))
+        }
+    }
+}
+
+#[cfg(not(unix))]
+unsafe fn seal(_: *mut u8, _: usize) -> Result<(), Error> {
+    let message = "code in the executable itself runs on POSIX systems only";
+    Err(Error::new(ErrorKind::Unsupported, message))
 }
 
 /// Memory with text and its table, executable.
@@ -251,14 +354,14 @@ mod tests {
         let f = unsafe { text.function(0) };
         assert_eq!(f.entry().unwrap_err().kind(), ErrorKind::Internal);
         let linked = Linked {
-            map: load(&code, &[0, seven as usize]).unwrap(),
-            n_bytes: code.len(),
+            memory: Memory::Own(load(&code, &[0, seven as usize]).unwrap(), code.len()),
             imports: Vec::new(),
+            calls: None,
         };
         assert!(text.0.set(linked).is_ok());
         // SAFETY: never called.
         let beyond = unsafe { text.function(1 << 20) };
-        assert!(beyond.entry().is_err() && text.link(&code, Vec::new(), Isa::Portable).is_err());
+        assert!(beyond.entry().is_err() && text.link(Code::default(), Isa::Portable).is_err());
         drop((text, beyond));
         // SAFETY: it looks at no argument.
         assert_eq!(unsafe { (f.entry().unwrap())(std::ptr::null(), 0, 1) }, 7);

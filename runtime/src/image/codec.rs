@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind};
 use crate::program::{MAX_NESTING, Program};
 use crate::tensor::{ALIGN_BYTES, Tensor};
-use crate::text::{Function, Text};
+use crate::text::{Code, FUNCTION_ALIGN, Function, Text};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -15,17 +15,46 @@ pub(super) struct Writer {
     pub(super) texts: Texts,
 }
 
-/// Texts, each once.
+/// Texts that are joined to one, each once.
 #[derive(Default)]
-pub(super) struct Texts(pub(super) Vec<Arc<Text>>);
+pub(super) struct Texts {
+    /// With the offsets at which they begin.
+    texts: Vec<(Arc<Text>, usize)>,
+}
 
 impl Texts {
-    fn number(&mut self, text: &Arc<Text>) -> usize {
-        let known = self.0.iter().position(|t| Arc::ptr_eq(t, text));
-        known.unwrap_or_else(|| {
-            self.0.push(text.clone());
-            self.0.len() - 1
-        })
+    /// The offset at which a text begins.
+    fn start(&mut self, text: &Arc<Text>) -> usize {
+        let known = self.texts.iter().find(|(t, _)| Arc::ptr_eq(t, text));
+        if let Some(&(_, start)) = known {
+            return start;
+        }
+        let last = self.texts.last();
+        let end = last.map_or(0, |(t, start)| start + t.bytes().len());
+        let start = end.next_multiple_of(FUNCTION_ALIGN);
+        self.texts.push((text.clone(), start));
+        start
+    }
+
+    /// The one text, and the names of the functions that it calls.
+    ///
+    /// Errors with `Unsupported` for programs of several images: their calls are not known any more.
+    pub(super) fn joined(&self) -> Result<(Vec<u8>, Vec<String>), Error> {
+        if let [(only, _)] = &self.texts[..] {
+            return Ok((only.bytes().to_vec(), only.imports().to_vec()));
+        }
+        let mut joined = Code::default();
+        for (text, start) in &self.texts {
+            let code = text.code().ok_or_else(|| {
+                let message = "programs of several images cannot be written to one";
+                Error::new(ErrorKind::Unsupported, message)
+            })?;
+            if joined.append(&code) != *start {
+                return Err(Error::internal("texts are joined at other places"));
+            }
+        }
+        joined.place_calls()?;
+        Ok((joined.bytes, joined.imports))
     }
 }
 
@@ -69,7 +98,7 @@ pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     /// Constants by their offset.
     constants: &'a dyn Memory,
-    texts: &'a [Arc<Text>],
+    text: &'a Arc<Text>,
     /// Depth of sub-programs.
     depth: usize,
 }
@@ -95,12 +124,12 @@ impl<'a> Reader<'a> {
     pub(super) fn new(
         bytes: &'a [u8],
         constants: &'a dyn Memory,
-        texts: &'a [Arc<Text>],
+        text: &'a Arc<Text>,
     ) -> Reader<'a> {
         Reader {
             bytes,
             constants,
-            texts,
+            text,
             depth: 0,
         }
     }
@@ -295,16 +324,11 @@ impl Item for Function {
                 "a kernel that is a function of this process cannot be written to an image",
             )
         })?;
-        w.texts.number(text).write(w)?;
-        offset.write(w)
+        (w.texts.start(text) + offset).write(w)
     }
 
     fn read(r: &mut Reader) -> Result<Function, Error> {
-        let (text, offset) = (usize::read(r)?, usize::read(r)?);
-        let text = r
-            .texts
-            .get(text)
-            .ok_or_else(|| damaged("a text is missing"))?;
+        let (text, offset) = (r.text, usize::read(r)?);
         if offset >= text.bytes().len() {
             return Err(damaged("a function lies beyond its text"));
         }

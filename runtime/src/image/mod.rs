@@ -4,8 +4,8 @@
 //! |---|---|
 //! | head | magic, format, number of sections, size of the file, layout of descriptors, checksum; then the table of sections |
 //! | about | [`About`]: the machine that the image is for, names, extents that inputs index |
-//! | programs | a [`Program`](crate::program::Program) for each set of input shapes, and the functions that each text calls |
-//! | text | machine code, position-independent; one or more |
+//! | programs | the functions that the text calls, and a [`Program`](crate::program::Program) for each set of input shapes |
+//! | text | machine code of all programs, position-independent |
 //! | constants | weights, as kernels read them, each at a multiple of 64 bytes; they are used in place |
 //!
 //! All numbers are little-endian, and all places offsets from the start. Every part has a checksum (CRC-32); that of the constants is
@@ -20,7 +20,7 @@ mod spool;
 mod tests;
 mod write;
 
-pub use read::{Image, Variant};
+pub use read::{Image, Parts, Variant};
 pub use spool::Spool;
 pub use write::write;
 

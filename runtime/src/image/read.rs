@@ -15,7 +15,7 @@ use crate::text::Text;
 use gristmill_kernels::Isa;
 use gristmill_kernels::LAYOUT;
 use memmap2::{Advice, Mmap, MmapMut};
-use std::ops::Range;
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,7 +33,75 @@ pub struct Image {
     about: About,
     sections: Vec<Section>,
     programs: Vec<Arc<Program>>,
-    map: Arc<Mmap>,
+    source: Source,
+}
+
+/// The parts of an image that the system's loader has mapped with an executable or a library, as memory of different protection.
+pub struct Parts {
+    /// All that comes before the text.
+    pub head: &'static [u8],
+    /// The text, executable.
+    pub text: &'static [u8],
+    /// Room for the table of the text, behind it as [`Text::linked_in_place`] asks.
+    pub table: *mut [u8],
+    /// The constants.
+    pub constants: &'static [u8],
+}
+
+/// Memory that holds an image.
+#[derive(Clone)]
+enum Source {
+    Mapped(Arc<Mmap>),
+    Embedded {
+        head: &'static [u8],
+        text: &'static [u8],
+        constants: &'static [u8],
+    },
+}
+
+impl Source {
+    /// The first bytes, the table of sections among them.
+    fn head(&self) -> &[u8] {
+        match self {
+            Source::Mapped(map) => map,
+            Source::Embedded { head, .. } => head,
+        }
+    }
+
+    fn contents(&self, section: &Section) -> Result<&[u8], Error> {
+        let range = section.offset..section.offset + section.bytes;
+        let found = match (self, section.kind) {
+            (Source::Mapped(map), _) => map.get(range),
+            (Source::Embedded { text, .. }, Kind::Text) => text.get(..section.bytes),
+            (Source::Embedded { constants, .. }, Kind::Constants) => constants.get(..section.bytes),
+            (Source::Embedded { head, .. }, _) => head.get(range),
+        };
+        found.ok_or_else(|| damaged(&format!("its {} end early", section.kind.name())))
+    }
+
+    /// Links the text to the functions of this process.
+    fn link(
+        &self,
+        text: &[u8],
+        imports: Vec<String>,
+        isa: Isa,
+        table: Option<*mut [u8]>,
+    ) -> Result<Arc<Text>, Error> {
+        match (self, table) {
+            // SAFETY: whoever opened the image has vouched for its parts.
+            (Source::Embedded { text, .. }, Some(table)) => unsafe {
+                Text::linked_in_place(text, table, imports, isa)
+            },
+            _ => Text::linked(text, imports, isa),
+        }
+    }
+
+    fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        match self {
+            Source::Mapped(map) => map.clone(),
+            Source::Embedded { .. } => Arc::new(()),
+        }
+    }
 }
 
 impl Image {
@@ -74,20 +142,55 @@ impl Image {
         unsafe { Image::of(map) }
     }
 
+    /// An image that is a part of this process's executable, or of a library that stays loaded: text and constants are used in place.
+    ///
+    /// Errors as [`Image::open`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Image::open`] and [`Text::linked_in_place`]: the parts are opened once.
+    pub unsafe fn embedded(parts: Parts) -> Result<Image, Error> {
+        let Parts {
+            head,
+            text,
+            table,
+            constants,
+        } = parts;
+        let source = Source::Embedded {
+            head,
+            text,
+            constants,
+        };
+        // SAFETY: by contract, the image is trusted.
+        unsafe { Image::of_source(source, Some(table)) }
+    }
+
     /// # Safety
     /// As for [`Image::open`].
     unsafe fn of(map: Mmap) -> Result<Image, Error> {
-        let sections = sections(&map)?;
-        let about = about(&map, &sections)?;
+        let n_bytes = map.len() as u64;
+        let source = Source::Mapped(Arc::new(map));
+        match total_bytes(source.head())? {
+            total if total == n_bytes => {}
+            total => return Err(damaged(&format!("it has {n_bytes} bytes of {total}"))),
+        }
+        // SAFETY: by contract.
+        unsafe { Image::of_source(source, None) }
+    }
+
+    /// # Safety
+    /// As for [`Image::open`]; with a table, as for [`Image::embedded`].
+    unsafe fn of_source(source: Source, table: Option<*mut [u8]>) -> Result<Image, Error> {
+        let sections = sections(&source)?;
+        let about = about(&source, &sections)?;
         check_machine(&about)?;
-        let map = Arc::new(map);
         let mut image = Image {
             about,
             sections,
             programs: Vec::new(),
-            map,
+            source,
         };
-        image.programs = image.read_programs()?;
+        image.programs = image.read_programs(table)?;
         if image.programs.len() != image.about.variants.len() {
             return Err(damaged("programs and variants differ in number"));
         }
@@ -134,20 +237,23 @@ impl Image {
     pub fn verify(&self) -> Result<(), Error> {
         let constants = self.sections.iter().filter(|s| s.kind == Kind::Constants);
         for section in constants {
-            check(section, contents(&self.map, section))?;
+            check(section, self.source.contents(section)?)?;
         }
         Ok(())
     }
 
-    fn read_programs(&self) -> Result<Vec<Arc<Program>>, Error> {
-        let bytes = contents(&self.map, section(&self.sections, Kind::Programs)?);
-        let nothing = NoMemory;
-        let mut r = Reader::new(bytes, &nothing, &[]);
-        let imports = Vec::<Vec<String>>::read(&mut r)?;
+    fn read_programs(&self, table: Option<*mut [u8]>) -> Result<Vec<Arc<Program>>, Error> {
+        let section = |kind| self.source.contents(section(&self.sections, kind)?);
+        let (nothing, no_text) = (NoMemory, Arc::default());
+        let mut r = Reader::new(section(Kind::Programs)?, &nothing, &no_text);
+        let imports = Vec::<String>::read(&mut r)?;
         let rest = r.rest();
-        let texts = self.texts(imports)?;
+        let isa = isa_of(&self.about)?;
+        let text = self
+            .source
+            .link(section(Kind::Text)?, imports, isa, table)?;
         let constants = self.constants()?;
-        let mut r = Reader::new(rest, &constants, &texts);
+        let mut r = Reader::new(rest, &constants, &text);
         let programs = Vec::<Arc<Program>>::read(&mut r)?;
         r.finish()?;
         for program in &programs {
@@ -158,35 +264,19 @@ impl Image {
         Ok(programs)
     }
 
-    fn texts(&self, imports: Vec<Vec<String>>) -> Result<Vec<Arc<Text>>, Error> {
-        let sections: Vec<&Section> = self
-            .sections
-            .iter()
-            .filter(|s| s.kind == Kind::Text)
-            .collect();
-        if sections.len() != imports.len() {
-            return Err(damaged("texts and their imports differ in number"));
-        }
-        let isa = isa_of(&self.about)?;
-        let link = |(section, imports): (&&Section, Vec<String>)| {
-            Text::linked(contents(&self.map, section), imports, isa)
-        };
-        sections.iter().zip(imports).map(link).collect()
-    }
-
     fn constants(&self) -> Result<Constants, Error> {
         let section = section(&self.sections, Kind::Constants)?;
-        let range = section.offset..section.offset + section.bytes;
+        let bytes: *const [u8] = self.source.contents(section)?;
         #[cfg(target_os = "linux")]
-        if range.len() >= 2 << 20 {
+        if let Source::Mapped(map) = &self.source
+            && section.bytes >= 2 << 20
+        {
             // A hint: without it everything works.
-            let _ = self
-                .map
-                .advise_range(Advice::HugePage, range.start, range.len());
+            let _ = map.advise_range(Advice::HugePage, section.offset, section.bytes);
         }
         Ok(Constants {
-            map: self.map.clone(),
-            range,
+            owner: self.source.owner(),
+            bytes,
         })
     }
 }
@@ -197,15 +287,17 @@ fn shapes_of(p: &Program) -> String {
     inputs.collect::<Vec<_>>().join(", ")
 }
 
-/// Constants in the mapped file.
+/// Constants in the memory of an image.
 struct Constants {
-    map: Arc<Mmap>,
-    range: Range<usize>,
+    owner: Arc<dyn Any + Send + Sync>,
+    /// There as long as the owner is.
+    bytes: *const [u8],
 }
 
 impl Memory for Constants {
     fn tensor(&self, dtype: DType, shape: &[usize], offset: usize) -> Result<Tensor, Error> {
-        let all = &self.map[self.range.clone()];
+        // SAFETY: the owner is held.
+        let all = unsafe { &*self.bytes };
         let n = checked_size_bytes(dtype, shape)
             .map_err(|_| damaged("a constant is larger than memory"))?;
         let bytes = offset
@@ -218,8 +310,8 @@ impl Memory for Constants {
         if dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
             return Err(damaged("a truth value is neither 0 nor 1"));
         }
-        // SAFETY: the bytes lie in the mapping, which the tensor holds and nobody writes; truth values were looked at.
-        unsafe { Tensor::borrowed(dtype, shape, bytes, self.map.clone()) }
+        // SAFETY: the bytes lie in memory whose owner the tensor holds, and nobody writes them; truth values were looked at.
+        unsafe { Tensor::borrowed(dtype, shape, bytes, self.owner.clone()) }
     }
 }
 
@@ -238,10 +330,6 @@ fn section(sections: &[Section], kind: Kind) -> Result<&Section, Error> {
     found.ok_or_else(|| damaged(&format!("it has no {}", kind.name())))
 }
 
-fn contents<'m>(map: &'m Mmap, section: &Section) -> &'m [u8] {
-    &map[section.offset..section.offset + section.bytes]
-}
-
 /// Errors when the contents of a section are not those of its checksum.
 fn check(section: &Section, bytes: &[u8]) -> Result<(), Error> {
     match crc32fast::hash(bytes) == section.checksum {
@@ -253,9 +341,10 @@ fn check(section: &Section, bytes: &[u8]) -> Result<(), Error> {
     }
 }
 
-fn about(map: &Mmap, sections: &[Section]) -> Result<About, Error> {
-    let bytes = contents(map, section(sections, Kind::About)?);
-    let mut r = Reader::new(bytes, &NoMemory, &[]);
+fn about(source: &Source, sections: &[Section]) -> Result<About, Error> {
+    let bytes = source.contents(section(sections, Kind::About)?)?;
+    let no_text = Arc::default();
+    let mut r = Reader::new(bytes, &NoMemory, &no_text);
     let about = About::read(&mut r)?;
     r.finish()?;
     Ok(about)
@@ -296,34 +385,34 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
 }
 
-/// The sections of an image, which lie in the file and, constants aside, are as they were written.
-fn sections(map: &Mmap) -> Result<Vec<Section>, Error> {
-    if map.len() < HEAD_BYTES || map[..MAGIC.len()] != MAGIC {
+/// The size of an image of this format.
+fn total_bytes(head: &[u8]) -> Result<u64, Error> {
+    if head.len() < HEAD_BYTES || head[..MAGIC.len()] != MAGIC {
         return Err(Error::invalid("this is no image of gristmill"));
     }
-    let format = word(map, 8);
+    let format = word(head, 8);
     if format != FORMAT {
         let message = format!("the image has format {format}, this runtime reads {FORMAT}");
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
-    let (n, total) = (word(map, 12), long(map, 16));
-    if total != map.len() as u64 {
-        let found = map.len();
-        return Err(damaged(&format!("it has {found} bytes of {total}")));
-    }
+    Ok(long(head, 16))
+}
+
+/// The sections of an image, which, constants aside, are as they were written.
+fn sections(source: &Source) -> Result<Vec<Section>, Error> {
+    let head = source.head();
+    let (total, n) = (total_bytes(head)?, word(head, 12));
     let n_bytes = HEAD_BYTES + n.min(MAX_SECTIONS) as usize * ENTRY_BYTES;
-    if n > MAX_SECTIONS || n_bytes > map.len() {
+    if n > MAX_SECTIONS || n_bytes > head.len() {
         return Err(damaged("its table of sections ends early"));
     }
-    check_head(&map[..n_bytes])?;
-    let entries = map[HEAD_BYTES..n_bytes].chunks_exact(ENTRY_BYTES);
+    check_head(&head[..n_bytes])?;
+    let entries = head[HEAD_BYTES..n_bytes].chunks_exact(ENTRY_BYTES);
     let sections: Vec<Section> = entries
-        .map(|entry| section_of(entry, map.len()))
+        .map(|entry| section_of(entry, total))
         .collect::<Result<_, _>>()?;
-    let eager = sections.iter().filter(|s| s.kind != Kind::Constants);
-    eager
-        .into_iter()
-        .try_for_each(|s| check(s, contents(map, s)))?;
+    let mut eager = sections.iter().filter(|s| s.kind != Kind::Constants);
+    eager.try_for_each(|s| check(s, source.contents(s)?))?;
     Ok(sections)
 }
 
@@ -341,12 +430,12 @@ fn check_head(head: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-fn section_of(entry: &[u8], n_bytes: usize) -> Result<Section, Error> {
+fn section_of(entry: &[u8], n_bytes: u64) -> Result<Section, Error> {
     let number = word(entry, 0);
     let kind = Kind::ALL.into_iter().find(|&k| k as u32 == number);
     let (offset, bytes) = (long(entry, 8), long(entry, 16));
     let end = offset.checked_add(bytes);
-    let lies_within = end.is_some_and(|end| end <= n_bytes as u64);
+    let lies_within = end.is_some_and(|end| end <= n_bytes);
     match kind {
         Some(kind) if lies_within && offset.is_multiple_of(ALIGN_BYTES as u64) => Ok(Section {
             kind,

@@ -5,7 +5,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::exec::{ExecOptions, Executor};
 use crate::program::*;
 use crate::tensor::Tensor;
-use crate::text::Text;
+use crate::text::{Code, Text, table_offset};
 use crate::{DType, ErrorKind};
 use std::sync::Arc;
 
@@ -68,8 +68,13 @@ fn branch(value: f32) -> Arc<Program> {
 
 /// A kernel that does nothing, a branch, a variable and a copy: `n` elements in and out.
 fn program(n: usize) -> Arc<Program> {
-    let imports = vec!["gm_gemm_f32".to_owned()];
-    let text = Text::linked(NOTHING, imports, gristmill_kernels::Isa::Portable).unwrap();
+    let code = Code {
+        bytes: NOTHING.to_vec(),
+        imports: vec!["gm_gemm_f32".to_owned()],
+        calls: Vec::new(),
+    };
+    let text = Arc::<Text>::default();
+    text.link(code, gristmill_kernels::Isa::Portable).unwrap();
     // SAFETY: the code keeps to the ABI, whatever its arguments.
     let function = unsafe { text.function(0) };
     let buffers = vec![
@@ -243,6 +248,89 @@ fn constants_are_used_in_place_and_there_once() {
     drop(a);
     last.as_mut_slice::<f32>()[1] = 8.0;
     assert_eq!(last.to_f64s(), [1.0, 8.0]);
+}
+
+/// Bytes in memory of whole pages that stays, with room behind them.
+fn kept(bytes: &[u8], room: usize) -> &'static mut [u8] {
+    let mut map = memmap2::MmapMut::map_anon((bytes.len() + room).max(1)).unwrap();
+    map[..bytes.len()].copy_from_slice(bytes);
+    let map: &'static mut memmap2::MmapMut = Box::leak(Box::new(map));
+    &mut map[..]
+}
+
+/// The parts of an image as an executable holds them.
+fn parts_of(bytes: &[u8]) -> Parts {
+    let image = open(bytes).unwrap();
+    let range = |kind| {
+        let section = image.sections().iter().find(|s| s.kind == kind).unwrap();
+        section.offset..section.offset + section.bytes
+    };
+    let (text, constants) = (range(Kind::Text), range(Kind::Constants));
+    let table = table_offset(text.len());
+    let (code, table) = kept(&bytes[text.clone()], 2 * table).split_at_mut(table);
+    Parts {
+        head: kept(&bytes[..text.start], 0),
+        text: &code[..text.len()],
+        table: &raw mut table[..4096],
+        constants: kept(&bytes[constants], 0),
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn parts_of_an_executable_are_used_in_place() {
+    let bytes = bytes_of(&about_here());
+    let Parts {
+        head,
+        text,
+        table,
+        constants,
+    } = parts_of(&bytes);
+    // SAFETY: the parts are there as long as the process, and this table is linked once; the code is not run.
+    let image = unsafe {
+        Image::embedded(Parts {
+            head,
+            text,
+            table,
+            constants,
+        })
+    }
+    .unwrap();
+    image.verify().unwrap();
+    assert_eq!(image.programs().len(), 2);
+    let Kernel::Cpu(kernel) = &image.programs()[1].partitions[0].kernels[0] else {
+        panic!("a CPU's kernel");
+    };
+    assert!(
+        text.as_ptr_range()
+            .contains(&(kernel.function.entry().unwrap() as *const u8))
+    );
+    let initial = image.programs()[0].variables[0].initial.clone().unwrap();
+    assert!(constants.as_ptr_range().contains(&initial.as_ptr()));
+    // SAFETY: the table holds addresses now.
+    let first = unsafe { table.cast::<usize>().read() };
+    assert_ne!(first, 0);
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused() {
+    let bytes = bytes_of(&about_here());
+    let refused = |change: fn(&mut Parts)| {
+        let mut parts = parts_of(&bytes);
+        change(&mut parts);
+        // SAFETY: as above.
+        let opened = unsafe { Image::embedded(parts) };
+        opened.err().expect("parts that are refused").to_string()
+    };
+    assert!(refused(|p| p.head = &p.head[..60]).contains("table of sections ends early"));
+    assert!(refused(|p| p.head = &p.head[..p.head.len() - 200]).contains("end early"));
+    assert!(refused(|p| p.text = &p.text[..1]).contains("text end early"));
+    assert!(
+        refused(|p| p.table = std::ptr::slice_from_raw_parts_mut(std::ptr::null_mut(), 0))
+            .contains("not behind its text")
+    );
+    let unverified = refused(|p| p.constants = &p.constants[..8]);
+    assert!(unverified.contains("constants end early"), "{unverified}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Writes images.
 
-use super::codec::{Constants, Item, Texts, Writer};
+use super::codec::{Constants, Item, Writer};
 use super::{
     About, CHECKSUM, CONSTANTS_ALIGN, ENTRY_BYTES, FORMAT, HEAD_BYTES, Kind, MAGIC, Section,
 };
@@ -40,7 +40,7 @@ pub fn write(path: &Path, about: &About, programs: &[Arc<Program>]) -> Result<Ve
 struct Parts {
     about: Vec<u8>,
     programs: Vec<u8>,
-    texts: Texts,
+    text: Vec<u8>,
     constants: Constants,
 }
 
@@ -50,26 +50,25 @@ impl Parts {
         about.write(&mut head)?;
         let mut w = Writer::default();
         programs.to_vec().write(&mut w)?;
-        let imports: Vec<Vec<String>> = w.texts.0.iter().map(|t| t.imports().to_vec()).collect();
+        let (text, imports) = w.texts.joined()?;
         let mut all = Writer::default();
         imports.write(&mut all)?;
         all.bytes.append(&mut w.bytes);
         Ok(Parts {
             about: head.bytes,
             programs: all.bytes,
-            texts: w.texts,
+            text,
             constants: w.constants,
         })
     }
 
     /// The sections in the order of the file.
     fn sections(&self) -> Vec<Section> {
-        let texts = self.texts.0.iter().map(|t| (Kind::Text, t.bytes()));
-        let small = [
-            (Kind::About, &self.about[..]),
+        let all = [
+            (Kind::About, &self.about),
             (Kind::Programs, &self.programs),
+            (Kind::Text, &self.text),
         ];
-        let all: Vec<_> = small.into_iter().chain(texts).collect();
         let mut end = HEAD_BYTES + (all.len() + 1) * ENTRY_BYTES;
         let mut sections = Vec::new();
         for (kind, bytes) in all {
@@ -108,8 +107,7 @@ impl Parts {
             file.write_all(bytes)
         };
         put(0, &head(sections))?;
-        let texts = self.texts.0.iter().map(|t| t.bytes());
-        let contents = [&self.about[..], &self.programs].into_iter().chain(texts);
+        let contents = [&self.about, &self.programs, &self.text];
         for (section, bytes) in sections.iter().zip(contents) {
             put(section.offset, bytes)?;
         }
