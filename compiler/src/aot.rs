@@ -30,7 +30,7 @@ use crate::ir::Bindings;
 use crate::options::Options;
 use crate::place::Device;
 use gristmill_runtime::device::DeviceKind;
-use gristmill_runtime::image::{self, About, Fixed, Section, Spool, system};
+use gristmill_runtime::image::{self, About, Fixed, Kind, Section, Spool, system};
 use gristmill_runtime::program::{Kernel, Program, Step, StepKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -55,7 +55,13 @@ pub struct Written {
 impl Written {
     /// Size of the file in bytes.
     pub fn bytes(&self) -> usize {
-        self.sections.last().map_or(0, |s| s.offset + s.bytes)
+        image::total_bytes(&self.sections)
+    }
+
+    /// Bytes of constants in a file of their own, whose name [`About::weights`] is.
+    pub fn weights_bytes(&self) -> usize {
+        let apart = self.sections.iter().filter(|s| s.kind == Kind::Weights);
+        apart.map(|s| s.bytes).sum()
     }
 }
 
@@ -72,6 +78,7 @@ pub fn write(
     let extra = Extra {
         name: None,
         is_nameless: false,
+        weights: None,
         progress: &|_, _, _| {},
     };
     write_with(source.into(), options, sizes, path, &extra)
@@ -83,6 +90,8 @@ pub(crate) struct Extra<'a> {
     pub name: Option<&'a str>,
     /// True to leave the names of nodes, values and kernels out.
     pub is_nameless: bool,
+    /// Name of a file beside the image for the constants.
+    pub weights: Option<String>,
     /// Called before each variant is compiled: number, total, sizes of its dims.
     pub progress: &'a dyn Fn(usize, usize, &Bindings),
 }
@@ -120,6 +129,7 @@ pub(crate) fn write_with(
     }
     let name = extra.name.map(str::to_owned);
     about.name = name.unwrap_or_else(|| name_of(&programs));
+    about.weights = extra.weights.clone().unwrap_or_default();
     let sections = image::write(path, &about, &programs)?;
     Ok(Written { about, sections })
 }

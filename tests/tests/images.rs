@@ -255,6 +255,80 @@ fn the_command_line_writes_runs_and_inspects_images() {
 }
 
 #[test]
+fn weights_may_be_in_a_file_beside_the_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (image, weights) = (path("digits.gmx"), path("digits.weights"));
+    let compile = ["compile", "model.onnx", "--shape", "batch=1,360", "-o"];
+    let said = digits(&[&compile[..], &[&image, "--weights", "file"]].concat());
+    assert!(said.contains("of weights in digits.weights"), "{said}");
+    let run = [
+        "run",
+        &image,
+        "--inputs",
+        "batch.npz",
+        "--labels",
+        "labels.npy",
+    ];
+    assert!(digits(&run).contains("356 of 360"));
+    assert!(digits(&["check", &image]).contains("its checksums agree"));
+    assert!(digits(&["inspect", &image]).contains("weights "));
+    let again = std::fs::read(&weights).unwrap();
+    digits(&[&compile[..], &[&image, "--weights", "file"]].concat());
+    assert!(std::fs::read(&weights).unwrap() == again, "the same bytes");
+    // SAFETY: the image was written just now, and is not run.
+    let alone = unsafe { Image::from_bytes(&std::fs::read(&image).unwrap()) };
+    assert!(
+        alone
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("opened by its path")
+    );
+    // Other weights, damaged ones, none.
+    let mut bytes = again.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, &bytes[..]).unwrap();
+    digits(&run[..2]);
+    assert!(refused(&["check", &image], 2).contains("the checksum of its weights differs"));
+    bytes[13] ^= 1;
+    std::fs::write(&weights, &bytes[..]).unwrap();
+    assert!(refused(&run[..2], 2).contains("does not hold the weights of this image"));
+    std::fs::write(&weights, &again[..again.len() - 64]).unwrap();
+    assert!(refused(&run[..2], 2).contains("weights end early"));
+    std::fs::remove_file(&weights).unwrap();
+    assert!(refused(&run[..2], 2).contains("the weights of the image"));
+    std::fs::write(&weights, "mine").unwrap();
+    let said = refused(&[&compile[..], &[&image, "--weights", "file"]].concat(), 2);
+    assert!(said.contains("holds no weights of an image"), "{said}");
+    assert_eq!(std::fs::read(&weights).unwrap(), b"mine");
+}
+
+#[test]
+fn the_model_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gmx");
+    std::fs::copy(data("digits").join("model.onnx"), &model).unwrap();
+    let before = std::fs::read(&model).unwrap();
+    let words = [
+        "compile",
+        "model.gmx",
+        "-o",
+        "./model.gmx",
+        "--set",
+        "batch=1",
+    ];
+    let ended = command(dir.path(), &words);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("is the model itself"),
+        "{}",
+        ended.stderr
+    );
+    assert!(std::fs::read(&model).unwrap() == before);
+}
+
+#[test]
 fn the_command_line_refuses_what_images_do_not_hold() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("digits.gmx");

@@ -8,9 +8,10 @@ use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::Options;
 use crate::units::{plural, size, time_ns};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use gristmill_runtime::image::WEIGHTS_MAGIC;
 use serde_json::json;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -28,6 +29,9 @@ pub struct CompileVerbArgs {
     /// Leave the names of nodes, values and kernels out of the image: errors of a run and profilers then have none.
     #[arg(long)]
     no_names: bool,
+    /// Where the weights go.
+    #[arg(long, value_enum, default_value_t = Weights::Embed)]
+    weights: Weights,
     /// Let rates, times and placements that were measured on this machine decide as well; the image then differs from machine to machine.
     #[arg(long)]
     measured: bool,
@@ -39,12 +43,22 @@ pub struct CompileVerbArgs {
     json: bool,
 }
 
+/// Places of weights.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Weights {
+    /// Into the image.
+    Embed,
+    /// Into `OUT.weights`, beside the image, which is opened with it.
+    File,
+}
+
 /// Runs the verb.
 pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     check_output(&args.output)?;
+    let weights = weights_file(args)?;
+    check_apart(args, weights.as_deref())?;
     let flags = &args.compile;
-    let looks_inside = flags.verbose > 0 || flags.dump_dir.is_some() || flags.log_device_placement;
-    if looks_inside {
+    if looks_inside(flags) {
         let message = "-v, --dump-dir and --log-device-placement are for run, bench and dump";
         return Err(Error::invalid(message));
     }
@@ -55,6 +69,7 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     let extra = Extra {
         name: args.name.as_deref(),
         is_nameless: args.no_names,
+        weights,
         progress: &progress,
     };
     let written = aot::write_with(source, &options, &sizes, &args.output, &extra)?;
@@ -67,6 +82,11 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     Ok(())
 }
 
+/// True for flags that show how a model is compiled.
+fn looks_inside(flags: &CompileArgs) -> bool {
+    flags.verbose > 0 || flags.dump_dir.is_some() || flags.log_device_placement
+}
+
 /// Errors for files that are not written yet, before anything is compiled.
 fn check_output(path: &Path) -> Result<()> {
     if path.extension().is_some_and(|e| e == "gmx") {
@@ -74,6 +94,53 @@ fn check_output(path: &Path) -> Result<()> {
     }
     let message = format!("{}: images are the one kind of output", path.display());
     Err(Error::unsupported(message).hint("-o MODEL.gmx"))
+}
+
+/// Name of the file beside the image that gets the weights, if one does.
+///
+/// Errors for one that is there and holds something else.
+fn weights_file(args: &CompileVerbArgs) -> Result<Option<String>> {
+    if args.weights == Weights::Embed {
+        return Ok(None);
+    }
+    let path = args.output.with_extension("weights");
+    if holds_no_weights(&path) {
+        let message = format!(
+            "{}: is there, and holds no weights of an image",
+            path.display()
+        );
+        return Err(Error::invalid(message).hint("another name for -o"));
+    }
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| Error::invalid("-o: the name of the image is not UTF-8"))?;
+    Ok(Some(name.to_owned()))
+}
+
+/// True for a file that is there and is not one of weights.
+fn holds_no_weights(path: &Path) -> bool {
+    let mut magic = [0; WEIGHTS_MAGIC.len()];
+    let read = std::fs::File::open(path).map(|mut file| file.read_exact(&mut magic));
+    read.is_ok_and(|read| read.is_err() || magic != WEIGHTS_MAGIC)
+}
+
+/// Errors when a file to be written is the model.
+fn check_apart(args: &CompileVerbArgs, weights: Option<&str>) -> Result<()> {
+    let weights = weights.map(|name| args.output.with_file_name(name));
+    let mut outputs = std::iter::once(&args.output).chain(&weights);
+    match outputs.find(|output| are_one_file(output, &args.model)) {
+        None => Ok(()),
+        Some(output) => {
+            let message = format!("{}: is the model itself", output.display());
+            Err(Error::invalid(message).hint("another name for -o"))
+        }
+    }
+}
+
+fn are_one_file(a: &Path, b: &Path) -> bool {
+    a.canonicalize()
+        .ok()
+        .zip(b.canonicalize().ok())
+        .is_some_and(|(a, b)| a == b)
 }
 
 fn options(args: &CompileVerbArgs, flags: &CompileArgs) -> Result<Options> {
@@ -144,7 +211,14 @@ pub fn dims_text<'a>(dims: impl Iterator<Item = &'a (String, usize)>) -> String 
 fn print(path: &Path, written: &Written, time: u64) {
     let n = plural(written.about.variants.len(), "variant");
     let (bytes, time) = (size(written.bytes() as u64), time_ns(time));
-    outln!("{}: {bytes}, {n}, in {time}", path.display());
+    let weights = match written.about.weights.as_str() {
+        "" => String::new(),
+        name => format!(
+            " and {} of weights in {name}",
+            size(written.weights_bytes() as u64)
+        ),
+    };
+    outln!("{}: {bytes}{weights}, {n}, in {time}", path.display());
 }
 
 fn to_json(written: &Written, time: u64) -> serde_json::Value {
@@ -152,6 +226,7 @@ fn to_json(written: &Written, time: u64) -> serde_json::Value {
     let variants = variants.map(|v| v.dims.iter().cloned().collect::<Bindings>());
     json!({
         "bytes": written.bytes(),
+        "weights_bytes": written.weights_bytes(),
         "variants": variants.collect::<Vec<_>>(),
         "compile_ns": time,
     })

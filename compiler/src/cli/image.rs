@@ -414,7 +414,7 @@ pub fn check(path: &Path, set: &[String], json: bool) -> Result<()> {
     let constants = image
         .sections()
         .iter()
-        .filter(|s| s.kind == Kind::Constants);
+        .filter(|s| [Kind::Constants, Kind::Weights].contains(&s.kind));
     let bytes: usize = constants.map(|s| s.bytes).sum();
     if json {
         let problems: [Value; 0] = [];

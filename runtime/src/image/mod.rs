@@ -8,6 +8,9 @@
 //! | text | machine code of all programs, position-independent |
 //! | constants | weights, as kernels read them, each at a multiple of 64 bytes; they are used in place |
 //!
+//! Constants may be in a file beside the image instead, which begins with [`WEIGHTS_MAGIC`], the format, the checksum and the number of their
+//! bytes, and has them 64 KiB behind its start: an executable holds at most 2 GiB in front of them.
+//!
 //! All numbers are little-endian, and all places offsets from the start. Every part has a checksum (CRC-32); that of the constants is
 //! looked at by [`Image::verify`] only, the others always. A runtime reads the one [`FORMAT`] of its own, and descriptors of its own
 //! [`LAYOUT`](gristmill_kernels::LAYOUT).
@@ -32,6 +35,22 @@ pub const FORMAT: u32 = 2;
 
 /// The first bytes of every image.
 pub const MAGIC: [u8; 8] = *b"GMIMAGE\0";
+
+/// The first bytes of a file of constants.
+pub const WEIGHTS_MAGIC: [u8; 8] = *b"GMWEIGHT";
+
+/// Bytes of its head.
+const WEIGHTS_HEAD_BYTES: usize = 24;
+
+/// The head of the file that holds the constants of a section.
+fn weights_head(section: &Section) -> [u8; WEIGHTS_HEAD_BYTES] {
+    let mut head = [0; WEIGHTS_HEAD_BYTES];
+    head[..8].copy_from_slice(&WEIGHTS_MAGIC);
+    head[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+    head[12..16].copy_from_slice(&section.checksum.to_le_bytes());
+    head[16..].copy_from_slice(&(section.bytes as u64).to_le_bytes());
+    head
+}
 
 /// Bytes of the head, without the table of sections.
 const HEAD_BYTES: usize = 40;
@@ -59,6 +78,8 @@ pub struct About {
     pub features: Vec<String>,
     /// The sizes that each program is for.
     pub variants: Vec<Fixed>,
+    /// Name of the file beside the image that holds the constants; empty where the image does.
+    pub weights: String,
     /// Hash of the measurements of a machine that decided placement and kernels; 0 where none did.
     pub measured: u64,
 }
@@ -73,7 +94,7 @@ pub struct Fixed {
 }
 
 record! {
-    About { name, version, system, isa, features, variants, measured }
+    About { name, version, system, isa, features, variants, weights, measured }
     Fixed { dims, indexed }
 }
 
@@ -94,10 +115,18 @@ pub enum Kind {
     Text = 3,
     /// Constants.
     Constants = 4,
+    /// Constants in the file that [`About::weights`] names.
+    Weights = 5,
 }
 
 impl Kind {
-    const ALL: [Kind; 4] = [Kind::About, Kind::Programs, Kind::Text, Kind::Constants];
+    const ALL: [Kind; 5] = [
+        Kind::About,
+        Kind::Programs,
+        Kind::Text,
+        Kind::Constants,
+        Kind::Weights,
+    ];
 
     /// Its name, for people.
     pub fn name(self) -> &'static str {
@@ -106,6 +135,7 @@ impl Kind {
             Kind::Programs => "programs",
             Kind::Text => "text",
             Kind::Constants => "constants",
+            Kind::Weights => "weights",
         }
     }
 }
@@ -120,4 +150,10 @@ pub struct Section {
     /// Its size.
     pub bytes: usize,
     checksum: u32,
+}
+
+/// Size in bytes of a file with these sections.
+pub fn total_bytes(sections: &[Section]) -> usize {
+    let inside = sections.iter().filter(|s| s.kind != Kind::Weights);
+    inside.map(|s| s.offset + s.bytes).max().unwrap_or(0)
 }

@@ -3,7 +3,7 @@
 use super::codec::{Item, Memory, Reader, damaged};
 use super::{
     About, CHECKSUM, ENTRY_BYTES, FORMAT, Fixed, HEAD_BYTES, Kind, MAGIC, MAX_SECTIONS, Section,
-    system,
+    WEIGHTS_HEAD_BYTES, system, weights_head,
 };
 use crate::cpu;
 use crate::dtype::DType;
@@ -16,7 +16,7 @@ use gristmill_kernels::Isa;
 use gristmill_kernels::LAYOUT;
 use memmap2::{Advice, Mmap, MmapMut};
 use std::any::Any;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A program of an image, with the sizes that it is for.
@@ -44,13 +44,20 @@ pub struct Parts {
     pub text: &'static [u8],
     /// Room for the table of the text, behind it as [`Text::linked_in_place`] asks.
     pub table: *mut [u8],
-    /// The constants.
+    /// The constants; empty where they are in a file.
     pub constants: &'static [u8],
+    /// The folder of the executable or library, where such a file is.
+    pub folder: Option<PathBuf>,
 }
 
 /// Memory that holds an image.
-#[derive(Clone)]
-enum Source {
+struct Source {
+    place: Place,
+    /// The file beside it that holds the constants.
+    weights: Option<Arc<Mmap>>,
+}
+
+enum Place {
     Mapped(Arc<Mmap>),
     Embedded {
         head: &'static [u8],
@@ -62,19 +69,20 @@ enum Source {
 impl Source {
     /// The first bytes, the table of sections among them.
     fn head(&self) -> &[u8] {
-        match self {
-            Source::Mapped(map) => map,
-            Source::Embedded { head, .. } => head,
+        match &self.place {
+            Place::Mapped(map) => map,
+            Place::Embedded { head, .. } => head,
         }
     }
 
     fn contents(&self, section: &Section) -> Result<&[u8], Error> {
         let range = section.offset..section.offset + section.bytes;
-        let found = match (self, section.kind) {
-            (Source::Mapped(map), _) => map.get(range),
-            (Source::Embedded { text, .. }, Kind::Text) => text.get(..section.bytes),
-            (Source::Embedded { constants, .. }, Kind::Constants) => constants.get(..section.bytes),
-            (Source::Embedded { head, .. }, _) => head.get(range),
+        let found = match (&self.place, section.kind) {
+            (_, Kind::Weights) => self.weights.as_ref().and_then(|map| map.get(range)),
+            (Place::Mapped(map), _) => map.get(range),
+            (Place::Embedded { text, .. }, Kind::Text) => text.get(..section.bytes),
+            (Place::Embedded { constants, .. }, Kind::Constants) => constants.get(..section.bytes),
+            (Place::Embedded { head, .. }, _) => head.get(range),
         };
         found.ok_or_else(|| damaged(&format!("its {} end early", section.kind.name())))
     }
@@ -87,20 +95,56 @@ impl Source {
         isa: Isa,
         table: Option<*mut [u8]>,
     ) -> Result<Arc<Text>, Error> {
-        match (self, table) {
+        match (&self.place, table) {
             // SAFETY: whoever opened the image has vouched for its parts.
-            (Source::Embedded { text, .. }, Some(table)) => unsafe {
+            (Place::Embedded { text, .. }, Some(table)) => unsafe {
                 Text::linked_in_place(text, table, imports, isa)
             },
             _ => Text::linked(text, imports, isa),
         }
     }
 
-    fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        match self {
-            Source::Mapped(map) => map.clone(),
-            Source::Embedded { .. } => Arc::new(()),
+    /// The mapping that the constants are in, and its owner.
+    fn owner(&self) -> (Option<&Mmap>, Arc<dyn Any + Send + Sync>) {
+        match (&self.weights, &self.place) {
+            (Some(map), _) | (None, Place::Mapped(map)) => (Some(map), map.clone()),
+            (None, Place::Embedded { .. }) => (None, Arc::new(())),
         }
+    }
+
+    /// Maps the file of the constants, if the image has one, in the folder of the image.
+    ///
+    /// # Safety
+    /// As for [`Image::open`].
+    unsafe fn map_weights(
+        &mut self,
+        about: &About,
+        section: &Section,
+        folder: Option<&Path>,
+    ) -> Result<(), Error> {
+        if section.kind != Kind::Weights {
+            return Ok(());
+        }
+        let name = Path::new(&about.weights);
+        let folder = folder.ok_or_else(|| {
+            Error::invalid("the weights are in a file beside the image: it is opened by its path")
+        })?;
+        if name.file_name() != Some(name.as_os_str()) {
+            return Err(damaged("the weights are in another folder"));
+        }
+        let path = folder.join(name);
+        let failed = |e: std::io::Error| {
+            Error::invalid(format!("the weights of the image: {}: {e}", path.display()))
+        };
+        let file = files::open(&path).map_err(failed)?;
+        // SAFETY: by contract, nobody changes the file.
+        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        if map.get(..WEIGHTS_HEAD_BYTES) != Some(&weights_head(section)) {
+            let message = format!("{} does not hold the weights of this image", path.display());
+            return Err(Error::invalid(message));
+        }
+        self.weights = Some(Arc::new(map));
+        Ok(())
     }
 }
 
@@ -119,7 +163,7 @@ impl Image {
         // SAFETY: by contract, nobody changes the file.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         // SAFETY: by contract, the image is trusted.
-        unsafe { Image::of(map) }.map_err(named)
+        unsafe { Image::of(map, path.parent()) }.map_err(named)
     }
 
     /// An image in memory, whose bytes are copied once.
@@ -139,7 +183,7 @@ impl Image {
             Error::new(ErrorKind::OutOfMemory, message)
         })?;
         // SAFETY: by contract, the image is trusted.
-        unsafe { Image::of(map) }
+        unsafe { Image::of(map, None) }
     }
 
     /// An image that is a part of this process's executable, or of a library that stays loaded: text and constants are used in place.
@@ -155,35 +199,45 @@ impl Image {
             text,
             table,
             constants,
+            folder,
         } = parts;
-        let source = Source::Embedded {
+        let place = Place::Embedded {
             head,
             text,
             constants,
         };
         // SAFETY: by contract, the image is trusted.
-        unsafe { Image::of_source(source, Some(table)) }
+        unsafe { Image::of_place(place, Some(table), folder.as_deref()) }
     }
 
     /// # Safety
     /// As for [`Image::open`].
-    unsafe fn of(map: Mmap) -> Result<Image, Error> {
+    unsafe fn of(map: Mmap, folder: Option<&Path>) -> Result<Image, Error> {
         let n_bytes = map.len() as u64;
-        let source = Source::Mapped(Arc::new(map));
-        match total_bytes(source.head())? {
+        match total_bytes(&map)? {
             total if total == n_bytes => {}
             total => return Err(damaged(&format!("it has {n_bytes} bytes of {total}"))),
         }
         // SAFETY: by contract.
-        unsafe { Image::of_source(source, None) }
+        unsafe { Image::of_place(Place::Mapped(Arc::new(map)), None, folder) }
     }
 
     /// # Safety
     /// As for [`Image::open`]; with a table, as for [`Image::embedded`].
-    unsafe fn of_source(source: Source, table: Option<*mut [u8]>) -> Result<Image, Error> {
+    unsafe fn of_place(
+        place: Place,
+        table: Option<*mut [u8]>,
+        folder: Option<&Path>,
+    ) -> Result<Image, Error> {
+        let mut source = Source {
+            place,
+            weights: None,
+        };
         let sections = sections(&source)?;
         let about = about(&source, &sections)?;
         check_machine(&about)?;
+        // SAFETY: by contract.
+        unsafe { source.map_weights(&about, constants_among(&sections)?, folder)? };
         let mut image = Image {
             about,
             sections,
@@ -235,11 +289,8 @@ impl Image {
 
     /// Compares the constants with their checksum, which reads all of them.
     pub fn verify(&self) -> Result<(), Error> {
-        let constants = self.sections.iter().filter(|s| s.kind == Kind::Constants);
-        for section in constants {
-            check(section, self.source.contents(section)?)?;
-        }
-        Ok(())
+        let section = constants_among(&self.sections)?;
+        check(section, self.source.contents(section)?)
     }
 
     fn read_programs(&self, table: Option<*mut [u8]>) -> Result<Vec<Arc<Program>>, Error> {
@@ -265,19 +316,17 @@ impl Image {
     }
 
     fn constants(&self) -> Result<Constants, Error> {
-        let section = section(&self.sections, Kind::Constants)?;
+        let section = constants_among(&self.sections)?;
         let bytes: *const [u8] = self.source.contents(section)?;
+        let (map, owner) = self.source.owner();
         #[cfg(target_os = "linux")]
-        if let Source::Mapped(map) = &self.source
+        if let Some(map) = map
             && section.bytes >= 2 << 20
         {
             // A hint: without it everything works.
             let _ = map.advise_range(Advice::HugePage, section.offset, section.bytes);
         }
-        Ok(Constants {
-            owner: self.source.owner(),
-            bytes,
-        })
+        Ok(Constants { owner, bytes })
     }
 }
 
@@ -322,6 +371,12 @@ impl Memory for NoMemory {
     fn tensor(&self, _: DType, _: &[usize], _: usize) -> Result<Tensor, Error> {
         Err(damaged("a constant in the wrong place"))
     }
+}
+
+/// The section of the constants, in the image or in a file beside it.
+fn constants_among(sections: &[Section]) -> Result<&Section, Error> {
+    let weights = sections.iter().find(|s| s.kind == Kind::Weights);
+    weights.map_or_else(|| section(sections, Kind::Constants), Ok)
 }
 
 /// The first section of a kind.
@@ -411,7 +466,8 @@ fn sections(source: &Source) -> Result<Vec<Section>, Error> {
     let sections: Vec<Section> = entries
         .map(|entry| section_of(entry, total))
         .collect::<Result<_, _>>()?;
-    let mut eager = sections.iter().filter(|s| s.kind != Kind::Constants);
+    let is_eager = |s: &&Section| ![Kind::Constants, Kind::Weights].contains(&s.kind);
+    let mut eager = sections.iter().filter(is_eager);
     eager.try_for_each(|s| check(s, source.contents(s)?))?;
     Ok(sections)
 }
@@ -435,7 +491,8 @@ fn section_of(entry: &[u8], n_bytes: u64) -> Result<Section, Error> {
     let kind = Kind::ALL.into_iter().find(|&k| k as u32 == number);
     let (offset, bytes) = (long(entry, 8), long(entry, 16));
     let end = offset.checked_add(bytes);
-    let lies_within = end.is_some_and(|end| end <= n_bytes);
+    let is_apart = kind == Some(Kind::Weights);
+    let lies_within = end.is_some_and(|end| end <= n_bytes || is_apart);
     match kind {
         Some(kind) if lies_within && offset.is_multiple_of(ALIGN_BYTES as u64) => Ok(Section {
             kind,

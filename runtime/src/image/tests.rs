@@ -153,6 +153,7 @@ fn about_here() -> About {
                 indexed: vec![Some(7)],
             })
             .to_vec(),
+        weights: String::new(),
         measured: 0,
     }
 }
@@ -273,6 +274,7 @@ fn parts_of(bytes: &[u8]) -> Parts {
         text: &code[..text.len()],
         table: &raw mut table[..4096],
         constants: kept(&bytes[constants], 0),
+        folder: None,
     }
 }
 
@@ -285,6 +287,7 @@ fn parts_of_an_executable_are_used_in_place() {
         text,
         table,
         constants,
+        folder,
     } = parts_of(&bytes);
     // SAFETY: the parts are there as long as the process, and this table is linked once; the code is not run.
     let image = unsafe {
@@ -293,6 +296,7 @@ fn parts_of_an_executable_are_used_in_place() {
             text,
             table,
             constants,
+            folder,
         })
     }
     .unwrap();

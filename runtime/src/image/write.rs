@@ -3,6 +3,7 @@
 use super::codec::{Constants, Item, Writer};
 use super::{
     About, CHECKSUM, CONSTANTS_ALIGN, ENTRY_BYTES, FORMAT, HEAD_BYTES, Kind, MAGIC, Section,
+    total_bytes, weights_head,
 };
 use crate::error::Error;
 use crate::files;
@@ -10,19 +11,34 @@ use crate::program::Program;
 use crate::tensor::ALIGN_BYTES;
 use crc32fast::Hasher;
 use gristmill_kernels::LAYOUT;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Writes programs of one model, for different shapes of its inputs, to a file that is replaced as a whole. Constants of the same bytes are
-/// there once. The same programs give the same bytes.
+/// there once. The same programs give the same bytes. Where [`About::weights`] names a file, it gets the constants, in the folder of the
+/// image and before it.
 ///
 /// Errors for programs of other devices than CPUs, and for kernels that are not in a [`Text`](crate::text::Text).
 pub fn write(path: &Path, about: &About, programs: &[Arc<Program>]) -> Result<Vec<Section>, Error> {
     let parts = Parts::of(about, programs)?;
     let sections = parts.sections();
+    if let Some(section) = sections.iter().find(|s| s.kind == Kind::Weights) {
+        let weights = path.with_file_name(&about.weights);
+        replace(&weights, |file| parts.write_weights(section, file))?;
+    }
+    replace(path, |file| parts.write(&sections, file))?;
+    Ok(sections)
+}
+
+/// Replaces a file as a whole.
+fn replace(
+    path: &Path,
+    put: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), Error> {
     let written = files::replace(path, |file| {
-        parts.write(&sections, file)?;
+        put(file)?;
         file.flush()?;
         // Pipes and devices have nothing to sync.
         match file.get_ref().metadata()?.is_file() {
@@ -30,10 +46,7 @@ pub fn write(path: &Path, about: &About, programs: &[Arc<Program>]) -> Result<Ve
             false => Ok(()),
         }
     });
-    match written {
-        Ok(()) => Ok(sections),
-        Err(e) => Err(Error::invalid(format!("{}: {e}", path.display()))),
-    }
+    written.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }
 
 /// Contents of the sections.
@@ -42,6 +55,8 @@ struct Parts {
     programs: Vec<u8>,
     text: Vec<u8>,
     constants: Constants,
+    /// True when the constants are in a file of their own.
+    is_apart: bool,
 }
 
 impl Parts {
@@ -58,6 +73,7 @@ impl Parts {
             about: head.bytes,
             programs: all.bytes,
             text,
+            is_apart: !about.weights.is_empty(),
             constants: w.constants,
         })
     }
@@ -81,9 +97,13 @@ impl Parts {
             });
             end = offset + bytes.len();
         }
+        let (kind, offset) = match self.is_apart {
+            true => (Kind::Weights, CONSTANTS_ALIGN),
+            false => (Kind::Constants, end.next_multiple_of(CONSTANTS_ALIGN)),
+        };
         sections.push(Section {
-            kind: Kind::Constants,
-            offset: end.next_multiple_of(CONSTANTS_ALIGN),
+            kind,
+            offset,
             bytes: self.constants.n_bytes,
             checksum: self.checksum_of_constants(),
         });
@@ -111,9 +131,18 @@ impl Parts {
         for (section, bytes) in sections.iter().zip(contents) {
             put(section.offset, bytes)?;
         }
-        if let Some(constants) = sections.last() {
-            put(constants.offset, &[])?;
-        }
+        let constants = sections.iter().find(|s| s.kind == Kind::Constants);
+        let Some(constants) = constants else {
+            return Ok(());
+        };
+        put(constants.offset, &[])?;
+        self.constants.visit(|bytes| file.write_all(bytes))
+    }
+
+    fn write_weights(&self, section: &Section, file: &mut impl Write) -> io::Result<()> {
+        let head = weights_head(section);
+        file.write_all(&head)?;
+        zeros(file, section.offset - head.len())?;
         self.constants.visit(|bytes| file.write_all(bytes))
     }
 }
@@ -143,7 +172,7 @@ fn zeros(file: &mut impl Write, mut n: usize) -> io::Result<()> {
 
 /// The head with the table of sections.
 fn head(sections: &[Section]) -> Vec<u8> {
-    let total = sections.last().map_or(0, |s| s.offset + s.bytes);
+    let total = total_bytes(sections);
     let mut head = MAGIC.to_vec();
     head.extend(FORMAT.to_le_bytes());
     head.extend((sections.len() as u32).to_le_bytes());
