@@ -76,7 +76,6 @@ mod compiled;
 mod deadline;
 mod error;
 mod indexed;
-mod nearest;
 mod options;
 mod partition;
 mod passes;
@@ -86,8 +85,8 @@ mod schedule;
 mod specialisations;
 mod step_times;
 mod target;
-mod units;
 
+pub(crate) use gristmill_runtime::{nearest, units};
 pub(crate) use gristmill_solver::rng;
 
 /// Compiles the programs of the README.

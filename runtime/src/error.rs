@@ -18,6 +18,19 @@ pub enum ErrorKind {
     Internal,
 }
 
+impl ErrorKind {
+    /// Exit code of a command line that fails with this category.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            ErrorKind::Internal => 1,
+            ErrorKind::InvalidInput => 2,
+            ErrorKind::Unsupported => 3,
+            ErrorKind::OutOfMemory => 5,
+            ErrorKind::DeviceFailed => 6,
+        }
+    }
+}
+
 /// Error of `gristmill-runtime`: a category, a message, and the path of the model's node where one is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {

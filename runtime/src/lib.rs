@@ -10,6 +10,8 @@ pub use ndarray;
 
 #[cfg(feature = "ndarray")]
 mod arrays;
+#[cfg(feature = "npz")]
+pub mod command;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -23,6 +25,7 @@ pub mod files;
 pub mod gpu;
 pub mod heap;
 pub mod image;
+pub mod nearest;
 #[cfg(feature = "npz")]
 pub mod npy;
 pub mod printable;
@@ -32,6 +35,7 @@ pub mod status;
 mod sync;
 pub mod tensor;
 pub mod text;
+pub mod units;
 
 pub use device::DeviceName;
 pub use dtype::{DType, Element};

@@ -19,12 +19,12 @@ use crate::report::Fallback;
 use crate::step_times::StepTime;
 use crate::units::{plural, printable, size, time_ns};
 use clap::Args;
+use gristmill_runtime::command::times::{Times, Until, peak_rss_bytes};
 use gristmill_runtime::exec::Lanes;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Arguments of `bench`.
@@ -91,9 +91,9 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
         print_profile(&p.whole()?.profile());
     }
     if args.json {
-        print_json("bench", times.json(args, &p, rss));
+        print_json("bench", json(&times, args, &p, rss));
     } else {
-        times.print(&p, rss);
+        print(&times, &p, rss);
     }
     if args.profile { keep(&p) } else { Ok(()) }
 }
@@ -209,76 +209,50 @@ fn fallbacks(executable: &Executable) -> Vec<Value> {
     report.fallbacks.iter().map(row).collect()
 }
 
-/// Times of runs in ns.
-struct Times {
-    /// Time of each run, shortest first. There is at least one.
-    sorted: Vec<u64>,
-    /// From the start of the first run to the end of the last.
-    total: u64,
+fn print(times: &Times, p: &Prepared, rss: Option<u64>) {
+    let (load, compile) = (time_ns(p.load_ns), time_ns(p.compile_ns));
+    match p.model {
+        Model::Compiled { .. } => outln!("load {load}  compile {compile}"),
+        Model::Image(_) => outln!("opened in {load}"),
+    }
+    outln!("{}", times.text());
+    if let Some(n) = p.streams {
+        let (rate, callers) = (times.per_second(), plural(n, "caller"));
+        outln!("{rate:.1} inferences/s with {callers}");
+    }
+    if let Some(compiled) = p.compiled() {
+        print_parts(compiled, p.executable().is_some());
+    }
+    let stream = p.executable().map(|e| e.lowered.placement.stream);
+    if let Some(stream) = stream.flatten() {
+        let (period, n) = (time_ns(times.period()), p.n_callers());
+        let predicted = stream.period;
+        outln!("one run every {period} with {n} in flight, predicted {predicted}");
+    }
+    outln!("peak memory {}", rss.map_or("unknown".into(), size));
 }
 
-impl Times {
-    fn quantile(&self, q: f64) -> u64 {
-        self.sorted[((self.sorted.len() - 1) as f64 * q).round() as usize]
-    }
-
-    /// Inferences per second.
-    fn per_second(&self) -> f64 {
-        self.sorted.len() as f64 * 1e9 / self.total.max(1) as f64
-    }
-
-    /// Time between the ends of two runs.
-    fn period(&self) -> u64 {
-        self.total / self.sorted.len() as u64
-    }
-
-    fn print(&self, p: &Prepared, rss: Option<u64>) {
-        let (load, compile) = (time_ns(p.load_ns), time_ns(p.compile_ns));
-        match p.model {
-            Model::Compiled { .. } => outln!("load {load}  compile {compile}"),
-            Model::Image(_) => outln!("opened in {load}"),
-        }
-        let [p50, p90, p99, min] = [0.5, 0.9, 0.99, 0.0].map(|q| time_ns(self.quantile(q)));
-        let n_runs = plural(self.sorted.len(), "run");
-        outln!("p50 {p50}  p90 {p90}  p99 {p99}  min {min}  ({n_runs})");
-        if let Some(n) = p.streams {
-            let (rate, callers) = (self.per_second(), plural(n, "caller"));
-            outln!("{rate:.1} inferences/s with {callers}");
-        }
-        if let Some(compiled) = p.compiled() {
-            print_parts(compiled, p.executable().is_some());
-        }
-        let stream = p.executable().map(|e| e.lowered.placement.stream);
-        if let Some(stream) = stream.flatten() {
-            let (period, n) = (time_ns(self.period()), p.n_callers());
-            let predicted = stream.period;
-            outln!("one run every {period} with {n} in flight, predicted {predicted}");
-        }
-        outln!("peak memory {}", rss.map_or("unknown".into(), size));
-    }
-
-    fn json(&self, args: &BenchArgs, p: &Prepared, rss: Option<u64>) -> Value {
-        let is_random = !p.inputs.random.is_empty();
-        json!({
-            "p50_ns": self.quantile(0.5),
-            "p90_ns": self.quantile(0.9),
-            "p99_ns": self.quantile(0.99),
-            "min_ns": self.sorted[0],
-            "iters": self.sorted.len(),
-            "in_flight": p.n_callers(),
-            "inferences_per_s": self.per_second(),
-            "period_ns": self.period(),
-            "load_ns": p.load_ns,
-            "compile_ns": p.compiled().map(|_| p.compile_ns),
-            "peak_rss_bytes": rss,
-            "seed": is_random.then_some(args.inputs.seed),
-            "random_inputs": p.inputs.random,
-            "segments": p.compiled().map_or(1, Compiled::n_segments),
-            "shape_inputs": p.compiled().map(Compiled::value_inputs).unwrap_or(&BTreeSet::new()),
-            "specialisations": p.compiled().map_or(1, Compiled::specialisations),
-            "fallbacks": p.executable().map(|e| fallbacks(e)).or(p.compiled().is_none().then(Vec::new)),
-        })
-    }
+fn json(times: &Times, args: &BenchArgs, p: &Prepared, rss: Option<u64>) -> Value {
+    let is_random = !p.inputs.random.is_empty();
+    json!({
+        "p50_ns": times.quantile(0.5),
+        "p90_ns": times.quantile(0.9),
+        "p99_ns": times.quantile(0.99),
+        "min_ns": times.sorted[0],
+        "iters": times.sorted.len(),
+        "in_flight": p.n_callers(),
+        "inferences_per_s": times.per_second(),
+        "period_ns": times.period(),
+        "load_ns": p.load_ns,
+        "compile_ns": p.compiled().map(|_| p.compile_ns),
+        "peak_rss_bytes": rss,
+        "seed": is_random.then_some(args.inputs.seed),
+        "random_inputs": p.inputs.random,
+        "segments": p.compiled().map_or(1, Compiled::n_segments),
+        "shape_inputs": p.compiled().map(Compiled::value_inputs).unwrap_or(&BTreeSet::new()),
+        "specialisations": p.compiled().map_or(1, Compiled::specialisations),
+        "fallbacks": p.executable().map(|e| fallbacks(e)).or(p.compiled().is_none().then(Vec::new)),
+    })
 }
 
 /// Says where the contents of inputs decide shapes, and where the data decides extents.
@@ -402,42 +376,6 @@ fn warmed_up(args: &BenchArgs, p: &Prepared) -> Result<Vec<Vec<Tensor>>> {
     Ok(lanes)
 }
 
-/// The end of a measurement, which its threads share.
-struct Until {
-    started: Instant,
-    duration: Duration,
-    /// Runs to make, whatever the time.
-    count: Option<u64>,
-    n_begun: AtomicU64,
-}
-
-impl Until {
-    fn count(n: u64) -> Until {
-        Until {
-            count: Some(n),
-            ..Until::elapsed(Duration::ZERO)
-        }
-    }
-
-    fn elapsed(duration: Duration) -> Until {
-        Until {
-            started: Instant::now(),
-            duration,
-            count: None,
-            n_begun: AtomicU64::new(0),
-        }
-    }
-
-    /// True when another run is to begin. The first is made even if the duration is zero.
-    fn begins_another(&self) -> bool {
-        let n_earlier = self.n_begun.fetch_add(1, Ordering::Relaxed);
-        match self.count {
-            Some(n) => n_earlier < n,
-            None => n_earlier == 0 || self.started.elapsed() < self.duration,
-        }
-    }
-}
-
 /// Times of repeated runs, in each lane on a thread of its own.
 fn run_lanes(p: &Prepared, lanes: &mut [Vec<Tensor>], until: &Until) -> Result<Vec<u64>> {
     if let [lane] = lanes {
@@ -466,12 +404,4 @@ fn run_lane(p: &Prepared, outputs: &mut [Tensor], until: &Until) -> Result<Vec<u
         times.push(started.elapsed().as_nanos() as u64);
     }
     Ok(times)
-}
-
-/// Largest resident size of this process so far, where the system tells.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }

@@ -9,6 +9,7 @@ use crate::ir::Bindings;
 use crate::options::Options;
 use crate::units::{plural, size, time_ns};
 use clap::{Args, ValueEnum};
+use gristmill_runtime::command::given::dims_text;
 use gristmill_runtime::image::WEIGHTS_MAGIC;
 use serde_json::json;
 use std::io::{IsTerminal, Read};
@@ -196,15 +197,6 @@ fn progress(i: usize, n: usize, dims: &Bindings) {
             i + 1,
             dims_text(dims.clone().into_iter().collect::<Vec<_>>().iter())
         );
-    }
-}
-
-/// `batch=8, sequence=128`.
-pub fn dims_text<'a>(dims: impl Iterator<Item = &'a (String, usize)>) -> String {
-    let dims: Vec<String> = dims.map(|(dim, n)| format!("{dim}={n}")).collect();
-    match dims.is_empty() {
-        true => "fixed shapes".to_owned(),
-        false => dims.join(", "),
     }
 }
 

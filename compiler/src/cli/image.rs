@@ -1,23 +1,25 @@
 //! Images in the place of models: what they are, and their inputs.
 
 use super::args::{CompileArgs, DimFlags};
-use super::compile::dims_text;
 use super::inputs::{self, InputArgs, Inputs};
 use super::output::{errln, outln};
 use super::{load, print_json};
 use crate::Tensor;
-use crate::compiled::fits;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Type};
 use crate::nearest::unknown;
 use crate::options::DimRange;
 use crate::units::{printable, size};
+use gristmill_runtime::command::given::{
+    check_names, check_ranks, checked, cpu_text, dims_text, has_shape, input_names, n_elements,
+    no_code, only, set_variables, shapes_text, value_text, variables,
+};
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::exec::{ExecOptions, Executor, Lanes, Pool, Resources};
 use gristmill_runtime::files;
 use gristmill_runtime::image::{Image, Kind, MAGIC, Variant};
 use gristmill_runtime::npy;
-use gristmill_runtime::program::{IoSpec, Program, StepKind, VariableSpec};
+use gristmill_runtime::program::{IoSpec, Program};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -88,12 +90,11 @@ fn announce(image: &Image, chosen: Variant, inputs: &Inputs) {
 
 /// Tensors by the names of flags; those of test data without a name stand for the inputs in order.
 fn given(args: &InputArgs, image: &Image) -> Result<Vec<(String, Tensor)>> {
-    let names = input_names(image);
     if let Some(folder) = &args.test_data {
         let mut tensors = load::test_data(folder, "input", &[])?;
-        for ((name, _), declared) in tensors.iter_mut().zip(&names) {
+        for ((name, _), declared) in tensors.iter_mut().zip(input_names(image)) {
             if name.is_empty() {
-                name.clone_from(declared);
+                declared.clone_into(name);
             }
         }
         return Ok(tensors);
@@ -106,17 +107,8 @@ fn given(args: &InputArgs, image: &Image) -> Result<Vec<(String, Tensor)>> {
         let (name, path) = inputs::name_and_file(flag)?;
         list.push((name.to_owned(), Tensor::from_npy(path)?));
     }
-    let known = || names.iter().map(String::as_str);
-    match list.iter().find(|(name, _)| !names.contains(name)) {
-        Some((name, _)) => Err(Error::invalid(unknown("input", name, known()))),
-        None => Ok(list),
-    }
-}
-
-fn input_names(image: &Image) -> Vec<String> {
-    let first = image.programs().first();
-    let inputs = first.map_or(&[][..], |p| &p.inputs);
-    inputs.iter().map(|i| i.name.clone()).collect()
+    check_names(image, &list)?;
+    Ok(list)
 }
 
 /// Sizes of dims, and shapes of tensors, that a run is to have.
@@ -131,13 +123,7 @@ impl<'g> Wanted<'g> {
     fn of(image: &Image, given: &'g [(String, Tensor)], flags: &DimFlags) -> Result<Wanted<'g>> {
         let (sizes, ranges) = flags.parse()?;
         check_dims(image, sizes.keys().chain(ranges.keys()))?;
-        for (name, ty) in image.programs().iter().take(1).flat_map(|p| types(p)) {
-            if let Some(tensor) = only(&name, given)?
-                && tensor.shape().len() != ty.rank()
-            {
-                checked(&name, tensor, &ty)?;
-            }
-        }
+        check_ranks(image, given)?;
         Ok(Wanted {
             sizes,
             ranges,
@@ -158,13 +144,8 @@ impl<'g> Wanted<'g> {
             let is_size = self.sizes.get(dim).is_none_or(|want| want == n);
             is_size && self.ranges.get(dim).is_none_or(|range| range.contains(*n))
         });
-        has_dims && v.program.inputs.iter().all(|spec| self.has_shape(spec))
-    }
-
-    /// True unless there is a tensor of another shape for an input.
-    fn has_shape(&self, spec: &IoSpec) -> bool {
-        let mut own = self.given.iter().filter(|(name, _)| *name == spec.name);
-        own.all(|(_, tensor)| tensor.shape() == spec.shape)
+        let mut inputs = v.program.inputs.iter();
+        has_dims && inputs.all(|spec| has_shape(spec, self.given))
     }
 
     fn no_variant(&self, image: &Image) -> Error {
@@ -173,15 +154,7 @@ impl<'g> Wanted<'g> {
             .ranges
             .iter()
             .map(|(dim, range)| format!("{dim}={range}"));
-        let shape = |(name, t): &(String, Tensor)| format!("{} {:?}", printable(name), t.shape());
-        let shapes = self.given.iter().map(shape);
-        let asked: Vec<String> = sizes.chain(ranges).chain(shapes).collect();
-        let known: Vec<String> = image.programs().iter().map(|p| shapes_text(p)).collect();
-        let message = format!(
-            "the image has no code for {}; it has {}",
-            asked.join(", "),
-            known.join("; ")
-        );
+        let message = no_code(image, sizes.chain(ranges), self.given);
         Error::invalid(message).hint("gristmill compile with --shape DIM=N,N,.. for further sizes")
     }
 }
@@ -196,17 +169,6 @@ fn check_dims<'d>(image: &Image, mut dims: impl Iterator<Item = &'d String>) -> 
     }
 }
 
-fn n_elements(program: &Program) -> usize {
-    let inputs = program.inputs.iter();
-    inputs.map(|i| i.shape.iter().product::<usize>()).sum()
-}
-
-fn shapes_text(program: &Program) -> String {
-    let inputs = program.inputs.iter();
-    let shapes = inputs.map(|i| format!("{} {:?}", printable(&i.name), i.shape));
-    shapes.collect::<Vec<_>>().join(", ")
-}
-
 fn gather(args: &InputArgs, given: &[(String, Tensor)], chosen: Variant) -> Result<Inputs> {
     let types = types(chosen.program);
     let random = inputs::Random::new(&types, args.seed, &args.input_range)?;
@@ -216,7 +178,7 @@ fn gather(args: &InputArgs, given: &[(String, Tensor)], chosen: Variant) -> Resu
     };
     for (i, (name, ty)) in types.iter().enumerate() {
         let tensor = match only(name, given)? {
-            Some(tensor) => checked(name, tensor, ty)?,
+            Some(tensor) => checked(&chosen.program.inputs[i], tensor)?,
             None if args.test_data.is_some() => {
                 return Err(Error::invalid(format!("input {name:?} ({ty}) is missing")));
             }
@@ -236,79 +198,6 @@ fn types(program: &Program) -> Vec<(String, Type)> {
     let ty = |spec: &IoSpec| Type::new(spec.dtype, spec.shape.iter().copied());
     let inputs = program.inputs.iter();
     inputs.map(|spec| (spec.name.clone(), ty(spec))).collect()
-}
-
-/// The one tensor of a name, if there is one.
-fn only<'t>(name: &str, given: &'t [(String, Tensor)]) -> Result<Option<&'t Tensor>> {
-    let mut own = given.iter().filter(|(known, _)| known == name);
-    match (own.next(), own.next()) {
-        (_, Some(_)) => Err(Error::invalid(format!("input {name:?} is given twice"))),
-        (found, None) => Ok(found.map(|(_, tensor)| tensor)),
-    }
-}
-
-fn checked(name: &str, tensor: &Tensor, ty: &Type) -> Result<Tensor> {
-    let tensor = inputs::as_declared(tensor.clone(), ty)?;
-    if fits(ty, &tensor) {
-        return Ok(tensor);
-    }
-    let (dtype, shape) = (tensor.dtype(), tensor.shape());
-    let message = format!("input {name:?}: expected {ty}, got {dtype}{shape:?}");
-    Err(Error::invalid(message))
-}
-
-fn set_variables(flags: &[String], program: &Program, resources: &Resources) -> Result<()> {
-    let known = variables(program);
-    for flag in flags {
-        let (name, path) = inputs::variable_and_file(flag)?;
-        let found = known.iter().find(|(known, _)| label(known) == name);
-        let labels: Vec<String> = known.iter().map(|(spec, _)| label(spec)).collect();
-        let labels = labels.iter().map(String::as_str);
-        let (spec, ty) = found.ok_or_else(|| Error::invalid(unknown("variable", name, labels)))?;
-        let value = inputs::as_declared(Tensor::from_npy(path)?, ty)?;
-        if !fits(ty, &value) {
-            let (dtype, shape) = (value.dtype(), value.shape());
-            let message = format!("variable {name:?}: expected {ty}, got {dtype}{shape:?}");
-            return Err(Error::invalid(message));
-        }
-        resources.set(&spec.container, &spec.name, &value)?;
-    }
-    Ok(())
-}
-
-/// The variables of a program and its sub-programs, with the types of their first uses.
-fn variables(program: &Program) -> Vec<(&VariableSpec, Type)> {
-    let mut found: Vec<(&VariableSpec, Type)> = Vec::new();
-    for partition in &program.partitions {
-        for step in &partition.steps {
-            match &step.kind {
-                StepKind::ReadVariable { variable, dst: b }
-                | StepKind::AssignVariable { variable, src: b } => {
-                    let (spec, buffer) = (
-                        &program.variables[*variable as usize],
-                        &partition.buffers[b.0 as usize],
-                    );
-                    let ty = Type::new(buffer.dtype, buffer.shape.iter().copied());
-                    found.push((spec, ty));
-                }
-                StepKind::If(branches) => {
-                    found.extend(variables(&branches.then_branch));
-                    found.extend(variables(&branches.else_branch));
-                }
-                StepKind::Loop(repeated) => found.extend(variables(&repeated.body)),
-                _ => {}
-            }
-        }
-    }
-    found
-}
-
-/// `NAME`, or `CONTAINER/NAME`.
-fn label(spec: &VariableSpec) -> String {
-    match spec.container.as_str() {
-        "" => spec.name.clone(),
-        container => format!("{container}/{}", spec.name),
-    }
 }
 
 /// `gristmill inspect` of an image.
@@ -339,15 +228,18 @@ fn print(image: &Image, chosen: Option<Variant>) {
     let about = image.about();
     let (name, version, system) = (&about.name, &about.version, &about.system);
     outln!("image of {name:?}  gristmill {version}");
-    outln!("for {system}, {}", cpu(image));
+    outln!("for {system}, {}", cpu_text(image));
     if let Some(Variant { program, .. }) = chosen {
-        program.inputs.iter().for_each(|i| print_value("input ", i));
+        program
+            .inputs
+            .iter()
+            .for_each(|i| outln!("{}", value_text("input ", i)));
         program
             .outputs
             .iter()
-            .for_each(|o| print_value("output", o));
-        for (spec, ty) in variables(program) {
-            outln!("variable {}: {ty}", printable(&label(spec)));
+            .for_each(|o| outln!("{}", value_text("output", o)));
+        for variable in variables(program) {
+            outln!("{}", value_text("variable", &variable.spec));
         }
     }
     for v in image.variants() {
@@ -356,25 +248,6 @@ fn print(image: &Image, chosen: Option<Variant>) {
     }
     for section in image.sections() {
         outln!("{:<10} {}", section.kind.name(), size(section.bytes as u64));
-    }
-}
-
-fn print_value(label: &str, spec: &IoSpec) {
-    outln!(
-        "{label} {}: {}{:?}",
-        printable(&spec.name),
-        spec.dtype,
-        spec.shape
-    );
-}
-
-/// The features of the CPU that an image needs.
-fn cpu(image: &Image) -> String {
-    let features = image.about().features.iter();
-    let features: Vec<&str> = features.map(|f| f.trim_start_matches("has_")).collect();
-    match features.is_empty() {
-        true => "any CPU".to_owned(),
-        false => features.join(" "),
     }
 }
 

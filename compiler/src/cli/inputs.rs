@@ -12,6 +12,7 @@ use crate::rng::Rng;
 use crate::units::printable;
 use crate::{DType, Tensor};
 use clap::Args;
+use gristmill_runtime::command::given::{as_declared, variable_and_file};
 use gristmill_runtime::dtype::Element;
 use gristmill_runtime::{npy, with_dtype};
 use std::collections::BTreeMap;
@@ -200,7 +201,7 @@ fn test_data(folder: &Path, given: Given, compiled: &Compiled) -> Result<Inputs>
 fn checked(list: Given, compiled: &Compiled) -> Result<BTreeMap<String, Tensor>> {
     let mut given = BTreeMap::new();
     for (name, tensor) in list.tensors {
-        let tensor = as_declared(tensor, compiled.input_type(&name)?)?;
+        let tensor = as_declared(tensor, compiled.input_type(&name)?.dtype)?;
         compiled.check_input(&name, &tensor)?;
         if given.insert(name.clone(), tensor).is_some() {
             return Err(Error::invalid(format!("input {name:?} is given twice")));
@@ -216,7 +217,7 @@ fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
         let labels = known.iter().map(|(label, _)| label.as_str());
         let ty = known.iter().find(|(known, _)| known == label);
         let (_, ty) = ty.ok_or_else(|| Error::invalid(unknown("variable", label, labels)))?;
-        let value = as_declared(Tensor::from_npy(path)?, ty)?;
+        let value = as_declared(Tensor::from_npy(path)?, ty.dtype)?;
         if !fits(ty, &value) {
             let (dtype, shape) = (value.dtype(), value.shape());
             let message = format!("variable {label:?}: expected {ty}, got {dtype}{shape:?}");
@@ -226,12 +227,6 @@ fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
         compiled.resources().set(container, name, &value)?;
     }
     Ok(())
-}
-
-/// The parts of a flag `--variable`.
-pub fn variable_and_file(flag: &str) -> Result<(&str, &str)> {
-    let parts = flag.split_once('=');
-    parts.ok_or_else(|| Error::invalid(format!("--variable {flag:?}: expected NAME=FILE.npy")))
 }
 
 /// The parts of a flag `--input`.
@@ -257,16 +252,6 @@ fn named_file(flag: &str, source: &Source) -> Result<(String, Tensor)> {
 
 fn names_of(declared: Vec<onnx::Declared>) -> Vec<String> {
     declared.into_iter().map(|input| input.name).collect()
-}
-
-/// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.
-pub fn as_declared(tensor: Tensor, ty: &Type) -> Result<Tensor> {
-    let (given, declared) = (tensor.dtype(), ty.dtype);
-    let same_size = given.size_bytes() == declared.size_bytes();
-    if declared.is_narrow_float() && given.is_unsigned_int() && same_size {
-        return Ok(tensor.with_bits_as(declared)?);
-    }
-    Ok(tensor)
 }
 
 /// Makes the inputs that nothing gives. Each has a stream of random numbers of its own, so that its values do not depend on the others.

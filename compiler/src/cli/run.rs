@@ -14,8 +14,9 @@ use crate::onnx::Declared;
 use crate::options::{Options, Precision};
 use crate::units::{printable, time_ns};
 use clap::Args;
-use gristmill_runtime::dtype::Element;
-use gristmill_runtime::{npy, with_dtype};
+use gristmill_runtime::command::accuracy::{accuracy as accuracy_of, text as accuracy_text};
+use gristmill_runtime::command::summary::text;
+use gristmill_runtime::npy;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -173,11 +174,10 @@ fn timed_run(args: &RunArgs, compiled: &Compiled, inputs: &Inputs) -> Result<(Ou
 impl Ran {
     fn print(&self) {
         for (name, tensor) in self.outputs.iter() {
-            outln!("{}", summary::text(name, tensor));
+            outln!("{}", text(name, tensor));
         }
-        if let Some((right, total)) = self.accuracy {
-            let percent = 100.0 * right as f64 / total.max(1) as f64;
-            outln!("accuracy {percent:.2} % ({right} of {total})");
+        if let Some(right_of_total) = self.accuracy {
+            outln!("{}", accuracy_text(right_of_total));
         }
         let (compiled, ran) = (time_ns(self.ready_ns), time_ns(self.run_ns));
         match self.n_segments {
@@ -294,37 +294,7 @@ fn compare(args: &RunArgs, want: &Tensor, got: &Tensor) -> Comparison {
     allclose(want, got, args.rtol, atol)
 }
 
-/// Right answers and total: arg-max over the last axis of the first output against labels.
+/// Right answers and total of the first output.
 fn accuracy(outputs: &Outputs, path: &Path) -> Result<(usize, usize)> {
-    let labels = Tensor::from_npy(path)?.to_f64s();
-    let (name, scores) = outputs
-        .iter()
-        .next()
-        .ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
-    let n_classes = scores.shape().last().copied().unwrap_or(0);
-    if n_classes == 0 || scores.len() / n_classes != labels.len() {
-        let (path, n, shape) = (path.display(), labels.len(), scores.shape());
-        let message = format!("{path}: {n} labels do not fit output {name:?} of shape {shape:?}");
-        return Err(Error::invalid(message));
-    }
-    let n_right =
-        with_dtype!(scores.dtype(), T => n_right(scores.as_slice::<T>(), n_classes, &labels));
-    Ok((n_right, labels.len()))
-}
-
-fn n_right<T: Element>(scores: &[T], n_classes: usize, labels: &[f64]) -> usize {
-    let rows = scores.chunks(n_classes).zip(labels);
-    let right = rows.filter(|(row, label)| arg_max(row) as f64 == **label);
-    right.count()
-}
-
-/// Position of the first largest element; NaN is never the largest.
-fn arg_max<T: Element>(row: &[T]) -> usize {
-    let (mut best, mut largest) = (0, f64::NEG_INFINITY);
-    for (i, element) in row.iter().enumerate() {
-        if element.to_f64() > largest {
-            (best, largest) = (i, element.to_f64());
-        }
-    }
-    best
+    Ok(accuracy_of(outputs.iter().next(), path)?)
 }

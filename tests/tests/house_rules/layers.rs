@@ -62,6 +62,15 @@ fn the_bare_runtime_links_no_more_than_it_needs() {
 }
 
 #[test]
+fn executables_link_the_bare_runtime_and_numpy_files() {
+    let runtime = "gristmill-runtime";
+    let with_npz = ["--no-default-features", "--features", "npz"];
+    let mut needed = dependencies_with(runtime, &with_npz);
+    needed.insert(runtime.to_owned());
+    assert_eq!(dependencies("gristmill-kit"), needed);
+}
+
+#[test]
 fn the_check_sees_edges() {
     let tree = dependencies("gristmill-runtime");
     assert!(

@@ -1,6 +1,6 @@
 //! Numbers and names for people: times with units, sizes in binary units, names that stay on their line.
 
-pub use gristmill_runtime::printable::printable;
+pub use crate::printable::printable;
 
 /// `3.81 ms`, `412 ns`, `1.20 s`.
 pub fn time_ns(ns: u64) -> String {

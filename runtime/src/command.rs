@@ -1,0 +1,7 @@
+//! Parts that the command lines of the compiler and of executables share.
+
+pub mod accuracy;
+pub mod given;
+pub mod output;
+pub mod summary;
+pub mod times;
