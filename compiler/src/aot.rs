@@ -22,6 +22,12 @@
 //! # }
 //! ```
 
+mod elf;
+mod executable;
+mod fill;
+
+pub use executable::write_executable;
+
 use crate::codegen::cpu::required_features;
 use crate::compiled::{Compiled, Shared, Source};
 use crate::cost::Fnv;
@@ -104,6 +110,18 @@ pub(crate) fn write_with(
     path: &Path,
     extra: &Extra,
 ) -> Result<Written> {
+    let (written, _) = written(source, options, sizes, path, extra)?;
+    Ok(written)
+}
+
+/// The same, with the programs that were written.
+fn written(
+    source: Source,
+    options: &Options,
+    sizes: &Sizes,
+    path: &Path,
+    extra: &Extra,
+) -> Result<(Written, Vec<Arc<Program>>)> {
     let variants = combinations(sizes, &options.dims)?;
     let mut programs = Vec::new();
     let mut about = about(options)?;
@@ -131,7 +149,7 @@ pub(crate) fn write_with(
     about.name = name.unwrap_or_else(|| name_of(&programs));
     about.weights = extra.weights.clone().unwrap_or_default();
     let sections = image::write(path, &about, &programs)?;
-    Ok(Written { about, sections })
+    Ok((Written { about, sections }, programs))
 }
 
 /// The program for the dims of some options.

@@ -238,7 +238,8 @@ fn fnv(bytes: &[u8]) -> u64 {
 pub(crate) struct Fnv(u64);
 
 impl Fnv {
-    fn with(self, bytes: &[u8]) -> Fnv {
+    /// The hash with further bytes.
+    pub fn with(self, bytes: &[u8]) -> Fnv {
         Fnv(bytes.iter().fold(self.0, |h, &b| {
             (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
         }))
