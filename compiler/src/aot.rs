@@ -23,8 +23,9 @@
 //! ```
 
 mod elf;
-mod executable;
+pub(crate) mod executable;
 mod fill;
+pub(crate) mod kit;
 
 pub use executable::write_executable;
 
@@ -54,16 +55,13 @@ pub const MAX_VARIANTS: usize = 64;
 pub struct Written {
     /// The machine and the model.
     pub about: About,
-    /// Parts of the file.
+    /// Parts of the image.
     pub sections: Vec<Section>,
+    /// Size of the file in bytes.
+    pub bytes: usize,
 }
 
 impl Written {
-    /// Size of the file in bytes.
-    pub fn bytes(&self) -> usize {
-        image::total_bytes(&self.sections)
-    }
-
     /// Bytes of constants in a file of their own, whose name [`About::weights`] is.
     pub fn weights_bytes(&self) -> usize {
         let apart = self.sections.iter().filter(|s| s.kind == Kind::Weights);
@@ -81,13 +79,7 @@ pub fn write(
     sizes: &Sizes,
     path: &Path,
 ) -> Result<Written> {
-    let extra = Extra {
-        name: None,
-        is_nameless: false,
-        weights: None,
-        progress: &|_, _, _| {},
-    };
-    write_with(source.into(), options, sizes, path, &extra)
+    write_with(source.into(), options, sizes, path, &Extra::default())
 }
 
 /// Wishes that few have.
@@ -102,6 +94,17 @@ pub(crate) struct Extra<'a> {
     pub progress: &'a dyn Fn(usize, usize, &Bindings),
 }
 
+impl Default for Extra<'_> {
+    fn default() -> Self {
+        Extra {
+            name: None,
+            is_nameless: false,
+            weights: None,
+            progress: &|_, _, _| {},
+        }
+    }
+}
+
 /// [`write`] with further wishes.
 pub(crate) fn write_with(
     source: Source,
@@ -110,18 +113,30 @@ pub(crate) fn write_with(
     path: &Path,
     extra: &Extra,
 ) -> Result<Written> {
-    let (written, _) = written(source, options, sizes, path, extra)?;
-    Ok(written)
+    let Made { about, programs } = made(source, options, sizes, path, extra)?;
+    let sections = image::write(path, &about, &programs)?;
+    let bytes = image::total_bytes(&sections);
+    Ok(Written {
+        about,
+        sections,
+        bytes,
+    })
 }
 
-/// The same, with the programs that were written.
-fn written(
+/// A model that was compiled for all sizes.
+struct Made {
+    about: About,
+    programs: Vec<Arc<Program>>,
+}
+
+/// Compiles a model for a file, beside which weights are kept until it is written.
+fn made(
     source: Source,
     options: &Options,
     sizes: &Sizes,
     path: &Path,
     extra: &Extra,
-) -> Result<(Written, Vec<Arc<Program>>)> {
+) -> Result<Made> {
     let variants = combinations(sizes, &options.dims)?;
     let mut programs = Vec::new();
     let mut about = about(options)?;
@@ -148,8 +163,7 @@ fn written(
     let name = extra.name.map(str::to_owned);
     about.name = name.unwrap_or_else(|| name_of(&programs));
     about.weights = extra.weights.clone().unwrap_or_default();
-    let sections = image::write(path, &about, &programs)?;
-    Ok((Written { about, sections }, programs))
+    Ok(Made { about, programs })
 }
 
 /// The program for the dims of some options.

@@ -378,8 +378,8 @@ impl Program {
     /// True when it, or a sub-program, uses variables.
     pub fn has_state(&self) -> bool {
         let steps = self.partitions.iter().flat_map(|p| &p.steps);
-        let mut sub_programs = steps.flat_map(|step| Partition::sub_programs(&step.kind));
-        !self.variables.is_empty() || sub_programs.any(Program::has_state)
+        let mut sub_programs = steps.flat_map(|step| step.kind.sub_programs());
+        !self.variables.is_empty() || sub_programs.any(|p| p.has_state())
     }
 }
 

@@ -96,6 +96,9 @@ impl Text {
     ) -> Result<Arc<Text>, Error> {
         let addresses = addresses_of(&imports, isa)?;
         let start = table.cast::<u8>();
+        if addresses.is_empty() {
+            return Ok(Text::of_process(text, imports));
+        }
         let expected = text.as_ptr().addr() + table_offset(text.len());
         if start.addr() != expected || table.len() < size_of_val(&addresses[..]) {
             return Err(Error::invalid("the table is not behind its text"));
@@ -106,12 +109,15 @@ impl Text {
             std::ptr::copy_nonoverlapping(addresses.as_ptr().cast(), start, bytes);
             seal(start, table.len())?;
         }
-        let linked = Linked {
+        Ok(Text::of_process(text, imports))
+    }
+
+    fn of_process(text: &'static [u8], imports: Vec<String>) -> Arc<Text> {
+        Arc::new(Text(OnceLock::from(Linked {
             memory: Memory::Process(text),
             imports,
             calls: None,
-        };
-        Ok(Arc::new(Text(OnceLock::from(linked))))
+        })))
     }
 
     fn link_bytes(

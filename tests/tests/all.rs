@@ -6,6 +6,7 @@ mod cuda;
 mod cuda_calls;
 mod decoding;
 mod emulated;
+mod executables;
 mod extents;
 mod fallbacks;
 mod guide;

@@ -1,7 +1,7 @@
 //! README and guide against the binary: flags exist, files of the formats are accepted, links lead
 //! to sections.
 
-use crate::process::gristmill;
+use crate::process::{gristmill, kit};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,10 +83,12 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "calibrate",
         "devices",
     ];
-    let helps: Vec<String> = verbs
-        .iter()
-        .map(|verb| gristmill(Path::new("."), &[verb, "--help"]).stdout)
-        .collect();
+    let of_verb = |verb: &&str| gristmill(Path::new("."), &[*verb, "--help"]).stdout;
+    let mut helps: Vec<String> = verbs.iter().map(of_verb).collect();
+    // Executables have flags of their own.
+    let runner = Path::new(kit()).join("gristmill-runner");
+    let usage = std::process::Command::new(runner).arg("--help").output();
+    helps.push(String::from_utf8(usage.unwrap().stdout).unwrap());
     let is_known = |flag: &str| {
         let mut words = helps.iter().flat_map(|help| help.split_whitespace());
         words.any(|word| word.trim_end_matches(',') == flag)
@@ -100,6 +102,8 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "--no-deps",
         "--open",
         "--example",
+        "--profile",
+        "--package",
     ];
     let mut n_flags = 0;
     for (path, text) in pages() {

@@ -16,7 +16,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 /// The exports of small models.
-fn exports() -> Vec<PathBuf> {
+pub fn exports() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(data("models")).unwrap();
     let paths = entries.map(|e| e.unwrap().path());
     let mut folders: Vec<PathBuf> = paths.filter(|p| p.is_dir()).collect();
@@ -95,7 +95,11 @@ fn options(devices: &str, threads: usize, target_cpu: &str) -> Options {
 }
 
 /// The inputs of an export's test data, in order.
-fn inputs_of(folder: &Path, model: &onnx::Model, compiled: &gristmill::Compiled) -> Vec<Tensor> {
+pub fn inputs_of(
+    folder: &Path,
+    model: &onnx::Model,
+    compiled: &gristmill::Compiled,
+) -> Vec<Tensor> {
     let declared = model.declared_inputs().unwrap();
     let tensors = declared.iter().enumerate().map(|(i, declared)| {
         let path = folder.join(format!("test_data_set_0/input_{i}.pb"));
@@ -105,27 +109,29 @@ fn inputs_of(folder: &Path, model: &onnx::Model, compiled: &gristmill::Compiled)
     compiled.bind(tensors.collect::<Vec<_>>()).unwrap()
 }
 
+/// Sizes of the symbolic dims of inputs.
+pub fn dims_of(compiled: &gristmill::Compiled, inputs: &[Tensor]) -> aot::Sizes {
+    let inputs = compiled.inputs().iter().zip(inputs);
+    let dims = inputs.flat_map(|((_, ty), t)| {
+        let dims = ty.shape.iter().zip(t.shape());
+        dims.filter_map(|(d, &n)| Some((d.as_symbol()?.to_owned(), vec![n])))
+    });
+    dims.collect()
+}
+
 /// Compares an export run by JIT with its image, which is also read and written again.
 fn check(folder: &Path, options: &Options) {
     let name = folder.file_name().unwrap().to_str().unwrap();
     let model = onnx::load(folder.join("model.onnx")).unwrap();
     let compiled = gristmill::compile(&model, options).unwrap();
     let inputs = inputs_of(folder, &model, &compiled);
-    let dims = compiled
-        .inputs()
-        .iter()
-        .zip(&inputs)
-        .flat_map(|((_, ty), t)| {
-            let dims = ty.shape.iter().zip(t.shape());
-            dims.filter_map(|(d, &n)| Some((d.as_symbol()?.to_owned(), vec![n])))
-        });
-    let sizes: aot::Sizes = dims.collect();
+    let sizes = dims_of(&compiled, &inputs);
     let expected = compiled.run_ordered(&inputs).unwrap().into_tensors();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gmx");
     let written = aot::write(&model, options, &sizes, &file).unwrap();
     let bytes = std::fs::read(&file).unwrap();
-    assert_eq!(bytes.len(), written.bytes(), "{name}");
+    assert_eq!(bytes.len(), written.bytes, "{name}");
     let image = open(&file).unwrap();
     image.verify().unwrap();
     for threads in [1, 2] {
@@ -149,7 +155,7 @@ fn check(folder: &Path, options: &Options) {
 }
 
 #[test]
-fn exports_give_the_same_bits_from_an_image() {
+pub fn exports_give_the_same_bits_from_an_image() {
     for folder in exports() {
         check(&folder, &options("cpu:1", 1, "native"));
         check(&folder, &options("cpu:1", 2, "x86-64-v3"));
@@ -343,7 +349,7 @@ fn the_command_line_refuses_what_images_do_not_hold() {
     let unsupported = |more: &[&str]| refused(&[&["compile"], more].concat(), 3);
     let range = ["model.onnx", "-o", image, "--shape", "batch=1..4"];
     assert!(unsupported(&range).contains("not for ranges"));
-    assert!(unsupported(&["model.onnx", "-o", "digits"]).contains("-o MODEL.gmx"));
+    assert!(unsupported(&["model.onnx", "-o", "digits.exe"]).contains("-o MODEL.gmx"));
     assert!(unsupported(&["../detector/model.onnx", "-o", image]).contains("the data decides"));
     assert!(!file.exists());
     digits(&["compile", "model.onnx", "-o", image, "--set", "batch=2"]);

@@ -154,42 +154,44 @@ pub fn emulated_driver() -> PathBuf {
     test.with_file_name(file)
 }
 
-/// Builds the binary, with the emulator, in the profile and target folder of this test, once. Cargo names no binary
-/// of another package to a test.
+/// The program, built as this test was.
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
-        let test = std::env::current_exe().expect("a process knows its executable");
-        let profile = test
-            .parent()
-            .and_then(Path::parent)
-            .expect("tests stand in TARGET/PROFILE/deps");
-        let target = profile
-            .parent()
-            .expect("tests stand in TARGET/PROFILE/deps");
-        let name = profile
-            .file_name()
-            .and_then(|n| n.to_str())
-            .expect("profiles have plain names");
-        let status = Command::new(env!("CARGO"))
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--package",
-                "gristmill",
-                "--bin",
-                "gristmill",
-                "--features",
-                "emulator",
-            ])
-            .args(["--profile", if name == "debug" { "dev" } else { name }])
-            .arg("--target-dir")
-            .arg(target)
-            .status()
-            .expect("cargo is there: it runs this test");
-        assert!(status.success(), "cargo build of the binary failed");
-        profile.join(format!("gristmill{}", std::env::consts::EXE_SUFFIX))
+        let package = ["--package", "gristmill", "--bin", "gristmill"];
+        let folder = built(&[&package[..], &["--features", "emulator"]].concat());
+        folder.join(format!("gristmill{}", std::env::consts::EXE_SUFFIX))
     })
+}
+
+/// The folder of the kit, built as this test was.
+pub fn kit() -> &'static str {
+    static KIT: OnceLock<PathBuf> = OnceLock::new();
+    let folder = KIT.get_or_init(|| built(&["--package", "gristmill-kit"]));
+    folder.to_str().expect("the checkout has a plain path")
+}
+
+/// Has cargo build some of the workspace in the profile of this test; gives the folder of the results.
+fn built(flags: &[&str]) -> PathBuf {
+    let test = std::env::current_exe().expect("a process knows its executable");
+    let mut folders = test.ancestors().skip(2);
+    let (profile, target) = (folders.next(), folders.next());
+    let (profile, target) = profile
+        .zip(target)
+        .expect("tests stand in TARGET/PROFILE/deps");
+    let name = profile
+        .file_name()
+        .and_then(|n| n.to_str())
+        .expect("profiles have plain names");
+    let status = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--locked"])
+        .args(flags)
+        .args(["--profile", if name == "debug" { "dev" } else { name }])
+        .arg("--target-dir")
+        .arg(target)
+        .status()
+        .expect("cargo is there: it runs this test");
+    assert!(status.success(), "cargo build {flags:?} failed");
+    profile.to_owned()
 }

@@ -16,6 +16,7 @@ use super::elf::{
 };
 use crate::cost::Fnv;
 use crate::error::{Error, Result};
+use gristmill_runtime::image::{FORMAT, LAYOUT};
 use std::io::{self, Write};
 use std::ops::Range;
 
@@ -251,6 +252,13 @@ fn describe(elf: &Elf, layout: &Layout, before: &mut [u8]) -> Result<()> {
     }
     let start = section.offset as usize;
     let places = start + MAGIC.len()..start + MAGIC.len() + 4 * 16;
+    let reads: Vec<u8> = [u64::from(FORMAT), LAYOUT].map(u64::to_le_bytes).concat();
+    let found = elf.contents(&section).get(places.end - start..);
+    if !found.is_some_and(|found| found.starts_with(&reads)) {
+        return Err(Error::unsupported(
+            "it is of another version than this program",
+        ));
+    }
     let is_inside = section.bytes as usize >= places.end - start
         && (elf.segments_end()..before.len()).contains(&places.start)
         && places.end <= before.len();
@@ -443,8 +451,17 @@ impl Filled<'_> {
         if out.n != last.start + self.constants_bytes {
             return Err(io::Error::other("constants of another size"));
         }
-        out.fill(last.end.next_multiple_of(UNLOADED_ALIGN))?;
+        out.fill(self.end_of_parts())?;
         out.write_all(&self.after)
+    }
+
+    /// Size of the file in bytes.
+    pub fn bytes(&self) -> usize {
+        self.end_of_parts() + self.after.len()
+    }
+
+    fn end_of_parts(&self) -> usize {
+        self.places[3].end.next_multiple_of(UNLOADED_ALIGN)
     }
 }
 

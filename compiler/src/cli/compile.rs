@@ -3,7 +3,9 @@
 use super::args::{CompileArgs, DimFlags};
 use super::output::{errln, outln};
 use super::{load, parse, print_json};
-use crate::aot::{self, Extra, Sizes, Written};
+use crate::aot::kit::{self, Template};
+use crate::aot::{self, Extra, Sizes, Written, executable};
+use crate::compiled::Source;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::Options;
@@ -21,9 +23,14 @@ use std::time::Instant;
 pub struct CompileVerbArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
-    /// The image to write, e.g. `model.gmx`: `run`, `bench`, `inspect` and `check` take it in the place of a model.
-    #[arg(short, long, value_name = "OUT.gmx")]
+    /// The file to write. With a name without extension, an executable that needs nothing else; `model.gmx` is an image, which `run`,
+    /// `bench`, `inspect` and `check` take in the place of a model.
+    #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
+    /// Folder of the kit, whose runner an executable is a copy of; by default that of GRISTMILL_KIT, `gristmill-kit` beside this program, or one
+    /// that is built from this program's checkout, once.
+    #[arg(long, value_name = "DIR")]
+    kit: Option<PathBuf>,
     /// Name of the model in the image.
     #[arg(long)]
     name: Option<String>,
@@ -55,7 +62,7 @@ enum Weights {
 
 /// Runs the verb.
 pub fn compile(args: &CompileVerbArgs) -> Result<()> {
-    check_output(&args.output)?;
+    let form = Form::of(&args.output)?;
     let weights = weights_file(args)?;
     check_apart(args, weights.as_deref())?;
     let flags = &args.compile;
@@ -73,7 +80,7 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
         weights,
         progress: &progress,
     };
-    let written = aot::write_with(source, &options, &sizes, &args.output, &extra)?;
+    let written = form.write(args, source, &options, &sizes, &extra)?;
     let time = started.elapsed().as_nanos() as u64;
     if args.json {
         print_json("compile", to_json(&written, time));
@@ -88,13 +95,50 @@ fn looks_inside(flags: &CompileArgs) -> bool {
     flags.verbose > 0 || flags.dump_dir.is_some() || flags.log_device_placement
 }
 
-/// Errors for files that are not written yet, before anything is compiled.
-fn check_output(path: &Path) -> Result<()> {
-    if path.extension().is_some_and(|e| e == "gmx") {
-        return Ok(());
+/// Kinds of files.
+#[derive(Clone, Copy)]
+enum Form {
+    Image,
+    Executable,
+}
+
+impl Form {
+    /// The form that a name says.
+    fn of(path: &Path) -> Result<Form> {
+        match path.extension().map(|e| e.to_string_lossy()).as_deref() {
+            Some("gmx") => Ok(Form::Image),
+            None => Ok(Form::Executable),
+            Some(other) => {
+                let message = format!("{}: no file of kind .{other} is written", path.display());
+                Err(Error::unsupported(message)
+                    .hint("-o MODEL for an executable, -o MODEL.gmx for an image"))
+            }
+        }
     }
-    let message = format!("{}: images are the one kind of output", path.display());
-    Err(Error::unsupported(message).hint("-o MODEL.gmx"))
+
+    fn write(
+        self,
+        args: &CompileVerbArgs,
+        source: Source,
+        options: &Options,
+        sizes: &Sizes,
+        extra: &Extra,
+    ) -> Result<Written> {
+        match self {
+            Form::Image => aot::write_with(source, options, sizes, &args.output, extra),
+            Form::Executable => {
+                let runner = template(Template::Runner, args.kit.as_deref())?;
+                executable::write_with(source, options, sizes, &runner, &args.output, extra)
+            }
+        }
+    }
+}
+
+/// The bytes of a template.
+fn template(template: Template, kit: Option<&Path>) -> Result<Vec<u8>> {
+    let path = kit::find(template, kit, &|text| errln!("{text}"))?;
+    let read = std::fs::read(&path);
+    read.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }
 
 /// Name of the file beside the image that gets the weights, if one does.
@@ -202,7 +246,7 @@ fn progress(i: usize, n: usize, dims: &Bindings) {
 
 fn print(path: &Path, written: &Written, time: u64) {
     let n = plural(written.about.variants.len(), "variant");
-    let (bytes, time) = (size(written.bytes() as u64), time_ns(time));
+    let (bytes, time) = (size(written.bytes as u64), time_ns(time));
     let weights = match written.about.weights.as_str() {
         "" => String::new(),
         name => format!(
@@ -217,7 +261,7 @@ fn to_json(written: &Written, time: u64) -> serde_json::Value {
     let variants = written.about.variants.iter();
     let variants = variants.map(|v| v.dims.iter().cloned().collect::<Bindings>());
     json!({
-        "bytes": written.bytes(),
+        "bytes": written.bytes,
         "weights_bytes": written.weights_bytes(),
         "variants": variants.collect::<Vec<_>>(),
         "compile_ns": time,

@@ -27,7 +27,7 @@ const FLAGS: &[(&str, &str, &str)] = &[
     (
         "info",
         "",
-        "Print what the model needs and gives, and run nothing",
+        "Print inputs, outputs and requirements of the model, and run nothing",
     ),
     ("json", "", "Print JSON"),
     ("help", "", "Print this"),

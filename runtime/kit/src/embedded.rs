@@ -10,6 +10,8 @@
 //! They are the last segments in addresses and in the file, so that other contents need no further program header, and tools that rewrite
 //! executables, such as `strip`, keep them. The system maps them.
 
+use gristmill_runtime::image::{FORMAT, LAYOUT};
+
 /// Bytes at an address of this process.
 #[derive(Clone, Copy)]
 pub struct Range {
@@ -44,6 +46,8 @@ struct Place {
 struct Descriptor {
     magic: [u8; 8],
     places: [Place; 4],
+    /// Version of the format, and layout of descriptors, that the runtime in this executable reads.
+    reads: [u64; 2],
 }
 
 #[used]
@@ -54,6 +58,7 @@ static DESCRIPTOR: Descriptor = Descriptor {
         distance: 0,
         bytes: 0,
     }; 4],
+    reads: [FORMAT as u64, LAYOUT],
 };
 
 // A page of each: sections without contents would be no segments.
@@ -75,7 +80,7 @@ std::arch::global_asm!(
 pub fn embedded() -> Option<Parts> {
     let descriptor = &raw const DESCRIPTOR;
     // SAFETY: it is initialised. Volatile, since its contents change after linking: an optimiser would see that it is empty.
-    let Descriptor { magic: _, places } = unsafe { descriptor.read_volatile() };
+    let Descriptor { places, .. } = unsafe { descriptor.read_volatile() };
     let [head, text, table, constants] = places.map(|place| Range {
         start: descriptor
             .cast::<u8>()

@@ -18,7 +18,7 @@ const LINKING: &str = if cfg!(target_feature = "crt-static") {
     "dynamic"
 };
 
-/// Prints what the model needs and gives.
+/// Prints inputs, outputs and requirements of the model.
 pub fn info(args: &Args) -> Result<(), Error> {
     let image = load()?;
     match args.json {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The image in this executable, whose code and constants are used where they lie. It is opened once.
 ///
-/// Errors when there is none, when it is damaged, and when this CPU lacks what it needs.
+/// Errors when there is none, when it is damaged, and when this CPU lacks instructions that it needs.
 pub fn load() -> Result<Image, Error> {
     let parts = embedded().ok_or_else(|| {
         let message = "there is no model in this executable (try: gristmill compile)";

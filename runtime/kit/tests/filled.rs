@@ -1,4 +1,4 @@
-//! Filled runners: they give what `gristmill run` gives, also after tools that rewrite executables, and damaged runners are refused.
+//! Filled runners: they give the answers of `gristmill run`, also after tools that rewrite executables, and damaged runners are refused.
 
 use gristmill::{Options, aot, onnx};
 use std::fs;

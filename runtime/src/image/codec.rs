@@ -25,8 +25,7 @@ pub(super) struct Texts {
 impl Texts {
     /// The offset at which a text begins.
     fn start(&mut self, text: &Arc<Text>) -> usize {
-        let known = self.texts.iter().find(|(t, _)| Arc::ptr_eq(t, text));
-        if let Some(&(_, start)) = known {
+        if let Some(start) = self.known(text) {
             return start;
         }
         let last = self.texts.last();
@@ -34,6 +33,12 @@ impl Texts {
         let start = end.next_multiple_of(FUNCTION_ALIGN);
         self.texts.push((text.clone(), start));
         start
+    }
+
+    /// The same of a text that is there.
+    pub(super) fn known(&self, text: &Arc<Text>) -> Option<usize> {
+        let known = self.texts.iter().find(|(t, _)| Arc::ptr_eq(t, text));
+        known.map(|(_, start)| *start)
     }
 
     /// The one text, and the names of the functions that it calls.

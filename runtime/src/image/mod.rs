@@ -23,9 +23,10 @@ mod spool;
 mod tests;
 mod write;
 
+pub use gristmill_kernels::LAYOUT;
 pub use read::{Image, Parts, Variant};
 pub use spool::Spool;
-pub use write::write;
+pub use write::{Contents, write};
 
 use crate::error::Error;
 use codec::{Item, Reader, Writer, record};

@@ -1,6 +1,6 @@
 //! Writes images.
 
-use super::codec::{Constants, Item, Writer};
+use super::codec::{Constants, Item, Texts, Writer};
 use super::{
     About, CHECKSUM, CONSTANTS_ALIGN, ENTRY_BYTES, FORMAT, HEAD_BYTES, Kind, MAGIC, Section,
     total_bytes, weights_head,
@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::files;
 use crate::program::Program;
 use crate::tensor::ALIGN_BYTES;
+use crate::text::Function;
 use crc32fast::Hasher;
 use gristmill_kernels::LAYOUT;
 use std::fs::File;
@@ -22,14 +23,10 @@ use std::sync::Arc;
 ///
 /// Errors for programs of other devices than CPUs, and for kernels that are not in a [`Text`](crate::text::Text).
 pub fn write(path: &Path, about: &About, programs: &[Arc<Program>]) -> Result<Vec<Section>, Error> {
-    let parts = Parts::of(about, programs)?;
-    let sections = parts.sections();
-    if let Some(section) = sections.iter().find(|s| s.kind == Kind::Weights) {
-        let weights = path.with_file_name(&about.weights);
-        replace(&weights, |file| parts.write_weights(section, file))?;
-    }
-    replace(path, |file| parts.write(&sections, file))?;
-    Ok(sections)
+    let contents = Contents::of(about, programs)?;
+    contents.write_weights(path)?;
+    replace(path, |file| contents.write(file))?;
+    Ok(contents.sections)
 }
 
 /// Replaces a file as a whole.
@@ -49,18 +46,26 @@ fn replace(
     written.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }
 
-/// Contents of the sections.
-struct Parts {
+/// An image that is not in a file yet.
+pub struct Contents {
     about: Vec<u8>,
     programs: Vec<u8>,
     text: Vec<u8>,
+    /// Number of functions in the table of the text.
+    n_imports: usize,
+    /// The texts that were joined.
+    texts: Texts,
     constants: Constants,
-    /// True when the constants are in a file of their own.
-    is_apart: bool,
+    /// Name of the file of the constants; empty where they are in the image.
+    weights: String,
+    sections: Vec<Section>,
 }
 
-impl Parts {
-    fn of(about: &About, programs: &[Arc<Program>]) -> Result<Parts, Error> {
+impl Contents {
+    /// The image of programs of one model, for different shapes of its inputs.
+    ///
+    /// Errors as [`write`].
+    pub fn of(about: &About, programs: &[Arc<Program>]) -> Result<Contents, Error> {
         let mut head = Writer::default();
         about.write(&mut head)?;
         let mut w = Writer::default();
@@ -69,17 +74,79 @@ impl Parts {
         let mut all = Writer::default();
         imports.write(&mut all)?;
         all.bytes.append(&mut w.bytes);
-        Ok(Parts {
+        let mut made = Contents {
             about: head.bytes,
             programs: all.bytes,
             text,
-            is_apart: !about.weights.is_empty(),
+            n_imports: imports.len(),
+            texts: w.texts,
             constants: w.constants,
-        })
+            weights: about.weights.clone(),
+            sections: Vec::new(),
+        };
+        made.sections = made.sections_in_order();
+        Ok(made)
     }
 
     /// The sections in the order of the file.
-    fn sections(&self) -> Vec<Section> {
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// The machine code.
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// Number of functions in the table of the text.
+    pub fn n_imports(&self) -> usize {
+        self.n_imports
+    }
+
+    /// The place of a function in the text; `None` for one of another program.
+    pub fn place_of(&self, function: &Function) -> Option<usize> {
+        let (text, offset) = function.place()?;
+        Some(self.texts.known(text)? + offset)
+    }
+
+    /// All bytes before the text.
+    pub fn head(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let written = self.write_head(&mut bytes);
+        debug_assert!(written.is_ok(), "memory takes all bytes");
+        bytes
+    }
+
+    /// Size of the constants in the image in bytes.
+    pub fn constants_bytes(&self) -> usize {
+        match self.weights.is_empty() {
+            true => self.constants.n_bytes,
+            false => 0,
+        }
+    }
+
+    /// Writes the constants of the image.
+    pub fn write_constants(&self, file: &mut impl Write) -> io::Result<()> {
+        match self.weights.is_empty() {
+            true => self.constants.visit(|bytes| file.write_all(bytes)),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes the file of the constants, where they have one, beside the file that the image is for.
+    pub fn write_weights(&self, path: &Path) -> Result<(), Error> {
+        let Some(section) = self.sections.iter().find(|s| s.kind == Kind::Weights) else {
+            return Ok(());
+        };
+        replace(&path.with_file_name(&self.weights), |file| {
+            let head = weights_head(section);
+            file.write_all(&head)?;
+            zeros(file, section.offset - head.len())?;
+            self.constants.visit(|bytes| file.write_all(bytes))
+        })
+    }
+
+    fn sections_in_order(&self) -> Vec<Section> {
         let all = [
             (Kind::About, &self.about),
             (Kind::Programs, &self.programs),
@@ -97,9 +164,9 @@ impl Parts {
             });
             end = offset + bytes.len();
         }
-        let (kind, offset) = match self.is_apart {
-            true => (Kind::Weights, CONSTANTS_ALIGN),
-            false => (Kind::Constants, end.next_multiple_of(CONSTANTS_ALIGN)),
+        let (kind, offset) = match self.weights.is_empty() {
+            true => (Kind::Constants, end.next_multiple_of(CONSTANTS_ALIGN)),
+            false => (Kind::Weights, CONSTANTS_ALIGN),
         };
         sections.push(Section {
             kind,
@@ -119,31 +186,27 @@ impl Parts {
         visited.map_or(0, |()| hasher.finalize())
     }
 
-    fn write(&self, sections: &[Section], file: &mut impl Write) -> io::Result<()> {
-        let mut at = 0;
-        let mut put = |offset: usize, bytes: &[u8]| -> io::Result<()> {
-            zeros(file, offset - at)?;
-            at = offset + bytes.len();
-            file.write_all(bytes)
-        };
-        put(0, &head(sections))?;
-        let contents = [&self.about, &self.programs, &self.text];
-        for (section, bytes) in sections.iter().zip(contents) {
-            put(section.offset, bytes)?;
+    /// Writes the sections before the text, and the zeros in front of it; gives the offset reached.
+    fn write_head(&self, file: &mut impl Write) -> io::Result<usize> {
+        let head = head(&self.sections);
+        file.write_all(&head)?;
+        let mut at = head.len();
+        for (section, bytes) in self.sections.iter().zip([&self.about, &self.programs]) {
+            zeros(file, section.offset - at)?;
+            file.write_all(bytes)?;
+            at = section.offset + bytes.len();
         }
-        let constants = sections.iter().find(|s| s.kind == Kind::Constants);
-        let Some(constants) = constants else {
-            return Ok(());
-        };
-        put(constants.offset, &[])?;
-        self.constants.visit(|bytes| file.write_all(bytes))
+        let text = &self.sections[2];
+        zeros(file, text.offset - at)?;
+        Ok(text.offset)
     }
 
-    fn write_weights(&self, section: &Section, file: &mut impl Write) -> io::Result<()> {
-        let head = weights_head(section);
-        file.write_all(&head)?;
-        zeros(file, section.offset - head.len())?;
-        self.constants.visit(|bytes| file.write_all(bytes))
+    fn write(&self, file: &mut impl Write) -> io::Result<()> {
+        let at = self.write_head(file)? + self.text.len();
+        file.write_all(&self.text)?;
+        let constants = self.sections.iter().find(|s| s.kind == Kind::Constants);
+        zeros(file, constants.map_or(0, |s| s.offset - at))?;
+        self.write_constants(file)
     }
 }
 

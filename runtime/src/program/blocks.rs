@@ -62,9 +62,13 @@ impl Program {
             for step in &partition.steps {
                 let is_same = match partition.division(step, n_threads)? {
                     Some(found) => found.is_in(partition, step),
-                    None => bodies(&step.kind).try_fold(true, |is_same, body| {
-                        Ok::<_, Error>(is_same && body.is_divided(n_threads)?)
-                    })?,
+                    None => step
+                        .kind
+                        .sub_programs()
+                        .into_iter()
+                        .try_fold(true, |is_same, body| {
+                            Ok::<_, Error>(is_same && body.is_divided(n_threads)?)
+                        })?,
                 };
                 if !is_same {
                     return Ok(false);
@@ -73,16 +77,6 @@ impl Program {
         }
         Ok(true)
     }
-}
-
-/// The sub-programs of a step.
-fn bodies(kind: &StepKind) -> impl Iterator<Item = &Arc<Program>> {
-    let bodies = match kind {
-        StepKind::If(s) => vec![&s.then_branch, &s.else_branch],
-        StepKind::Loop(s) => vec![&s.body],
-        _ => vec![],
-    };
-    bodies.into_iter()
 }
 
 fn bodies_mut(kind: &mut StepKind) -> Vec<&mut Arc<Program>> {

@@ -5,6 +5,7 @@ use crate::device::DeviceName;
 use crate::gpu::GpuParam;
 use crate::tensor::ALIGN_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Bytes that one device needs to run its partition, apart from the caller's inputs and outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,10 +72,12 @@ impl Partition {
             .checked_next_multiple_of(ALIGN_BYTES)
             .unwrap_or(usize::MAX)
     }
+}
 
-    /// The sub-programs of a step.
-    pub(crate) fn sub_programs(kind: &StepKind) -> Vec<&Program> {
-        match kind {
+impl StepKind {
+    /// The sub-programs that the step runs.
+    pub fn sub_programs(&self) -> Vec<&Arc<Program>> {
+        match self {
             StepKind::If(i) => vec![&i.then_branch, &i.else_branch],
             StepKind::Loop(l) => vec![&l.body],
             _ => Vec::new(),
@@ -134,7 +137,7 @@ fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
             _ => 0,
         };
         total.transfer_bytes = total.transfer_bytes.saturating_add(staged);
-        for sub in Partition::sub_programs(&step.kind) {
+        for sub in step.kind.sub_programs() {
             sub.partitions.iter().for_each(|p| add(p, total, seen));
         }
     }

@@ -104,7 +104,8 @@ fn print_step(
         write!(f, " after {}", deps.join(" "))?;
     }
     writeln!(f, "  // {}", printable(&step.origin))?;
-    Partition::sub_programs(&step.kind)
+    step.kind
+        .sub_programs()
         .into_iter()
         .try_for_each(|sub| print(sub, f, indent + 1))
 }

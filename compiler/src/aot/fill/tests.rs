@@ -204,7 +204,7 @@ fn other_machines_and_runners_without_room_are_named() {
     );
 }
 
-/// Never a panic, and what is written is a whole file.
+/// Never a panic, and every file that is written is whole.
 #[test]
 fn damaged_runners_are_errors_or_give_whole_files() {
     let good = runner();

@@ -1,0 +1,271 @@
+//! The kit: executables and libraries that run an image once one is put into them. It is looked for where it was installed, and else built
+//! from the checkout that this program is of.
+
+use crate::cost::{Fnv, store};
+use crate::error::{Error, Result};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A file of the kit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Template {
+    /// An executable.
+    Runner,
+}
+
+/// The system's library that a template has, or needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Linkage {
+    /// Static, with musl.
+    Musl,
+    /// Static, with glibc.
+    StaticGlibc,
+    /// Shared, that of the machine.
+    Shared,
+}
+
+impl Template {
+    /// Its name in the kit.
+    fn file_name(self) -> &'static str {
+        match self {
+            Template::Runner => "gristmill-runner",
+        }
+    }
+
+    /// Ways to link it, the best first. A library goes into programs that have a C library.
+    fn linkages(self) -> &'static [Linkage] {
+        match self {
+            Template::Runner => &[Linkage::Musl, Linkage::StaticGlibc, Linkage::Shared],
+        }
+    }
+
+    /// The argument of cargo that names it.
+    fn target_flags(self) -> &'static [&'static str] {
+        match self {
+            Template::Runner => &["--bin", "gristmill-runner"],
+        }
+    }
+}
+
+impl Linkage {
+    fn name(self) -> &'static str {
+        match self {
+            Linkage::Musl => "musl",
+            Linkage::StaticGlibc => "static",
+            Linkage::Shared => "shared",
+        }
+    }
+
+    /// The target triple on an architecture.
+    fn triple(self, arch: &str) -> String {
+        match self {
+            Linkage::Musl => format!("{arch}-unknown-linux-musl"),
+            Linkage::StaticGlibc | Linkage::Shared => format!("{arch}-unknown-linux-gnu"),
+        }
+    }
+
+    fn rust_flags(self) -> &'static str {
+        match self {
+            Linkage::Musl | Linkage::StaticGlibc => "-C target-feature=+crt-static",
+            Linkage::Shared => "",
+        }
+    }
+}
+
+/// A template: in the folder `kit`, if one is given; else in that of the variable `GRISTMILL_KIT`, in the folder `gristmill-kit` beside this
+/// program, in the cache, or built. `say` is called before it is built, which happens once.
+///
+/// Errors with `Unsupported` where there is none and it cannot be built, with the command that builds it.
+pub(crate) fn find(template: Template, kit: Option<&Path>, say: &dyn Fn(&str)) -> Result<PathBuf> {
+    let variable = std::env::var_os("GRISTMILL_KIT").filter(|v| !v.is_empty());
+    if let Some(folder) = kit.map(Path::to_owned).or(variable.map(PathBuf::from)) {
+        let path = folder.join(template.file_name());
+        return match path.is_file() {
+            true => Ok(path),
+            false => {
+                let message = format!("{}: there is no such file of a kit", path.display());
+                Err(Error::invalid(message))
+            }
+        };
+    }
+    let program = std::env::current_exe().ok();
+    let beside = program.and_then(|p| Some(p.parent()?.join("gristmill-kit")));
+    let beside = beside.map(|folder| folder.join(template.file_name()));
+    match beside.filter(|path| path.is_file()) {
+        Some(path) => Ok(path),
+        None => Checkout::here(template)?.template(template, say),
+    }
+}
+
+/// All that the kit is made of.
+const SOURCES: [&str; 7] = [
+    "Cargo.toml",
+    "Cargo.lock",
+    "kernels/Cargo.toml",
+    "kernels/src",
+    "runtime/Cargo.toml",
+    "runtime/src",
+    "runtime/kit",
+];
+
+/// The sources that the kit is built from.
+struct Checkout {
+    root: PathBuf,
+    /// A hash of all that it is made of.
+    fingerprint: u64,
+    /// Folder of kits that were built.
+    cache: PathBuf,
+}
+
+impl Checkout {
+    /// The checkout that this program was built from.
+    ///
+    /// Errors with `Unsupported` for a checkout that is not there any more, and without a cache folder.
+    fn here(template: Template) -> Result<Checkout> {
+        let absent = || {
+            let name = template.file_name();
+            let message = format!(
+                "the kit of this program is not installed ({name}), and its sources are not there"
+            );
+            Error::unsupported(message).hint("--kit FOLDER, or GRISTMILL_KIT=FOLDER")
+        };
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .ok_or_else(absent)?;
+        let mut hash = Fnv::default();
+        let hashed = SOURCES
+            .iter()
+            .try_for_each(|part| add(&root.join(part), part, &mut hash));
+        hashed.map_err(|_| absent())?;
+        let cache = store::folder().ok_or_else(|| {
+            let message = "no cache folder is known, which the kit is built in";
+            Error::unsupported(message).hint("GRISTMILL_CACHE_DIR=FOLDER")
+        })?;
+        Ok(Checkout {
+            root: root.to_owned(),
+            fingerprint: hash.value(),
+            cache: cache.join("kit"),
+        })
+    }
+
+    /// The place of a template that was built.
+    fn built(&self, template: Template) -> PathBuf {
+        let folder = self.cache.join(format!("{:016x}", self.fingerprint));
+        folder.join(template.file_name())
+    }
+
+    fn template(&self, template: Template, say: &dyn Fn(&str)) -> Result<PathBuf> {
+        let built = self.built(template);
+        if built.is_file() {
+            return Ok(built);
+        }
+        let mut failures = Vec::new();
+        let arch = std::env::consts::ARCH;
+        for &linkage in template.linkages() {
+            if !is_installed(&linkage.triple(arch)) {
+                continue;
+            }
+            say(&format!("building {} (once)", template.file_name()));
+            match self.build(template, linkage) {
+                Ok(path) => {
+                    install(&path, &built)?;
+                    return Ok(built);
+                }
+                Err(why) => failures.push(format!("{}: {why}", linkage.name())),
+            }
+        }
+        let message = format!("the kit cannot be built: {}", failures.join("; "));
+        let command = describe(&self.command(template, Linkage::Shared));
+        Err(Error::unsupported(message).hint(command))
+    }
+
+    /// The command that builds a template.
+    fn command(&self, template: Template, linkage: Linkage) -> Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command
+            .current_dir(&self.root)
+            .args([
+                "build",
+                "--locked",
+                "--offline",
+                "--package",
+                "gristmill-kit",
+            ])
+            .args([
+                "--profile",
+                "kit",
+                "--target",
+                &linkage.triple(std::env::consts::ARCH),
+            ])
+            .arg("--target-dir")
+            .arg(self.target_dir(linkage))
+            .args(template.target_flags())
+            .env("RUSTFLAGS", linkage.rust_flags())
+            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+        command
+    }
+
+    fn target_dir(&self, linkage: Linkage) -> PathBuf {
+        self.cache.join(format!("build-{}", linkage.name()))
+    }
+
+    /// Builds a template; gives its place, or the first errors of cargo.
+    fn build(&self, template: Template, linkage: Linkage) -> std::result::Result<PathBuf, String> {
+        let mut command = self.command(template, linkage);
+        let run = command.stdin(Stdio::null()).output();
+        let output = run.map_err(|e| e.to_string())?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let errors = text.lines().filter(|line| line.starts_with("error"));
+            return Err(errors.take(3).collect::<Vec<_>>().join("; "));
+        }
+        let folder = self.target_dir(linkage);
+        let folder = folder.join(linkage.triple(std::env::consts::ARCH));
+        Ok(folder.join("kit").join(template.file_name()))
+    }
+}
+
+/// True for a target whose standard library Rust has here, and without an answer.
+fn is_installed(triple: &str) -> bool {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let flags = ["--print", "target-libdir", "--target", triple];
+    let printed = Command::new(rustc).args(flags).output();
+    printed.map_or(true, |output| {
+        let path = String::from_utf8_lossy(&output.stdout);
+        Path::new(path.trim()).is_dir()
+    })
+}
+
+/// Copies a template to its place as a whole, since others may do the same.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", to.display()));
+    let bytes = fs::read(from).map_err(failed)?;
+    fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
+    gristmill_runtime::files::replace(to, |file| std::io::Write::write_all(file, &bytes))
+        .map_err(failed)
+}
+
+/// A command as a person types it.
+fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
+    words.join(" ")
+}
+
+/// Adds names and contents of a file, or of all in a folder, in order; `name` is its path within the checkout.
+fn add(path: &Path, name: &str, hash: &mut Fnv) -> std::io::Result<()> {
+    if !path.is_dir() {
+        *hash = hash.with(name.as_bytes()).with(&fs::read(path)?);
+        return Ok(());
+    }
+    let entries = fs::read_dir(path)?.collect::<std::io::Result<Vec<_>>>()?;
+    let mut names: Vec<_> = entries.iter().map(fs::DirEntry::file_name).collect();
+    names.sort();
+    names.iter().try_for_each(|entry| {
+        let inner = format!("{name}/{}", entry.to_string_lossy());
+        add(&path.join(entry), &inner, hash)
+    })
+}

@@ -1,0 +1,178 @@
+//! Models that are compiled to executables by the command line.
+
+use crate::images::{dims_of, exports, inputs_of};
+use crate::process::{Ended, gristmill, kit};
+use gristmill::{Options, Tensor, onnx};
+use gristmill_runtime::npy;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("data")
+        .join(name)
+}
+
+/// Runs the compiler in a folder; it must end well.
+fn compiled(folder: &Path, words: &[&str]) -> Ended {
+    let ended = gristmill(folder, words);
+    assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
+    ended
+}
+
+/// Runs an executable, with nothing of the environment; gives exit code, output and errors.
+fn run(program: &Path, folder: &Path, words: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(program);
+    command.env_clear().current_dir(folder).args(words);
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+/// A tensor, bit for bit.
+fn part((name, t): (&str, &Tensor)) -> (String, Vec<usize>, Vec<u8>) {
+    (name.to_owned(), t.shape().to_vec(), t.as_bytes().to_vec())
+}
+
+#[test]
+fn the_digits_are_an_executable() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("digits");
+    let output = program.to_str().unwrap();
+    let digits = data("digits");
+    let model = ["compile", "model.onnx", "-o", output, "--kit", kit()];
+    let sizes = ["--shape", "batch=1,360", "--name", "digits"];
+    let said = compiled(&digits, &[&model[..], &sizes].concat()).stdout;
+    assert!(said.contains("2 variants"), "{said}");
+    let labels = ["--inputs", "batch.npz", "--labels", "labels.npy"];
+    let (code, out, err) = run(&program, &digits, &labels);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("98.89 % (356 of 360)"), "{out}");
+    let (code, out, _) = run(&program, &digits, &["--info"]);
+    assert!(
+        code == Some(0) && out.contains("image of \"digits\""),
+        "{out}"
+    );
+    let (code, out, err) = run(&program, &digits, &["--inputs", "batch.npz", "--bench"]);
+    assert!(code == Some(0) && out.contains("p50"), "{out}{err}");
+    let (code, _, err) = run(&program, &digits, &[]);
+    assert!(
+        code == Some(2) && err.contains("image: f32[360, 1, 8, 8]"),
+        "{err}"
+    );
+    // Compiled again: the same bytes.
+    let before = std::fs::read(&program).unwrap();
+    compiled(&digits, &[&model[..], &sizes].concat());
+    assert!(std::fs::read(&program).unwrap() == before);
+    let large = [&model[..], &["--set", "batch=1", "--weights", "file"]].concat();
+    compiled(&digits, &large);
+    let (code, out, _) = run(&program, &digits, &["--info"]);
+    assert!(code == Some(0) && out.contains("batch=1"), "{out}");
+    std::fs::remove_file(dir.path().join("digits.weights")).unwrap();
+    let (code, _, err) = run(&program, &digits, &["--info"]);
+    assert!(
+        code == Some(2) && err.contains("the weights of the image"),
+        "{err}"
+    );
+}
+
+#[test]
+fn executables_give_the_bits_of_the_compiler() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("model");
+    let mut n = 0;
+    for folder in exports() {
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let path = folder.join("model.onnx");
+        let model = onnx::load(&path).unwrap();
+        let made = gristmill::compile(&model, &Options::default()).unwrap();
+        let values = inputs_of(&folder, &model, &made);
+        let given = made.inputs().iter().map(|(name, _)| name.as_str());
+        npy::write_npz(dir.path().join("in.npz"), given.zip(&values)).unwrap();
+        let expected: Vec<_> = made
+            .run_ordered(&values)
+            .unwrap()
+            .iter()
+            .map(part)
+            .collect();
+        let dims = dims_of(&made, &values).into_iter();
+        let dims: Vec<String> = dims.map(|(dim, n)| format!("{dim}={}", n[0])).collect();
+        let set = dims.iter().flat_map(|dim| ["--set", dim]);
+        let words = [
+            "compile",
+            path.to_str().unwrap(),
+            "-o",
+            "model",
+            "--kit",
+            kit(),
+        ];
+        compiled(
+            dir.path(),
+            &words.into_iter().chain(set).collect::<Vec<_>>(),
+        );
+        for threads in ["1", "2"] {
+            let flags = [
+                "--inputs",
+                "in.npz",
+                "--outputs",
+                "out.npz",
+                "--threads",
+                threads,
+            ];
+            let (code, _, err) = run(&program, dir.path(), &flags);
+            assert_eq!(code, Some(0), "{name}: {err}");
+            let got = npy::read_npz(dir.path().join("out.npz")).unwrap();
+            let got: Vec<_> = got.iter().map(|(name, t)| part((name, t))).collect();
+            assert!(got == expected, "{name} on {threads} threads");
+        }
+        n += 1;
+    }
+    assert!(n > 10, "{n} models");
+}
+
+#[test]
+fn kits_that_do_not_fit_are_refused_by_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let digits = data("digits");
+    let output = dir.path().join("digits");
+    let refused = |kit: &Path, code: i32| {
+        let (output, kit) = (output.to_str().unwrap(), kit.to_str().unwrap());
+        let words = [
+            "compile",
+            "model.onnx",
+            "--set",
+            "batch=1",
+            "-o",
+            output,
+            "--kit",
+            kit,
+        ];
+        let ended = gristmill(&digits, &words);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        ended.stderr
+    };
+    let absent = refused(dir.path(), 2);
+    assert!(
+        absent.contains("there is no such file of a kit"),
+        "{absent}"
+    );
+    let own = dir.path().join("gristmill-runner");
+    let bytes = std::fs::read(Path::new(kit()).join("gristmill-runner")).unwrap();
+    std::fs::write(&own, &bytes[..bytes.len() / 2]).unwrap();
+    let damaged = refused(dir.path(), 2);
+    assert!(damaged.contains("the runner cannot be filled"), "{damaged}");
+    let mut other = bytes.clone();
+    let magic = other.windows(8).position(|w| w == b"GMDESCR1").unwrap();
+    other[magic + 8 + 64] ^= 1;
+    std::fs::write(&own, &other).unwrap();
+    let version = refused(dir.path(), 3);
+    assert!(
+        version.contains("of another version than this program"),
+        "{version}"
+    );
+    assert!(!output.exists());
+}
