@@ -24,7 +24,9 @@
 
 mod elf;
 pub(crate) mod executable;
+mod exports;
 mod fill;
+mod interface;
 pub(crate) mod kit;
 
 pub use executable::write_executable;

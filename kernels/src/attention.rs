@@ -200,7 +200,6 @@ impl Layout {
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `o`,
 /// or uses the workspace.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_attention_f32(
     desc: *const AttentionDesc,
     ptrs: *const *mut u8,

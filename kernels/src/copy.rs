@@ -251,7 +251,6 @@ fn simplify(desc: &CopyDesc) -> ([Dim; MAX_RANK], usize) {
 /// # Safety
 /// The pointers cover the descriptor's operands and do not overlap; no other thread writes these
 /// items' output.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_copy(
     desc: *const CopyDesc,
     ptrs: *const *mut u8,

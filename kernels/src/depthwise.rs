@@ -75,7 +75,6 @@ impl DepthwiseDesc {
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_depthwise_f32(
     desc: *const DepthwiseDesc,
     ptrs: *const *mut u8,

@@ -157,13 +157,11 @@ macro_rules! float8 {
             }
 
             #[doc = concat!("The value of a code of [`", stringify!($name), "`], in the low bits.")]
-            #[unsafe(no_mangle)]
             pub extern "C" fn $into(code: u32) -> f32 {
                 $name(code as u8).to_f32()
             }
 
             #[doc = concat!("The code of the nearest [`", stringify!($name), "`], saturating.")]
-            #[unsafe(no_mangle)]
             pub extern "C" fn $from(x: f64) -> u32 {
                 $name::from_f64(x).0.into()
             }

@@ -136,7 +136,6 @@ pub fn pack_b(
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these panels.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_pack_b_f32(
     desc: *const PackBDesc,
     ptrs: *const *mut u8,

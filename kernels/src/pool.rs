@@ -101,7 +101,6 @@ impl PoolDesc {
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_pool_f32(
     desc: *const PoolDesc,
     ptrs: *const *mut u8,

@@ -546,7 +546,6 @@ impl Operands<'_> {
 /// # Safety
 /// The pointers cover the descriptor's operands and workspace; no other thread writes these items' part
 /// of `y`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_roi_align(
     desc: *const RoiAlignDesc,
     ptrs: *const *mut u8,

@@ -48,10 +48,8 @@ macro_rules! float_functions {
     ($($name32:ident $name64:ident ($($arg:ident),+) $doc:literal $e32:expr, $e64:expr;)*) => {
         $(
             #[doc = concat!($doc, " in `f32`.")]
-            #[unsafe(no_mangle)]
             pub extern "C" fn $name32($($arg: f32),+) -> f32 { $e32 }
             #[doc = concat!($doc, " in `f64`.")]
-            #[unsafe(no_mangle)]
             pub extern "C" fn $name64($($arg: f64),+) -> f64 { $e64 }
         )*
         const FLOAT_SYMBOLS: &[Symbol] = &[$(
@@ -89,7 +87,6 @@ float_functions! {
 }
 
 /// Wrapping `x^y`; a negative exponent gives the truncated quotient.
-#[unsafe(no_mangle)]
 pub extern "C" fn gm_pow_i64(x: i64, y: i64) -> i64 {
     match (x, y) {
         (1, _) => 1,
@@ -106,7 +103,6 @@ pub extern "C" fn gm_pow_i64(x: i64, y: i64) -> i64 {
 }
 
 /// Wrapping `x^y`.
-#[unsafe(no_mangle)]
 pub extern "C" fn gm_pow_u64(x: u64, y: u64) -> u64 {
     let (mut base, mut exponent, mut power) = (x, y, 1u64);
     while exponent > 0 {
@@ -120,25 +116,21 @@ pub extern "C" fn gm_pow_u64(x: u64, y: u64) -> u64 {
 }
 
 /// `f16` bits to `f32`.
-#[unsafe(no_mangle)]
 pub extern "C" fn gm_scalar_f16_to_f32(x: u32) -> f32 {
     f16::from_bits(x as u16).to_f32()
 }
 
 /// `f32` to `f16` bits, rounded to nearest even.
-#[unsafe(no_mangle)]
 pub extern "C" fn gm_scalar_f32_to_f16(x: f32) -> u32 {
     u32::from(f16::from_f32(x).to_bits())
 }
 
 /// `f64` to `f16` bits, rounded once.
-#[unsafe(no_mangle)]
 pub extern "C" fn gm_scalar_f64_to_f16(x: f64) -> u32 {
     u32::from(f16::from_f64(x).to_bits())
 }
 
 /// `f64` to `bf16` bits, rounded once.
-#[unsafe(no_mangle)]
 pub extern "C" fn gm_scalar_f64_to_bf16(x: f64) -> u32 {
     u32::from(bf16::from_f64(x).to_bits())
 }

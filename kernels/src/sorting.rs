@@ -148,7 +148,6 @@ unsafe fn select<T: PartialOrd + Copy>(
 /// # Safety
 /// `src` is readable for `n` elements of the dtype and `values` and `positions` writable for `k`,
 /// all `stride` elements apart; `workspace` is writable for `n` `u32`s.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_top_k(
     line: *const TopKLine,
     src: *const u8,

@@ -30,4 +30,5 @@ mod process;
 mod run_time;
 mod serving;
 mod shapes;
+mod shared_libraries;
 mod state;

@@ -1,6 +1,8 @@
 //! Executables: an image and the program that runs it in one file.
 
+use super::exports::MOST_LETTERS;
 use super::fill::{Filled, Parts, Symbol, fill};
+use super::interface::{Interface, identifier};
 use super::{Extra, Made, Sizes, Written, made};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
@@ -11,7 +13,7 @@ use gristmill_runtime::program::{Kernel, Program};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Compiles a model as [`write`](super::write) does, and puts its image into a copy of a runner, the program of the package `gristmill-kit`
@@ -38,7 +40,68 @@ pub(crate) fn write_with(
     path: &Path,
     extra: &Extra,
 ) -> Result<Written> {
-    let Made { about, programs } = made(source, options, sizes, path, extra)?;
+    let made = made(source, options, sizes, path, extra)?;
+    put_into(runner, made, None, path)
+}
+
+/// Compiles a model to a shared library, by the library of the kit, with a header for C and C++ and a module for Python beside it, whose
+/// names are those of the model.
+///
+/// Errors as [`write_executable`], and for a name that is too long.
+pub(crate) fn write_library(
+    source: Source,
+    options: &Options,
+    sizes: &Sizes,
+    library: &[u8],
+    path: &Path,
+    extra: &Extra,
+) -> Result<Written> {
+    let made = made(source, options, sizes, path, extra)?;
+    let prefix = prefix(&made, path, extra)?;
+    let interface = Interface {
+        prefix: &prefix,
+        about: &made.about,
+        programs: &made.programs,
+    };
+    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+    let names = companions(path, &prefix);
+    let texts = [interface.header(), interface.python(&file_name)];
+    let written = put_into(library, made, Some(&prefix), path)?;
+    for (path, text) in names.into_iter().zip(texts) {
+        let put = files::replace(&path, |file| file.write_all(text.as_bytes()));
+        put.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))?;
+    }
+    Ok(written)
+}
+
+/// The header and the module beside a library. Python would take `NAME.so` for the module `NAME`.
+fn companions(path: &Path, prefix: &str) -> [PathBuf; 2] {
+    let is_taken = path.file_stem().is_some_and(|stem| stem == prefix);
+    let module = match is_taken {
+        true => format!("{prefix}_model.py"),
+        false => format!("{prefix}.py"),
+    };
+    [format!("{prefix}.h"), module].map(|name| path.with_file_name(name))
+}
+
+/// The start of a library's names: the name that was asked for, else that of the file.
+fn prefix(made: &Made, path: &Path, extra: &Extra) -> Result<String> {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = stem.strip_prefix("lib").unwrap_or(&stem);
+    let prefix = identifier(extra.name.map_or(stem, |_| &made.about.name));
+    match prefix.len() <= MOST_LETTERS {
+        true => Ok(prefix),
+        false => {
+            let message =
+                format!("{prefix:?}: names of a library have at most {MOST_LETTERS} letters");
+            Err(Error::invalid(message).hint("--name NAME"))
+        }
+    }
+}
+
+/// Writes a copy of a template with a model in it.
+fn put_into(template: &[u8], made: Made, exported: Option<&str>, path: &Path) -> Result<Written> {
+    let Made { about, programs } = made;
     let contents = Contents::of(&about, &programs)?;
     let symbols = symbols(&programs, &contents);
     let head = contents.head();
@@ -48,8 +111,9 @@ pub(crate) fn write_with(
         table_bytes: contents.n_imports() * size_of::<u64>(),
         constants_bytes: contents.constants_bytes(),
         symbols: &symbols,
+        exported,
     };
-    let filled = fill(runner, &parts)?;
+    let filled = fill(template, &parts)?;
     contents.write_weights(path)?;
     let failed = |e: io::Error| Error::invalid(format!("{}: {e}", path.display()));
     write_program(path, &filled, &contents).map_err(failed)?;

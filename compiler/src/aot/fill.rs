@@ -14,6 +14,7 @@ use super::elf::{
     AARCH64, EXECUTE, Elf, LOAD, NOTE, READ, STRINGS, SYMBOL_BYTES, SYMBOLS, Section, Segment,
     WRITE, X86_64, damaged, sections_bytes, segments_bytes, set_sections, within,
 };
+use super::exports::rename;
 use crate::cost::Fnv;
 use crate::error::{Error, Result};
 use gristmill_runtime::image::{FORMAT, LAYOUT};
@@ -51,6 +52,8 @@ pub(crate) struct Parts<'p> {
     /// Size of the constants, which are written last.
     pub constants_bytes: usize,
     pub symbols: &'p [Symbol],
+    /// The name that functions of a library get; none in an executable.
+    pub exported: Option<&'p str>,
 }
 
 /// An executable that is ready to be written.
@@ -83,6 +86,9 @@ fn filled<'p>(elf: &Elf, parts: &Parts<'p>) -> Result<Filled<'p>> {
     let table = segments_bytes(&segments);
     before[elf.segments_offset..elf.segments_end()].copy_from_slice(&table);
     describe(elf, &layout, &mut before)?;
+    if let Some(name) = parts.exported {
+        rename(elf, name, &mut before)?;
+    }
     name_build(elf, parts, &mut before);
     let mut rest = Rest {
         start: layout.end().next_multiple_of(UNLOADED_ALIGN),
@@ -291,8 +297,9 @@ fn name_build(elf: &Elf, parts: &Parts, before: &mut [u8]) {
     for bytes in [elf.bytes, parts.head, parts.text] {
         hash = hash.with(bytes);
     }
-    for symbol in parts.symbols {
-        hash = hash.with(symbol.name.as_bytes());
+    let symbols = parts.symbols.iter().map(|symbol| symbol.name.as_str());
+    for name in symbols.chain(parts.exported) {
+        hash = hash.with(name.as_bytes());
     }
     for (i, piece) in id.chunks_mut(8).enumerate() {
         hash = hash.with(&[i as u8]);

@@ -13,6 +13,8 @@ use std::process::{Command, Stdio};
 pub(crate) enum Template {
     /// An executable.
     Runner,
+    /// A shared library.
+    Library,
 }
 
 /// The system's library that a template has, or needs.
@@ -31,6 +33,7 @@ impl Template {
     fn file_name(self) -> &'static str {
         match self {
             Template::Runner => "gristmill-runner",
+            Template::Library => "libgristmill_kit.so",
         }
     }
 
@@ -38,6 +41,7 @@ impl Template {
     fn linkages(self) -> &'static [Linkage] {
         match self {
             Template::Runner => &[Linkage::Musl, Linkage::StaticGlibc, Linkage::Shared],
+            Template::Library => &[Linkage::Shared],
         }
     }
 
@@ -45,6 +49,7 @@ impl Template {
     fn target_flags(self) -> &'static [&'static str] {
         match self {
             Template::Runner => &["--bin", "gristmill-runner"],
+            Template::Library => &["--lib"],
         }
     }
 }

@@ -23,11 +23,12 @@ use std::time::Instant;
 pub struct CompileVerbArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
-    /// The file to write. With a name without extension, an executable that needs nothing else; `model.gmx` is an image, which `run`,
-    /// `bench`, `inspect` and `check` take in the place of a model.
+    /// The file to write. With a name without extension, an executable that needs nothing else; `libmodel.so` is a shared library, with
+    /// `model.h` for C and C++ and `model.py` for Python beside it; `model.gmx` is an image, which `run`, `bench`, `inspect` and `check` take in
+    /// the place of a model.
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// Folder of the kit, whose runner an executable is a copy of; by default that of GRISTMILL_KIT, `gristmill-kit` beside this program, or one
+    /// Folder of the kit, of which executables and libraries are copies; by default that of GRISTMILL_KIT, `gristmill-kit` beside this program, or one
     /// that is built from this program's checkout, once.
     #[arg(long, value_name = "DIR")]
     kit: Option<PathBuf>,
@@ -100,6 +101,7 @@ fn looks_inside(flags: &CompileArgs) -> bool {
 enum Form {
     Image,
     Executable,
+    Library,
 }
 
 impl Form {
@@ -107,11 +109,12 @@ impl Form {
     fn of(path: &Path) -> Result<Form> {
         match path.extension().map(|e| e.to_string_lossy()).as_deref() {
             Some("gmx") => Ok(Form::Image),
+            Some("so") => Ok(Form::Library),
             None => Ok(Form::Executable),
             Some(other) => {
                 let message = format!("{}: no file of kind .{other} is written", path.display());
                 Err(Error::unsupported(message)
-                    .hint("-o MODEL for an executable, -o MODEL.gmx for an image"))
+                    .hint("-o MODEL for an executable, -o MODEL.so for a library, -o MODEL.gmx for an image"))
             }
         }
     }
@@ -129,6 +132,10 @@ impl Form {
             Form::Executable => {
                 let runner = template(Template::Runner, args.kit.as_deref())?;
                 executable::write_with(source, options, sizes, &runner, &args.output, extra)
+            }
+            Form::Library => {
+                let library = template(Template::Library, args.kit.as_deref())?;
+                executable::write_library(source, options, sizes, &library, &args.output, extra)
             }
         }
     }

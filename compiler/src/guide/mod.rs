@@ -6,7 +6,7 @@
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
 //! - [`quantised`]: models in 8-bit integers.
 //! - [`caching`]: code per shape, measured times, the cache folder, tuning.
-//! - [`ahead_of_time`]: images, which run without a compiler.
+//! - [`ahead_of_time`]: executables, libraries and images, which run without a compiler.
 //! - [`command_line`]: inputs, dims, limits of the search, exit codes, JSON.
 //! - [`internals`]: for contributors, the code map, invariants, and how to add an op, a pass, a
 //!   back end.

@@ -230,7 +230,6 @@ pub fn pack_weights(
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`,
 /// or uses the workspace.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_conv_f32(
     desc: *const ConvDesc,
     ptrs: *const *mut u8,

@@ -273,7 +273,6 @@ pub(crate) fn batch_offset(
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `c`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_gemm_f32(
     desc: *const GemmDesc,
     ptrs: *const *mut u8,

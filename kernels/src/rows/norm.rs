@@ -71,7 +71,6 @@ impl NormDesc {
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_norm_f32(
     desc: *const NormDesc,
     ptrs: *const *mut u8,

@@ -125,7 +125,6 @@ impl Fold for Product {
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_reduce_f32(
     desc: *const ReduceDesc,
     ptrs: *const *mut u8,

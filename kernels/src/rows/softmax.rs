@@ -78,7 +78,6 @@ impl SoftmaxDesc {
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_softmax_f32(
     desc: *const SoftmaxDesc,
     ptrs: *const *mut u8,

@@ -253,7 +253,6 @@ impl Grid {
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`,
 /// or uses the workspace.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_winograd2_f32(
     desc: *const WinogradDesc,
     ptrs: *const *mut u8,
@@ -268,7 +267,6 @@ pub unsafe extern "C" fn gm_winograd2_f32(
 ///
 /// # Safety
 /// As for [`gm_winograd2_f32`].
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_winograd4_f32(
     desc: *const WinogradDesc,
     ptrs: *const *mut u8,

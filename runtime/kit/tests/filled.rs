@@ -178,7 +178,7 @@ fn an_executable_says_what_it_needs() {
 fn a_runner_without_a_model_says_so() {
     let (message, code) = failure(Path::new(RUNNER), &["--info"]);
     assert!(
-        message.contains("there is no model in this executable"),
+        message.contains("there is no model in this file"),
         "{message}"
     );
     assert_eq!(code, 3);

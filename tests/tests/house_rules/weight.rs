@@ -11,6 +11,7 @@ const CEILINGS: &[(&str, [usize; 3])] = &[
     ("compiler/solver", [131, 314, 564]),
     ("compiler/src", [80, 280, 566]),
     ("compiler/src/calibrate", [98, 280, 400]),
+    ("compiler/src/aot", [108, 280, 400]),
     ("compiler/src/cli", [104, 280, 400]),
     ("compiler/src/cluster", [84, 280, 400]),
     ("compiler/src/codegen", [104, 280, 688]),

@@ -59,6 +59,8 @@ fn runner() -> Vec<u8> {
     let table = segments_bytes(&segments);
     bytes[64..64 + table.len()].copy_from_slice(&table);
     bytes[512..520].copy_from_slice(MAGIC);
+    let reads = [u64::from(FORMAT), LAYOUT].map(u64::to_le_bytes).concat();
+    bytes[584..600].copy_from_slice(&reads);
     sections.push(section(DESCRIPTOR, CODE, 2, 512, 128));
     sections.push(section(".note.gnu.build-id", NOTE, 2, 640, 36));
     sections.push(section(".shstrtab", STRINGS, 0, bytes.len(), NAMES.len()));
@@ -81,6 +83,7 @@ fn filled_with(runner: &[u8], constants: &[u8]) -> Result<Vec<u8>> {
         table_bytes: 16,
         constants_bytes: constants.len(),
         symbols: &symbols,
+        exported: None,
     };
     let filled = fill(runner, &parts)?;
     let mut out = Vec::new();
@@ -157,6 +160,7 @@ fn constants_of_another_size_are_an_error() {
         table_bytes: 0,
         constants_bytes: 4,
         symbols: &[],
+        exported: None,
     };
     let filled = fill(&runner, &parts).unwrap();
     for n in [3, 5] {

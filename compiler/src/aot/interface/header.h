@@ -1,0 +1,58 @@
+/* The model "@NAME@", compiled by gristmill @VERSION@. C99 and C++.
+ *
+ * Threads: a model may be used by any number of threads; its runs take turns, those of several models do not. A process that forks
+ * loses the threads of models that were opened before: open them after it, or with one thread.
+ * Memory: tensors are dense and row-major, at any address that the type of their elements has. Outputs overlap neither inputs nor each
+ * other. A variant that runs for the first time makes its memory; later runs allocate nothing.
+ * Nothing is printed, no signal is handled, no environment variable is read. Code in a library is trusted as the process is: open only
+ * files that you would run.
+ *
+ * Types: bool is a byte of 0 or 1; f16, bf16 and floats of 8 bits are given as their bits.
+ * Variables:
+@VARIABLES@ */
+#ifndef @UPPER@_H
+#define @UPPER@_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct @P@_model @P@_model;
+
+/* The exit codes of gristmill's programs. */
+typedef enum {
+    @UPPER@_OK = 0,
+    @UPPER@_INTERNAL = 1,      /* a bug in gristmill */
+    @UPPER@_INVALID = 2,       /* an argument, an index in a tensor that is out of range, or a damaged file */
+    @UPPER@_UNSUPPORTED = 3,   /* this CPU lacks instructions; the message says which */
+    @UPPER@_OUT_OF_MEMORY = 5,
+    @UPPER@_DEVICE_FAILED = 6
+} @P@_status;
+
+/* 0 means the default. Later versions append fields. */
+typedef struct {
+    size_t size;               /* sizeof(@P@_options) */
+    uint32_t threads;          /* those of callers included; 0: one per core that the process may use; 1: that of the caller only */
+} @P@_options;
+
+/* Opens the model; options may be NULL. */
+@P@_status @P@_open(const @P@_options *options, @P@_model **model);
+/* Ends its threads and frees its memory; NULL is allowed. */
+@P@_status @P@_close(@P@_model *model);
+
+/* A variable's value: all of its bytes. */
+@P@_status @P@_set(@P@_model *model, const char *variable, const void *value, size_t bytes);
+@P@_status @P@_get(@P@_model *model, const char *variable, void *value, size_t bytes);
+/* All variables as they were when the model was opened. */
+@P@_status @P@_reset(@P@_model *model);
+
+/* What went wrong in the last call of this thread that did not return @UPPER@_OK; good until its next one. Never NULL. */
+const char *@P@_message(void);
+/* One line about the model; good until it is closed. */
+const char *@P@_describe(const @P@_model *model);
+
+/* Runs a variant, by number, on the addresses of its inputs and outputs in order. The functions below know the types. */
+@P@_status @P@_run_variant(@P@_model *model, uint32_t variant, const void *const *inputs, void *const *outputs);

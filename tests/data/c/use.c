@@ -1,0 +1,127 @@
+/* Two compiled models in one program: the digits, in two sizes, and a counter with a variable. Prints "ok", or the line that failed. */
+#include "counter.h"
+#include "digits.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                              \
+    do {                                                                                              \
+        if (!(condition)) {                                                                           \
+            printf("line %d: %s: %s %s\n", __LINE__, #condition, digits_message(), counter_message()); \
+            exit(1);                                                                                  \
+        }                                                                                             \
+    } while (0)
+
+enum { N_THREADS = 8, N_RUNS = 50 };
+
+static float images[DIGITS_BATCH_8_IMAGE_LEN];
+static float expected[DIGITS_BATCH_8_PROBABILITIES_LEN];
+
+/* Runs on a model of its own, or on a given one. */
+static void *runs(void *given)
+{
+    digits_model *model = (digits_model *)given;
+    float got[DIGITS_BATCH_8_PROBABILITIES_LEN];
+    int i;
+    if (!model) {
+        digits_options options = {sizeof(digits_options), 1};
+        CHECK(digits_open(&options, &model) == DIGITS_OK);
+    }
+    for (i = 0; i < N_RUNS; i++) {
+        memset(got, 0, sizeof(got));
+        CHECK(digits_run_batch_8(model, images, got) == DIGITS_OK);
+        CHECK(memcmp(got, expected, sizeof(got)) == 0);
+    }
+    if (!given)
+        CHECK(digits_close(model) == DIGITS_OK);
+    return NULL;
+}
+
+static void on_threads(digits_model *model)
+{
+    pthread_t threads[N_THREADS];
+    int i;
+    for (i = 0; i < N_THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, runs, model) == 0);
+    for (i = 0; i < N_THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+/* Memory that is aligned to elements only gives the same bits. */
+static void misaligned(digits_model *model)
+{
+    float *in = (float *)malloc(sizeof(images) + 64), *out = (float *)malloc(sizeof(expected) + 64);
+    CHECK(in && out);
+    memcpy(in + 1, images, sizeof(images));
+    CHECK(digits_run_batch_8(model, in + 1, out + 3) == DIGITS_OK);
+    CHECK(memcmp(out + 3, expected, sizeof(expected)) == 0);
+    free(in);
+    free(out);
+}
+
+static void errors(digits_model *model)
+{
+    digits_options small = {4, 1};
+    digits_model *none = NULL;
+    const void *inputs[1];
+    void *outputs[1];
+    CHECK(digits_open(NULL, NULL) == DIGITS_INVALID && strstr(digits_message(), "model is NULL"));
+    CHECK(digits_open(&small, &none) == DIGITS_INVALID && !none && strstr(digits_message(), "4 bytes"));
+    CHECK(digits_run_batch_8(NULL, images, expected) == DIGITS_INVALID);
+    CHECK(digits_run_batch_8(model, NULL, expected) == DIGITS_INVALID && strstr(digits_message(), "input \"image\" is NULL"));
+    CHECK(digits_run_batch_8(model, images, NULL) == DIGITS_INVALID);
+    CHECK(digits_run_batch_8(model, (const float *)((const char *)images + 1), expected) == DIGITS_INVALID);
+    CHECK(digits_run_variant(model, 0, NULL, NULL) == DIGITS_INVALID);
+    inputs[0] = images;
+    outputs[0] = expected;
+    CHECK(digits_run_variant(model, 7, inputs, outputs) == DIGITS_INVALID && strstr(digits_message(), "no variant 7"));
+    CHECK(digits_set(model, "v", images, 4) == DIGITS_INVALID && strstr(digits_message(), "unknown variable"));
+    CHECK(digits_close(NULL) == DIGITS_OK);
+    CHECK(strlen(digits_describe(NULL)) == 0 && strstr(digits_describe(model), "2 variants"));
+}
+
+static void counting(void)
+{
+    counter_model *model = NULL;
+    float x[COUNTER_X_LEN] = {1, 2}, sum[COUNTER_SUM_LEN], v[2] = {10, 20};
+    CHECK(counter_open(NULL, &model) == COUNTER_OK);
+    CHECK(counter_run(model, x, sum) == COUNTER_INVALID && strstr(counter_message(), "before it was assigned"));
+    CHECK(counter_set(model, "v", v, 4) == COUNTER_INVALID && strstr(counter_message(), "has 8 bytes, got 4"));
+    CHECK(counter_set(model, "w", v, 8) == COUNTER_INVALID && strstr(counter_message(), "unknown variable"));
+    CHECK(counter_set(model, NULL, v, 8) == COUNTER_INVALID && counter_set(model, "v", NULL, 8) == COUNTER_INVALID);
+    CHECK(counter_set(model, "v", v, sizeof(v)) == COUNTER_OK);
+    CHECK(counter_run(model, x, sum) == COUNTER_OK && sum[0] == 11 && sum[1] == 22);
+    CHECK(counter_run(model, x, sum) == COUNTER_OK && sum[0] == 12 && sum[1] == 24);
+    CHECK(counter_get(model, "v", v, sizeof(v)) == COUNTER_OK && v[0] == 12 && v[1] == 24);
+    CHECK(counter_reset(model) == COUNTER_OK);
+    CHECK(counter_get(model, "v", v, sizeof(v)) == COUNTER_INVALID);
+    CHECK(counter_close(model) == COUNTER_OK);
+}
+
+/* argv: the number of times to open and close. */
+int main(int argc, char **argv)
+{
+    digits_model *model = NULL;
+    int i, n = argc > 1 ? atoi(argv[1]) : 1;
+    for (i = 0; i < DIGITS_BATCH_8_IMAGE_LEN; i++)
+        images[i] = (float)(i % 17) / 16;
+    CHECK(digits_open(NULL, &model) == DIGITS_OK);
+    CHECK(digits_run_batch_8(model, images, expected) == DIGITS_OK);
+    misaligned(model);
+    errors(model);
+    CHECK(digits_run_batch_8(model, images, expected) == DIGITS_OK);
+    on_threads(model);
+    on_threads(NULL);
+    counting();
+    for (i = 0; i < n; i++) {
+        digits_model *other = NULL;
+        CHECK(digits_open(NULL, &other) == DIGITS_OK);
+        CHECK(digits_close(other) == DIGITS_OK);
+    }
+    CHECK(digits_close(model) == DIGITS_OK);
+    puts("ok");
+    return 0;
+}

@@ -1,0 +1,36 @@
+"""Runs the module of the compiled digits: use.py FOLDER_OF_THE_MODULE DATA. Prints "ok"."""
+
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+import numpy as np
+
+import digits
+
+
+def refused(error, text, call):
+    try:
+        call()
+    except error as e:
+        assert text in str(e), e
+        return
+    raise AssertionError(f"{text}: no {error.__name__}")
+
+
+images = np.load(sys.argv[2] + "/batch.npz")["image"]
+labels = np.load(sys.argv[2] + "/labels.npy")
+with digits.Model(threads=2) as model:
+    assert "2 variants" in model.describe()
+    right = [model.run(image)["probabilities"].argmax() for image in images[:, None]]
+    assert (right == labels).sum() == 356
+    eight = model.run(image=images[:8])["probabilities"]
+    assert eight.shape == (8, 10) and (eight.argmax(1) == right[:8]).all()
+    assert (model.run(np.asfortranarray(images[:8]))["probabilities"] == eight).all()
+    refused(ValueError, "no code for shapes [(2, 1, 8, 8)]", lambda: model.run(images[:2]))
+    refused(TypeError, "expected float32", lambda: model.run(images[:8].astype("float64")))
+    refused(ValueError, "expected the inputs ['image']", lambda: model.run())
+    refused(ValueError, "expected the inputs ['image']", lambda: model.run(other=images[:8]))
+    refused(ValueError, "unknown variable", lambda: model.set("v", images))
+refused(ValueError, "closed", lambda: model.run(images[:8]))
+print("ok")
