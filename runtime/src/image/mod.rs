@@ -13,7 +13,7 @@
 //!
 //! All numbers are little-endian, and all places offsets from the start. Every part has a checksum (CRC-32); that of the constants is
 //! looked at by [`Image::verify`] only, the others always. A runtime reads the one [`FORMAT`] of its own, and descriptors of its own
-//! [`LAYOUT`](gristmill_kernels::LAYOUT).
+//! [`LAYOUT`].
 
 mod codec;
 mod items;

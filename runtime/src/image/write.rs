@@ -64,7 +64,7 @@ pub struct Contents {
 impl Contents {
     /// The image of programs of one model, for different shapes of its inputs.
     ///
-    /// Errors as [`write`].
+    /// Errors as [`write`](write()).
     pub fn of(about: &About, programs: &[Arc<Program>]) -> Result<Contents, Error> {
         let mut head = Writer::default();
         about.write(&mut head)?;
