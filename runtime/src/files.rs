@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 /// Writes a file beside `path` and renames it to `path` once `write` has succeeded.
 ///
 /// An error leaves `path` as it is, and no other file. A link keeps pointing to the same file, which is
-/// replaced. Devices and pipes cannot be replaced, and are written directly.
+/// replaced. Devices, pipes, and open files without a name cannot be replaced, and are written directly.
 pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let (target, existing) = target_of(path);
-    if existing.as_ref().is_some_and(|m| !m.is_file()) {
+    let (target, existing, is_replaced) = target_of(path);
+    if !is_replaced {
         return write_to(OpenOptions::new().write(true).open(&target)?, write);
     }
     let permissions = existing.map(|m| m.permissions());
@@ -28,8 +28,8 @@ pub fn replace(
 /// A file for reading and writing that has no name: it is gone when all that have it open or mapped are, however they end. It is on the disk
 /// of `path`, beside the file that [`replace`] would replace; where that is a device or a pipe, in the folder of temporary files.
 pub fn nameless(path: &Path) -> io::Result<File> {
-    let (target, existing) = target_of(path);
-    let (name, file) = match existing.is_none_or(|m| m.is_file()) {
+    let (target, _, is_replaced) = target_of(path);
+    let (name, file) = match is_replaced {
         true => create_beside(&target)?,
         false => create_beside(&std::env::temp_dir().join("gristmill"))?,
     };
@@ -37,11 +37,17 @@ pub fn nameless(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The file that a path leads to, and its properties if there is one.
-fn target_of(path: &Path) -> (PathBuf, Option<Metadata>) {
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let existing = fs::metadata(&target).ok();
-    (target, existing)
+/// The file that a path leads to, its properties if there is one, and whether it can be replaced: an open file that was removed, as standard
+/// output may be, has no name that could lead to another.
+fn target_of(path: &Path) -> (PathBuf, Option<Metadata>, bool) {
+    let canonical = fs::canonicalize(path);
+    let existing = fs::metadata(canonical.as_deref().unwrap_or(path)).ok();
+    let is_replaced = match &existing {
+        Some(metadata) => metadata.is_file() && canonical.is_ok(),
+        None => true,
+    };
+    let target = canonical.unwrap_or_else(|_| path.to_owned());
+    (target, existing, is_replaced)
 }
 
 /// The same as [`replace`] for folders in which others may put links: whatever is at `path` is replaced itself, and nothing that it leads to is changed.
@@ -176,6 +182,15 @@ mod tests {
         assert_eq!(fs::read(&link).unwrap(), b"entry");
         assert!(!fs::symlink_metadata(&link).unwrap().is_symlink());
 
+        if cfg!(target_os = "linux") {
+            use std::os::fd::AsRawFd;
+            let open = File::create(folder.join("b")).unwrap();
+            fs::remove_file(folder.join("b")).unwrap();
+            let nowhere = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+            replace(&nowhere, |file| file.write_all(b"new")).unwrap();
+            nameless(&nowhere).unwrap();
+            assert_eq!(fs::read(&nowhere).unwrap(), b"new");
+        }
         let full = Path::new("/dev/full");
         if cfg!(target_os = "linux") {
             assert!(replace(full, |file| file.write_all(b"new")).is_err());

@@ -135,6 +135,52 @@ fn executables_give_the_bits_of_the_compiler() {
 }
 
 #[test]
+fn a_part_of_an_executable_is_refused_and_a_variable_is_named_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("state");
+    let output = program.to_str().unwrap();
+    let words = ["compile", "two_assignments.ir", "-o", output];
+    compiled(&data("cases"), &[&words[..], &["--kit", kit()]].concat());
+    let (code, out, err) = run(&program, dir.path(), &["--info"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(out.matches("variable v: f32[2]").count(), 1, "{out}");
+    // All but the last part of the image: symbols and what else is behind it do not count.
+    let bytes = std::fs::read(&program).unwrap();
+    let head = bytes.windows(8).rposition(|w| w == b"GMIMAGE\0").unwrap();
+    for end in [head, head + 1, head + 4096, head + 3 * 4096] {
+        let part = dir.path().join(format!("part-{end}"));
+        std::fs::copy(&program, &part).unwrap();
+        let file = std::fs::File::options().write(true).open(&part).unwrap();
+        file.set_len(end as u64).unwrap();
+        drop(file);
+        let (code, _, err) = run(&part, dir.path(), &["--info"]);
+        assert!(
+            code == Some(2) && err.contains("is damaged"),
+            "{end}: {err}"
+        );
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn what_goes_through_a_pipe_is_the_executable_alone() {
+    let ended = gristmill(
+        &data("cases"),
+        &[
+            "compile",
+            "two_assignments.ir",
+            "-o",
+            "/dev/stdout",
+            "--kit",
+            kit(),
+        ],
+    );
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 variant"), "{}", ended.stderr);
+    assert!(!ended.stdout.contains("1 variant"));
+}
+
+#[test]
 fn kits_that_do_not_fit_are_refused_by_a_sentence() {
     let dir = tempfile::tempdir().unwrap();
     let digits = data("digits");

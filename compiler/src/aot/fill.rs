@@ -319,7 +319,7 @@ struct Symbols {
 const GLOBAL_FUNCTION: u8 = 0x12;
 
 impl Symbols {
-    /// Those that a runner has, then those of functions in the section `text.0` at the address `text.1`.
+    /// Symbols of a runner outside of the section `text.0`, then those of functions in it, which is at the address `text.1`.
     fn of(elf: &Elf, functions: &[Symbol], text: (usize, u64)) -> Result<Symbols> {
         let earlier = elf.sections.iter().position(|s| s.kind == SYMBOLS);
         let earlier = earlier.map(|i| (i, elf.sections[i].link as usize));
@@ -342,7 +342,11 @@ impl Symbols {
             {
                 return Err(damaged("its table of symbols ends early"));
             }
-            symbols.table = elf.contents(&elf.sections[table]).to_vec();
+            // Symbols of the text belong to a model that the runner had.
+            let entries = elf.contents(&elf.sections[table]);
+            let entries = entries.chunks_exact(SYMBOL_BYTES);
+            let others = entries.filter(|e| e[6..8] != (text.0 as u16).to_le_bytes());
+            symbols.table = others.flatten().copied().collect();
             symbols.names = elf.contents(names).to_vec();
         }
         for function in functions {

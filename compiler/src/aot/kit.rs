@@ -183,7 +183,9 @@ impl Checkout {
         }
         let message = format!("the kit cannot be built: {}", failures.join("; "));
         let command = describe(&self.command(template, Linkage::Shared));
-        Err(Error::unsupported(message).hint(command))
+        let folder = self.results(Linkage::Shared);
+        let hint = format!("{command}, then --kit {}", folder.display());
+        Err(Error::unsupported(message).hint(hint))
     }
 
     /// The command that builds a template.
@@ -192,13 +194,9 @@ impl Checkout {
         let mut command = Command::new(cargo);
         command
             .current_dir(&self.root)
-            .args([
-                "build",
-                "--locked",
-                "--offline",
-                "--package",
-                "gristmill-kit",
-            ])
+            .args(["build", "--locked", "--offline", "--manifest-path"])
+            .arg(self.root.join("Cargo.toml"))
+            .args(["--package", "gristmill-kit"])
             .args([
                 "--profile",
                 "kit",
@@ -225,11 +223,20 @@ impl Checkout {
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr);
             let errors = text.lines().filter(|line| line.starts_with("error"));
-            return Err(errors.take(3).collect::<Vec<_>>().join("; "));
+            let errors: Vec<&str> = errors.take(3).collect();
+            return Err(match errors.is_empty() {
+                true => format!("cargo ended with {}", output.status),
+                false => errors.join("; "),
+            });
         }
+        Ok(self.results(linkage).join(template.file_name()))
+    }
+
+    /// The folder that cargo puts a template into.
+    fn results(&self, linkage: Linkage) -> PathBuf {
         let folder = self.target_dir(linkage);
         let folder = folder.join(linkage.triple(std::env::consts::ARCH));
-        Ok(folder.join("kit").join(template.file_name()))
+        folder.join("kit")
     }
 }
 

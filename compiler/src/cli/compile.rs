@@ -261,7 +261,12 @@ fn print(path: &Path, written: &Written, time: u64) {
             size(written.weights_bytes() as u64)
         ),
     };
-    outln!("{}: {bytes}{weights}, {n}, in {time}", path.display());
+    let line = format!("{}: {bytes}{weights}, {n}, in {time}", path.display());
+    // A pipe, which has no name of its own, may be standard output itself.
+    match path.canonicalize().is_ok_and(|path| path.is_file()) {
+        true => outln!("{line}"),
+        false => errln!("{line}"),
+    }
 }
 
 fn to_json(written: &Written, time: u64) -> serde_json::Value {

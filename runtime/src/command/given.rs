@@ -148,29 +148,31 @@ pub struct Variable<'p> {
     pub spec: IoSpec,
 }
 
-/// The variables of a program and its sub-programs, once for each use.
+/// The variables of a program and its sub-programs, in the order of their first uses.
 pub fn variables(program: &Program) -> Vec<Variable<'_>> {
     let mut found = Vec::new();
+    add_variables(program, &mut found);
+    found
+}
+
+fn add_variables<'p>(program: &'p Program, found: &mut Vec<Variable<'p>>) {
     for partition in &program.partitions {
         for step in &partition.steps {
-            match &step.kind {
-                StepKind::ReadVariable { variable, dst: b }
-                | StepKind::AssignVariable { variable, src: b } => {
-                    let variable = &program.variables[*variable as usize];
-                    let buffer = &partition.buffers[b.0 as usize];
-                    let spec = IoSpec::new(label(variable), buffer.dtype, &buffer.shape);
+            if let StepKind::ReadVariable { variable, dst: b }
+            | StepKind::AssignVariable { variable, src: b } = &step.kind
+            {
+                let variable = &program.variables[*variable as usize];
+                let buffer = &partition.buffers[b.0 as usize];
+                let spec = IoSpec::new(label(variable), buffer.dtype, &buffer.shape);
+                if found.iter().all(|known| known.spec.name != spec.name) {
                     found.push(Variable { variable, spec });
                 }
-                StepKind::If(branches) => {
-                    found.extend(variables(&branches.then_branch));
-                    found.extend(variables(&branches.else_branch));
-                }
-                StepKind::Loop(repeated) => found.extend(variables(&repeated.body)),
-                _ => {}
+            }
+            for body in step.kind.sub_programs() {
+                add_variables(body, found);
             }
         }
     }
-    found
 }
 
 /// `NAME`, or `CONTAINER/NAME`.

@@ -140,6 +140,8 @@ fn filled_runners_can_be_filled_once_more() {
     let elf = Elf::parse(&twice).unwrap();
     let names = elf.contents(&elf.sections[elf.find(".strtab").unwrap()]);
     assert_eq!(names, b"\0kernel_1\0kernel_1\0");
+    let symbols = elf.contents(&elf.sections[elf.find(".symtab").unwrap()]);
+    assert_eq!(symbols.len(), 2 * SYMBOL_BYTES, "only those of the second");
     assert_ne!(once[656..676], twice[656..676], "build ids differ");
 }
 
