@@ -1,6 +1,7 @@
 //! Black-box tests: one binary of modules.
 
 mod api;
+mod artefacts;
 mod cli;
 mod cuda;
 mod cuda_calls;

@@ -1,9 +1,6 @@
 //! Models that are compiled to executables by the command line.
 
-use crate::images::{dims_of, exports, inputs_of};
 use crate::process::{Ended, gristmill, kit};
-use gristmill::{Options, Tensor, onnx};
-use gristmill_runtime::npy;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,11 +28,6 @@ fn run(program: &Path, folder: &Path, words: &[&str]) -> (Option<i32>, String, S
         text(&output.stdout),
         text(&output.stderr),
     )
-}
-
-/// A tensor, bit for bit.
-fn part((name, t): (&str, &Tensor)) -> (String, Vec<usize>, Vec<u8>) {
-    (name.to_owned(), t.shape().to_vec(), t.as_bytes().to_vec())
 }
 
 #[test]
@@ -78,60 +70,6 @@ fn the_digits_are_an_executable() {
         code == Some(2) && err.contains("the weights of the image"),
         "{err}"
     );
-}
-
-#[test]
-fn executables_give_the_bits_of_the_compiler() {
-    let dir = tempfile::tempdir().unwrap();
-    let program = dir.path().join("model");
-    let mut n = 0;
-    for folder in exports() {
-        let name = folder.file_name().unwrap().to_str().unwrap();
-        let path = folder.join("model.onnx");
-        let model = onnx::load(&path).unwrap();
-        let made = gristmill::compile(&model, &Options::default()).unwrap();
-        let values = inputs_of(&folder, &model, &made);
-        let given = made.inputs().iter().map(|(name, _)| name.as_str());
-        npy::write_npz(dir.path().join("in.npz"), given.zip(&values)).unwrap();
-        let expected: Vec<_> = made
-            .run_ordered(&values)
-            .unwrap()
-            .iter()
-            .map(part)
-            .collect();
-        let dims = dims_of(&made, &values).into_iter();
-        let dims: Vec<String> = dims.map(|(dim, n)| format!("{dim}={}", n[0])).collect();
-        let set = dims.iter().flat_map(|dim| ["--set", dim]);
-        let words = [
-            "compile",
-            path.to_str().unwrap(),
-            "-o",
-            "model",
-            "--kit",
-            kit(),
-        ];
-        compiled(
-            dir.path(),
-            &words.into_iter().chain(set).collect::<Vec<_>>(),
-        );
-        for threads in ["1", "2"] {
-            let flags = [
-                "--inputs",
-                "in.npz",
-                "--outputs",
-                "out.npz",
-                "--threads",
-                threads,
-            ];
-            let (code, _, err) = run(&program, dir.path(), &flags);
-            assert_eq!(code, Some(0), "{name}: {err}");
-            let got = npy::read_npz(dir.path().join("out.npz")).unwrap();
-            let got: Vec<_> = got.iter().map(|(name, t)| part((name, t))).collect();
-            assert!(got == expected, "{name} on {threads} threads");
-        }
-        n += 1;
-    }
-    assert!(n > 10, "{n} models");
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn compile(model: &str, output: &Path, flags: &[&str], code: i32) -> String {
     ended.stderr
 }
 
-/// A folder with the libraries of the digits and of a counter.
+/// A folder with the libraries of the digits, of a counter and of a wide sum.
 fn libraries() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let sizes = ["--shape", "batch=1,8"];
@@ -30,6 +30,7 @@ fn libraries() -> tempfile::TempDir {
         0,
     );
     compile("c/counter.ir", &dir.path().join("libcounter.so"), &[], 0);
+    compile("c/wide.ir", &dir.path().join("libwide.so"), &[], 0);
     dir
 }
 
@@ -50,7 +51,7 @@ fn run(folder: &Path, words: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn c_and_cpp_use_two_models_in_one_program() {
+fn c_and_cpp_use_several_models_in_one_program() {
     let dir = libraries();
     let source = data("c/use.c");
     let source = source.to_str().unwrap();
@@ -59,6 +60,7 @@ fn c_and_cpp_use_two_models_in_one_program() {
         "-L.",
         "-ldigits",
         "-lcounter",
+        "-lwide",
         "-lpthread",
         "-Wl,-rpath,$ORIGIN",
         "-o",

@@ -7,6 +7,7 @@
 #![expect(clippy::missing_safety_doc, reason = "the header has the contract")]
 
 mod embedded;
+mod host;
 mod load;
 mod message;
 
@@ -17,6 +18,7 @@ use gristmill_runtime::image::Image;
 use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::program::{IoSpec, Program, VariableSpec};
 use gristmill_runtime::{DType, Error, Tensor};
+use host::{Host, Parallel};
 use load::load;
 use message::guarded;
 use std::collections::BTreeSet;
@@ -40,6 +42,36 @@ pub struct Options {
     size: usize,
     /// Threads, those of callers included; 0 for one per core.
     threads: u32,
+    /// Of the host's threads, in place of the handle's own.
+    parallel: Option<Parallel>,
+    context: *mut c_void,
+}
+
+impl Options {
+    /// Those of a caller; 0 for fields that it does not have.
+    ///
+    /// # Safety
+    /// The pointer is NULL or that of as many bytes as the first field says.
+    unsafe fn of(given: *const Options) -> Result<Options, Error> {
+        let mut options = Options {
+            size: 0,
+            threads: 0,
+            parallel: None,
+            context: std::ptr::null_mut(),
+        };
+        if given.is_null() {
+            return Ok(options);
+        }
+        // SAFETY: options begin with their size, which they have at least.
+        let size = unsafe { (&raw const (*given).size).read() };
+        if size < std::mem::offset_of!(Options, parallel) {
+            return Err(Error::invalid(format!("the options have {size} bytes")));
+        }
+        let n = size.min(size_of::<Options>());
+        // SAFETY: both have so many bytes, and any bits are those of options but for a function's.
+        unsafe { given.cast::<u8>().copy_to((&raw mut options).cast(), n) };
+        Ok(options)
+    }
 }
 
 /// A handle: threads, memory and variables.
@@ -58,14 +90,19 @@ fn image() -> Result<&'static Image, Error> {
 }
 
 impl Model {
-    fn open(threads: u32) -> Result<Model, Error> {
+    fn open(options: Options) -> Result<Model, Error> {
         let image = image()?;
-        let threads = match threads {
+        let threads = match options.threads {
             0 => n_cores(),
             n => n as usize,
         };
+        let context = options.context;
+        let pool = match options.parallel {
+            None => Pool::new(threads),
+            Some(parallel) => Pool::hosted(threads, Arc::new(Host { parallel, context })),
+        };
         let options = ExecOptions {
-            pool: Arc::new(Pool::new(threads)),
+            pool: Arc::new(pool),
             resources: Arc::new(Resources::default()),
             ..ExecOptions::validated()
         };
@@ -140,17 +177,9 @@ pub unsafe extern "C" fn open(options: *const Options, model: *mut *mut Model) -
         if model.is_null() {
             return Err(null("model"));
         }
-        let mut threads = 0;
-        if !options.is_null() {
-            // SAFETY: options begin with their size, which they have at least.
-            let size = unsafe { (&raw const (*options).size).read() };
-            if size < size_of::<Options>() {
-                return Err(Error::invalid(format!("the options have {size} bytes")));
-            }
-            // SAFETY: the caller has all fields.
-            threads = unsafe { (&raw const (*options).threads).read() };
-        }
-        let made = Box::into_raw(Box::new(Model::open(threads)?));
+        // SAFETY: by the header's contract.
+        let options = unsafe { Options::of(options)? };
+        let made = Box::into_raw(Box::new(Model::open(options)?));
         // SAFETY: not NULL.
         unsafe { model.write(made) };
         Ok(())

@@ -41,6 +41,7 @@ mod collective;
 mod control;
 pub mod emulate;
 mod frame;
+mod host;
 mod lanes;
 mod launch;
 mod memory;
@@ -80,6 +81,7 @@ use transfer::Staging;
 use wait::{Event, Patience};
 use worker::{ReplayMode, Schedule, Worker};
 
+pub use host::HostThreads;
 pub use lanes::Lanes;
 pub use pool::Pool;
 pub use resources::{Resources, Transaction};
@@ -648,6 +650,11 @@ impl<'a> Setup<'a> {
         })
     }
 
+    /// Of a worker; with the threads that its pool says.
+    fn leader(&self) -> Leader {
+        Leader::new(self.patience).with_host(self.options.pool.core().host())
+    }
+
     /// The worker of a partition. Errors of allocation name the need of the partition.
     fn worker(&self, index: usize) -> Result<Worker, Error> {
         let explain = |e: Error| shortage::explain(e, self.program, index);
@@ -678,7 +685,7 @@ impl<'a> Setup<'a> {
         Ok(Worker {
             device: partition.device.clone(),
             index,
-            leader: Leader::new(self.patience),
+            leader: self.leader(),
             scratch: Scratch::new(
                 self.options.pool.n_threads(),
                 workspace_bytes,

@@ -9,7 +9,7 @@
 //! them at most, and none that another run has. With as many callers as threads, each run stays on
 //! the thread of its caller, which is the best that can be had for the sum of all. A follower stays
 //! with its team until another team needs it, so that one caller's runs find theirs where they
-//! were.
+//! were. A pool on the threads of a host has no followers: kernels ask the host.
 //!
 //! Leaders of further devices, and emulated links, are errands of helpers: threads that are started
 //! when none is idle.
@@ -20,6 +20,7 @@
 //! blocks as runs were ever in flight, each as large as the largest that it was needed for, however
 //! many shapes a model is run with.
 
+use super::host::HostThreads;
 use super::team::{MAX_THREADS, Team};
 use super::wait::{Event, Patience};
 use crate::error::{Error, ErrorKind};
@@ -45,6 +46,8 @@ pub struct Pool {
 pub(crate) struct Core {
     n_threads: usize,
     n_cores: usize,
+    /// Whose threads take the place of followers.
+    host: Option<Arc<dyn HostThreads>>,
     n_in_flight: AtomicUsize,
     followers: Mutex<Vec<Follower>>,
     blocks: Mutex<Vec<AlignedBytes>>,
@@ -124,11 +127,22 @@ impl Pool {
     /// For kernels on `threads` threads, those of callers included; 0 = one per core that this
     /// process may use. Threads are started when the first executor is made.
     pub fn new(threads: usize) -> Pool {
+        Pool::of(threads, None)
+    }
+
+    /// The same on the threads of a host program in place of followers. Devices of a program beside
+    /// its first are led by threads of the pool all the same.
+    pub fn hosted(threads: usize, host: Arc<dyn HostThreads>) -> Pool {
+        Pool::of(threads, Some(host))
+    }
+
+    fn of(threads: usize, host: Option<Arc<dyn HostThreads>>) -> Pool {
         let n_cores = crate::cpu::n_cores();
         let threads = if threads == 0 { n_cores } else { threads };
         let core = Core {
             n_threads: threads.min(MAX_THREADS),
             n_cores,
+            host,
             n_in_flight: AtomicUsize::new(0),
             followers: Mutex::default(),
             blocks: Mutex::default(),
@@ -180,6 +194,9 @@ impl Pool {
     }
 
     fn start_followers(&self) -> Result<(), Error> {
+        if self.core.host.is_some() {
+            return Ok(());
+        }
         let mut followers = lock(&self.core.followers);
         while followers.len() + 1 < self.core.n_threads {
             let thread = followers.len() + 1;
@@ -323,6 +340,11 @@ impl Follower {
 }
 
 impl Core {
+    /// Whose threads take the place of followers.
+    pub(crate) fn host(&self) -> Option<Arc<dyn HostThreads>> {
+        self.host.clone()
+    }
+
     /// Counts a run that begins.
     pub(crate) fn begin(&self) -> InFlight<'_> {
         InFlight {
@@ -331,17 +353,18 @@ impl Core {
         }
     }
 
-    /// Gives a team up to `n` followers that no other run has.
+    /// Gives a team up to `n` followers that no other run has; those of a host are its own affair.
     pub(crate) fn hire(&self, team: &Arc<Team>, n: usize) -> Hired<'_> {
-        let mut hired = 0;
-        if n > 0 {
+        let is_hosted = self.host.is_some();
+        let mut hired = if is_hosted { n } else { 0 };
+        if n > 0 && !is_hosted {
             let mut followers = lock(&self.followers);
             let free = followers.iter_mut().filter(|f| !f.is_hired);
             hired = free.take(n).map(|f| f.hire(team)).count();
         }
         Hired {
             core: self,
-            team: (hired > 0).then(|| team.clone()),
+            team: (hired > 0 && !is_hosted).then(|| team.clone()),
             n: hired,
         }
     }

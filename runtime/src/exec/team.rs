@@ -6,12 +6,13 @@
 //! cache warm. A follower that comes late finds nothing to claim and delays nobody: the leader waits for claimed chunks only, so a team
 //! larger than the machine merely falls back to the leader's own work.
 
+use super::host::HostThreads;
 use super::wait::{Event, Patience};
 use crate::sync::lock;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Chunks per thread: more balances better, fewer cost less.
@@ -190,6 +191,8 @@ pub(crate) struct Leader {
     team: Arc<Team>,
     /// Threads that jobs are cut for, the leader included.
     size: usize,
+    /// Whose threads take the place of followers.
+    host: Option<Arc<dyn HostThreads>>,
 }
 
 impl Leader {
@@ -216,7 +219,14 @@ impl Leader {
         Leader {
             team: Arc::new(team),
             size: 1,
+            host: None,
         }
+    }
+
+    /// Has the threads of a host in place of followers, if there is one.
+    pub(crate) fn with_host(mut self, host: Option<Arc<dyn HostThreads>>) -> Leader {
+        self.host = host;
+        self
     }
 
     /// Sets the number of threads, the leader included, of which the others call [`Team::follow`].
@@ -231,7 +241,7 @@ impl Leader {
 
     /// Wakes followers ahead of the work, so that the first parallel kernel of a run finds them spinning.
     pub(crate) fn call_roll(&self) {
-        if self.size > 1 {
+        if self.size > 1 && self.host.is_none() {
             self.team.roll_calls.fetch_add(1, Ordering::Relaxed);
             self.team.work.notify();
         }
@@ -274,12 +284,26 @@ impl Leader {
         };
         // SAFETY: `call::<F>` takes a pointer to an `F`, and `f` is borrowed until this returns, after all chunks are done.
         unsafe { self.publish(job, n_chunks) };
+        let asked = self.host.as_ref().map_or(Ok(()), |host| self.ask(&**host));
         let team = &*self.team;
         team.work(0, true);
         team.done.wait_until(team.patience, || {
             team.chunks_done.load(Ordering::Acquire) == n_chunks
         });
-        team.outcome()
+        asked.and_then(|()| team.outcome())
+    }
+
+    /// Has the host's threads work, each under a number of its own whatever the host does.
+    fn ask(&self, host: &dyn HostThreads) -> Result<(), JobFailure> {
+        let n_came = AtomicUsize::new(0);
+        let share = |_: usize| {
+            let thread = n_came.fetch_add(1, Ordering::Relaxed);
+            if thread < self.size {
+                self.team.work(thread, thread == 0);
+            }
+        };
+        catch_unwind(AssertUnwindSafe(|| host.parallel(self.size, &share)))
+            .map_err(|payload| JobFailure::Panic(panic_message(&*payload)))
     }
 
     /// Lets followers claim the chunks of a job.

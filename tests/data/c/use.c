@@ -1,6 +1,7 @@
-/* Two compiled models in one program: the digits, in two sizes, and a counter with a variable. Prints "ok", or the line that failed. */
+/* Compiled models in one program: the digits, in two sizes, a counter with a variable, and a sum wide enough for several threads. Prints "ok", or the line that failed. */
 #include "counter.h"
 #include "digits.h"
+#include "wide.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -27,7 +28,7 @@ static void *runs(void *given)
     float got[DIGITS_BATCH_8_PROBABILITIES_LEN];
     int i;
     if (!model) {
-        digits_options options = {sizeof(digits_options), 1};
+        digits_options options = {sizeof(digits_options), 1, NULL, NULL};
         CHECK(digits_open(&options, &model) == DIGITS_OK);
     }
     for (i = 0; i < N_RUNS; i++) {
@@ -64,7 +65,7 @@ static void misaligned(digits_model *model)
 
 static void errors(digits_model *model)
 {
-    digits_options small = {4, 1};
+    digits_options small = {4, 1, NULL, NULL};
     digits_model *none = NULL;
     const void *inputs[1];
     void *outputs[1];
@@ -81,6 +82,73 @@ static void errors(digits_model *model)
     CHECK(digits_set(model, "v", images, 4) == DIGITS_INVALID && strstr(digits_message(), "unknown variable"));
     CHECK(digits_close(NULL) == DIGITS_OK);
     CHECK(strlen(digits_describe(NULL)) == 0 && strstr(digits_describe(model), "2 variants"));
+}
+
+typedef struct {
+    void (*share)(void *data, uint32_t i);
+    void *data;
+} share;
+
+static void *one_share(void *given)
+{
+    share *s = (share *)given;
+    s->share(s->data, 1);
+    return NULL;
+}
+
+/* A host with a thread of its own; an odd one: the last share is asked for twice. */
+static void host(void *context, uint32_t n, void (*function)(void *data, uint32_t i), void *data)
+{
+    pthread_t thread;
+    share other;
+    other.share = function;
+    other.data = data;
+    CHECK(n == 3);
+    ++*(int *)context;
+    CHECK(pthread_create(&thread, NULL, one_share, &other) == 0);
+    function(data, 0);
+    function(data, 2);
+    function(data, 2);
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* A host that makes no calls at all: the caller does the work. */
+static void idle(void *context, uint32_t n, void (*function)(void *data, uint32_t i), void *data)
+{
+    (void)n, (void)function, (void)data;
+    ++*(int *)context;
+}
+
+static void hosted(void)
+{
+    static float x[WIDE_X_LEN], sum[WIDE_SUM_LEN], again[WIDE_SUM_LEN];
+    int i, n_asked[2] = {0, 0};
+    wide_options options[3] = {{sizeof(wide_options), 3, NULL, NULL}};
+    options[1] = options[2] = options[0];
+    options[1].parallel = host;
+    options[1].context = &n_asked[0];
+    options[2].parallel = idle;
+    options[2].context = &n_asked[1];
+    for (i = 0; i < WIDE_X_LEN; i++)
+        x[i] = (float)(i % 101) / 8;
+    for (i = 0; i < 3; i++) {
+        wide_model *model = NULL;
+        CHECK(wide_open(&options[i], &model) == WIDE_OK);
+        memset(again, 0, sizeof(again));
+        CHECK(wide_run(model, x, i == 0 ? sum : again) == WIDE_OK);
+        CHECK(i == 0 || memcmp(sum, again, sizeof(sum)) == 0);
+        CHECK(wide_close(model) == WIDE_OK);
+    }
+    CHECK(n_asked[0] > 0 && n_asked[1] > 0);
+    /* Options of before there were such fields. */
+    options[1].size = offsetof(wide_options, parallel);
+    {
+        wide_model *model = NULL;
+        CHECK(wide_open(&options[1], &model) == WIDE_OK);
+        i = n_asked[0];
+        CHECK(wide_run(model, x, again) == WIDE_OK && i == n_asked[0]);
+        CHECK(wide_close(model) == WIDE_OK);
+    }
 }
 
 static void counting(void)
@@ -116,6 +184,7 @@ int main(int argc, char **argv)
     on_threads(model);
     on_threads(NULL);
     counting();
+    hosted();
     for (i = 0; i < n; i++) {
         digits_model *other = NULL;
         CHECK(digits_open(NULL, &other) == DIGITS_OK);

@@ -25,6 +25,7 @@ const UNSAFE_FILES: &[&str] = &[
     "compiler/src/codegen/cuda/nvrtc/program.rs",
     "compiler/src/codegen/cuda/nvrtc/sys.rs",
     "runtime/kit/src/embedded.rs",
+    "runtime/kit/src/host.rs",
     "runtime/kit/src/lib.rs",
     "runtime/kit/src/load.rs",
     "tests/tests/cuda.rs",

@@ -32,10 +32,17 @@ typedef enum {
     @UPPER@_DEVICE_FAILED = 6
 } @P@_status;
 
+/* A host's threads: makes the calls share(data, 0) to share(data, n - 1), side by side where it can, and returns when all of them have
+ * returned. Each works until nothing is left to do, so calls that are made one after another, twice or not at all cost time only. They
+ * may be made from any thread, and never wait for each other. Threads that run models ask at the same time. */
+typedef void (*@P@_parallel)(void *context, uint32_t n, void (*share)(void *data, uint32_t i), void *data);
+
 /* 0 means the default. Later versions append fields. */
 typedef struct {
     size_t size;               /* sizeof(@P@_options) */
     uint32_t threads;          /* those of callers included; 0: one per core that the process may use; 1: that of the caller only */
+    @P@_parallel parallel;     /* in place of threads of the model's own; n above is at most the number of threads */
+    void *context;             /* for it */
 } @P@_options;
 
 /* Opens the model; options may be NULL. */

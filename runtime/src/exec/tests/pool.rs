@@ -212,3 +212,52 @@ fn no_assignment_of_concurrent_runs_is_lost() {
     let value = options.resources.get("c", "v").unwrap();
     assert_eq!(value.as_slice::<f32>(), [1.0 + runs, 2.0 + 2.0 * runs]);
 }
+
+/// A host that makes calls in order, those on threads of its own, twice, or none.
+enum Odd {
+    OneByOne,
+    Threads,
+    Twice,
+    Lazy,
+    Broken,
+}
+
+impl HostThreads for Odd {
+    fn parallel(&self, n: usize, share: &(dyn Fn(usize) + Sync)) {
+        match self {
+            Odd::OneByOne => (0..n).for_each(share),
+            Odd::Threads => std::thread::scope(|s| {
+                (0..n).for_each(|i| _ = s.spawn(move || share(i)));
+            }),
+            Odd::Twice => std::thread::scope(|s| {
+                (0..2 * n).for_each(|_| _ = s.spawn(move || share(7)));
+            }),
+            Odd::Lazy => {}
+            Odd::Broken => panic!("no thread is left"),
+        }
+    }
+}
+
+#[test]
+fn threads_of_a_host_take_the_place_of_followers() {
+    let x = Tensor::from_slice(&[3.0f32; 1000], &[1000]).unwrap();
+    for host in [Odd::OneByOne, Odd::Threads, Odd::Twice, Odd::Lazy] {
+        let options = ExecOptions {
+            pool: Arc::new(Pool::hosted(3, Arc::new(host))),
+            ..ExecOptions::default()
+        };
+        let executor = Executor::new(Arc::new(simple(1000, 8)), &options).unwrap();
+        assert_eq!(options.pool.n_started(), 0);
+        for _ in 0..20 {
+            let y = executor.run(std::slice::from_ref(&x)).unwrap();
+            assert_eq!(y[0].as_slice::<f32>(), [16.0; 1000]);
+        }
+    }
+    let options = ExecOptions {
+        pool: Arc::new(Pool::hosted(3, Arc::new(Odd::Broken))),
+        ..ExecOptions::default()
+    };
+    let executor = Executor::new(Arc::new(simple(1000, 8)), &options).unwrap();
+    let error = executor.run(&[x]).unwrap_err().to_string();
+    assert!(error.contains("no thread is left"), "{error}");
+}
