@@ -28,6 +28,7 @@ pub mod image;
 pub mod nearest;
 #[cfg(feature = "npz")]
 pub mod npy;
+pub mod perf;
 pub mod printable;
 pub mod product;
 pub mod program;

@@ -48,6 +48,9 @@ pub struct BenchArgs {
     /// Measure each kernel too: list the slowest, and keep the times, and the placement that pays by them, for later processes.
     #[arg(long)]
     profile: bool,
+    /// Write the names of kernels where `perf report` looks for them, and say which file has them.
+    #[arg(long)]
+    perf: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -78,6 +81,7 @@ enum Model {
 
 /// Runs the verb.
 pub fn bench(args: &BenchArgs) -> Result<()> {
+    output::name_kernels(args.perf)?;
     let p = prepare(args)?;
     if let Some(executable) = p.executable() {
         args.compile.report(&executable.lowered)?;

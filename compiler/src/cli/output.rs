@@ -1,5 +1,6 @@
 //! Lines of results and messages, and the colours of their labels.
 
+use crate::error::Result;
 use clap::{ColorChoice, ValueEnum};
 use gristmill_runtime::command::output::color;
 pub use gristmill_runtime::command::output::{
@@ -16,6 +17,15 @@ macro_rules! errln {
     ($($arg:tt)*) => { $crate::cli::output::message(&format!($($arg)*)) };
 }
 pub(crate) use {errln, outln};
+
+/// `--perf`: names kernels for `perf` from here on, and says where.
+pub fn name_kernels(is_wanted: bool) -> Result<()> {
+    if is_wanted {
+        let path = gristmill_runtime::perf::start()?;
+        errln!("kernels are named in {}", path.display());
+    }
+    Ok(())
+}
 
 /// `--color`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

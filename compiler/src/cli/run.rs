@@ -3,7 +3,7 @@
 use super::args::CompileArgs;
 use super::image::{self, Ready};
 use super::inputs::{self, InputArgs, Inputs};
-use super::output::{errln, outln};
+use super::output::{self, errln, outln};
 use super::watchdog::within;
 use super::{load, parse, print_json, summary};
 use crate::Tensor;
@@ -44,6 +44,9 @@ pub struct RunArgs {
     /// Largest allowed absolute difference; by default 1e-5 of the largest expected magnitude of each output.
     #[arg(long, value_parser = parse::tolerance)]
     atol: Option<f64>,
+    /// Write the names of kernels where `perf report` looks for them, and say which file has them.
+    #[arg(long)]
+    perf: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -70,6 +73,7 @@ struct Ran {
 
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<()> {
+    output::name_kernels(args.perf)?;
     let ran = match image::is_image(&args.model) {
         true => run_image(args)?,
         false => compile_and_run(args)?,

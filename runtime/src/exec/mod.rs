@@ -60,6 +60,7 @@ mod worker;
 use crate::device::{DeviceKind, DeviceName};
 use crate::driver::{Driver, Group};
 use crate::error::{Error, ErrorKind};
+use crate::perf;
 use crate::program::{IoSpec, Key, Program, StepKind};
 use crate::sync::lock;
 use crate::tensor::{ALIGN_BYTES, Tensor};
@@ -186,6 +187,7 @@ impl Executor {
         let n_threads = options.pool.n_threads();
         let threads_per_device = (n_threads / n_devices).max(1);
         let program = program.divided(threads_per_device)?;
+        perf::add(&program)?;
         check_devices(&program, n_threads, n_lanes, options)?;
         if !options.is_validated {
             check_program(&program)?;

@@ -210,3 +210,30 @@ fn a_failed_write_leaves_no_file() {
         );
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn kernels_are_named_for_perf() {
+    let model = data("digits/model.onnx");
+    let args = ["run", &model, "--set", "batch=1", "--perf"];
+    let ended = crate::process::gristmill(Path::new("."), &args);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let line = ended.stderr.lines().next().unwrap_or_default();
+    let path = line.strip_prefix("kernels are named in ").unwrap();
+    let map = std::fs::read_to_string(path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    let functions = map.lines().map(|line| {
+        let (start, rest) = line.split_once(' ').unwrap();
+        let (size, name) = rest.split_once(' ').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(start), number(size), name.to_owned())
+    });
+    let functions: Vec<_> = functions.collect();
+    assert!(functions.len() > 3, "{map}");
+    assert!(functions.iter().all(|(_, size, _)| *size > 0), "{map}");
+    assert!(functions.is_sorted(), "{map}");
+    assert!(
+        functions.iter().any(|(.., name)| name.contains("gm_conv")),
+        "{map}"
+    );
+}

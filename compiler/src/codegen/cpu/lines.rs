@@ -34,6 +34,12 @@ impl Selection {
         })
     }
 
+    /// Bytes that the kernel works in.
+    fn workspace_bytes(&self) -> usize {
+        let (n, k) = (self.from[self.axis], self.to[self.axis]);
+        gristmill_kernels::sorting::workspace_bytes(n, k, self.dtype.size_bytes())
+    }
+
     fn n_lines(&self) -> u64 {
         let n_selected: usize = self.to.iter().product();
         (n_selected / self.to[self.axis].max(1)) as u64
@@ -102,7 +108,8 @@ impl ClusterCompiler<'_, '_> {
         let reads = self.leaves(&[x]);
         let workspace = reads.len() + writes.len();
         let buffers = Buffers { reads, writes };
-        self.kernel("top_k", buffers, split, n * 4, |p, e, outs| {
+        let bytes = selection.workspace_bytes();
+        self.kernel("top_k", buffers, split, bytes, |p, e, outs| {
             let line = selection.descriptor(e);
             let base = p.stored.get(&x).copied();
             let base = base.ok_or_else(|| Error::internal("top_k reads a stored value"))?;
