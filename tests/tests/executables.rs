@@ -80,6 +80,45 @@ fn the_digits_are_an_executable() {
     );
 }
 
+/// Errors of a verb for a file that is no model.
+fn refused(folder: &Path, words: &[&str]) -> String {
+    let ended = gristmill(folder, words);
+    assert_eq!(ended.code, Some(2), "{words:?}: {}", ended.stderr);
+    ended.stderr
+}
+
+#[test]
+fn verbs_for_models_know_programs() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["state", "libstate.so"] {
+        let output = dir.path().join(name);
+        let words = ["compile", "two_assignments.ir", "-o"];
+        let flags = [output.to_str().unwrap(), "--kit", kit()];
+        compiled(&data("cases"), &[&words[..], &flags].concat());
+    }
+    for verb in ["inspect", "run", "check", "bench", "dump", "place"] {
+        let said = refused(dir.path(), &[verb, "state"]);
+        assert!(
+            said.contains("state: an executable that holds a compiled model"),
+            "{said}"
+        );
+        assert!(said.contains("describes itself with --info"), "{said}");
+    }
+    let said = refused(dir.path(), &["run", "libstate.so"]);
+    assert!(
+        said.contains("a shared library that holds a compiled model"),
+        "{said}"
+    );
+    let said = refused(Path::new(kit()), &["inspect", "gristmill-runner"]);
+    assert!(said.contains("a file of the kit"), "{said}");
+    let test = std::env::current_exe().unwrap();
+    let said = refused(dir.path(), &["inspect", test.to_str().unwrap()]);
+    assert!(said.contains("an ELF file, not a model"), "{said}");
+    std::fs::write(dir.path().join("text"), "a text").unwrap();
+    let said = refused(dir.path(), &["inspect", "text"]);
+    assert!(said.contains("not an ONNX model"), "{said}");
+}
+
 #[test]
 fn executables_give_the_bits_of_the_compiler() {
     let dir = tempfile::tempdir().unwrap();
