@@ -217,6 +217,11 @@ fn what_goes_through_a_pipe_is_the_executable_alone() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stderr.contains("1 variant"), "{}", ended.stderr);
     assert!(!ended.stdout.contains("1 variant"));
+    let words = ["compile", "two_assignments.ir", "--kit", kit(), "--json"];
+    for output in ["/dev/stdout", "/dev/fd/1"] {
+        let said = refused(&data("cases"), &[&words[..], &["-o", output]].concat());
+        assert!(said.contains("are both standard output"), "{said}");
+    }
 }
 
 #[test]
