@@ -172,7 +172,10 @@ impl Checkout {
             if !is_installed(&linkage.triple(arch)) {
                 continue;
             }
-            say(&format!("building {} (once)", template.file_name()));
+            // Further ways are tried where the first fails; it is one build to a person.
+            if failures.is_empty() {
+                say(&format!("building {} (once)", template.file_name()));
+            }
             match self.build(template, linkage) {
                 Ok(path) => {
                     install(&path, &built)?;
