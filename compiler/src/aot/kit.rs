@@ -139,18 +139,14 @@ impl Checkout {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
             .ok_or_else(absent)?;
-        let mut hash = Fnv::default();
-        let hashed = SOURCES
-            .iter()
-            .try_for_each(|part| add(&root.join(part), part, &mut hash));
-        hashed.map_err(|_| absent())?;
+        let fingerprint = fingerprint(root).map_err(|_| absent())?;
         let cache = store::folder().ok_or_else(|| {
             let message = "no cache folder is known, which the kit is built in";
             Error::unsupported(message).hint("GRISTMILL_CACHE_DIR=FOLDER")
         })?;
         Ok(Checkout {
             root: root.to_owned(),
-            fingerprint: hash.value(),
+            fingerprint,
             cache: cache.join("kit"),
         })
     }
@@ -178,7 +174,7 @@ impl Checkout {
             }
             match self.build(template, linkage) {
                 Ok(path) => {
-                    install(&path, &built)?;
+                    self.install(&path, &built)?;
                     return Ok(built);
                 }
                 Err(why) => failures.push(format!("{}: {why}", linkage.name())),
@@ -235,6 +231,23 @@ impl Checkout {
         Ok(self.results(linkage).join(template.file_name()))
     }
 
+    /// Copies a template to its place as a whole, since others may do the same.
+    ///
+    /// Errors when the sources are others than at the start: the template is then of neither.
+    fn install(&self, from: &Path, to: &Path) -> Result<()> {
+        let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", to.display()));
+        // Read before the sources are looked at, since another process may build others to the same place.
+        let bytes = fs::read(from).map_err(failed)?;
+        let now = fingerprint(&self.root);
+        if now.map_err(failed)? != self.fingerprint {
+            let message = "the sources of the kit were changed while it was built";
+            return Err(Error::invalid(message).hint("the same command once more"));
+        }
+        fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
+        gristmill_runtime::files::replace(to, |file| std::io::Write::write_all(file, &bytes))
+            .map_err(failed)
+    }
+
     /// The folder that cargo puts a template into.
     fn results(&self, linkage: Linkage) -> PathBuf {
         let folder = self.target_dir(linkage);
@@ -254,13 +267,13 @@ fn is_installed(triple: &str) -> bool {
     })
 }
 
-/// Copies a template to its place as a whole, since others may do the same.
-fn install(from: &Path, to: &Path) -> Result<()> {
-    let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", to.display()));
-    let bytes = fs::read(from).map_err(failed)?;
-    fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
-    gristmill_runtime::files::replace(to, |file| std::io::Write::write_all(file, &bytes))
-        .map_err(failed)
+/// A hash of the sources of the kit.
+fn fingerprint(root: &Path) -> std::io::Result<u64> {
+    let mut hash = Fnv::default();
+    for part in SOURCES {
+        add(&root.join(part), part, &mut hash)?;
+    }
+    Ok(hash.value())
 }
 
 /// A command as a person types it.
@@ -283,4 +296,36 @@ fn add(path: &Path, name: &str, hash: &mut Fnv) -> std::io::Result<()> {
         let inner = format!("{name}/{}", entry.to_string_lossy());
         add(&path.join(entry), &inner, hash)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kit_of_changed_sources_is_not_installed() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for part in SOURCES {
+            fs::create_dir_all(root.join(part).parent().unwrap()).unwrap();
+            fs::write(root.join(part), "before").unwrap();
+        }
+        let (built, installed) = (root.join("built"), root.join("cache/installed"));
+        fs::write(&built, "a template").unwrap();
+        let checkout = Checkout {
+            root: root.to_owned(),
+            fingerprint: fingerprint(root).unwrap(),
+            cache: root.join("cache"),
+        };
+        checkout.install(&built, &installed).unwrap();
+        assert_eq!(fs::read(&installed).unwrap(), b"a template");
+        fs::remove_file(&installed).unwrap();
+        fs::write(root.join(SOURCES[3]), "after").unwrap();
+        let refused = checkout.install(&built, &installed).unwrap_err();
+        assert!(
+            refused.to_string().contains("were changed while"),
+            "{refused}"
+        );
+        assert!(!installed.exists());
+    }
 }
