@@ -59,6 +59,7 @@ fn the_digits_are_an_executable() {
     );
     let (code, out, err) = run(&program, &digits, &["--inputs", "batch.npz", "--bench"]);
     assert!(code == Some(0) && out.contains("p50"), "{out}{err}");
+    check_bench_keys(dir.path(), &program);
     let (code, _, err) = run(&program, &digits, &[]);
     assert!(
         code == Some(2) && err.contains("image: f32[360, 1, 8, 8]"),
@@ -78,6 +79,29 @@ fn the_digits_are_an_executable() {
         code == Some(2) && err.contains("the weights of the image"),
         "{err}"
     );
+}
+
+/// Times of an executable have the keys that `gristmill bench` has for an image, as far as they have a meaning.
+fn check_bench_keys(folder: &Path, program: &Path) {
+    let digits = data("digits");
+    let image = folder.join("digits.gmx");
+    let image = image.to_str().unwrap();
+    compiled(
+        &digits,
+        &["compile", "model.onnx", "--set", "batch=360", "-o", image],
+    );
+    let flags = ["--inputs", "batch.npz", "--bench", "--json"];
+    let (_, own, err) = run(program, &digits, &flags);
+    let words = ["bench", image, "--inputs", "batch.npz", "--iters", "2"];
+    let other = compiled(&digits, &[&words[..], &["--json"]].concat()).stdout;
+    let [own, other] = [own, other].map(|text| {
+        let value: serde_json::Value = serde_json::from_str(&text).expect(&err);
+        value.as_object().unwrap().clone()
+    });
+    assert_eq!(own["format"], "gristmill/bench/1");
+    let unknown: Vec<_> = own.keys().filter(|key| !other.contains_key(*key)).collect();
+    assert!(unknown.is_empty(), "{unknown:?} are not of {other:?}");
+    assert!(own["load_ns"].as_f64() > Some(0.0) && own["in_flight"] == 1);
 }
 
 /// Errors of a verb for a file that is no model.
