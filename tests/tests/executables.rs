@@ -1,9 +1,12 @@
 //! Models that are compiled to executables by the command line.
 
+mod damage;
+
 use crate::images::{dims_of, exports, inputs_of};
 use crate::process::{Ended, gristmill, kit};
 use gristmill::{Options, Tensor, onnx};
 use gristmill_runtime::npy;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,7 +27,13 @@ fn compiled(folder: &Path, words: &[&str]) -> Ended {
 fn run(program: &Path, folder: &Path, words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(program);
     command.env_clear().current_dir(folder).args(words);
-    let output = command.output().unwrap();
+    let output = loop {
+        match command.output() {
+            // A process that another thread starts has the file open for writing until it is another program.
+            Err(e) if e.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            output => break output.unwrap(),
+        }
+    };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (
         output.status.code(),
