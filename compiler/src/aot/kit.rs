@@ -71,10 +71,10 @@ impl Linkage {
         }
     }
 
-    fn rust_flags(self) -> &'static str {
+    fn rust_flags(self) -> &'static [&'static str] {
         match self {
-            Linkage::Musl | Linkage::StaticGlibc => "-C target-feature=+crt-static",
-            Linkage::Shared => "",
+            Linkage::Musl | Linkage::StaticGlibc => &["-Ctarget-feature=+crt-static"],
+            Linkage::Shared => &[],
         }
     }
 }
@@ -118,6 +118,8 @@ const SOURCES: [&str; 7] = [
 /// The sources that the kit is built from.
 struct Checkout {
     root: PathBuf,
+    /// Flags of the user for rustc.
+    flags: Vec<String>,
     /// A hash of all that it is made of.
     fingerprint: u64,
     /// Folder of kits that were built.
@@ -139,13 +141,15 @@ impl Checkout {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
             .ok_or_else(absent)?;
-        let fingerprint = fingerprint(root).map_err(|_| absent())?;
+        let flags = user_flags();
+        let fingerprint = fingerprint(root, &flags).map_err(|_| absent())?;
         let cache = store::folder().ok_or_else(|| {
             let message = "no cache folder is known, which the kit is built in";
             Error::unsupported(message).hint("GRISTMILL_CACHE_DIR=FOLDER")
         })?;
         Ok(Checkout {
             root: root.to_owned(),
+            flags,
             fingerprint,
             cache: cache.join("kit"),
         })
@@ -205,9 +209,18 @@ impl Checkout {
             .arg("--target-dir")
             .arg(self.target_dir(linkage))
             .args(template.target_flags())
-            .env("RUSTFLAGS", linkage.rust_flags())
-            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+            .env("CARGO_ENCODED_RUSTFLAGS", self.rust_flags(linkage));
         command
+    }
+
+    /// Flags of the user, of a linkage, and those that keep paths of this machine out of the kit, as cargo takes them.
+    fn rust_flags(&self, linkage: Linkage) -> String {
+        let mut flags = self.flags.clone();
+        flags.extend(linkage.rust_flags().iter().map(|&flag| flag.to_owned()));
+        for (folder, name) in private_folders(&self.root) {
+            flags.push(format!("--remap-path-prefix={}={name}", folder.display()));
+        }
+        flags.join(&FLAG_SEPARATOR.to_string())
     }
 
     fn target_dir(&self, linkage: Linkage) -> PathBuf {
@@ -238,7 +251,7 @@ impl Checkout {
         let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", to.display()));
         // Read before the sources are looked at, since another process may build others to the same place.
         let bytes = fs::read(from).map_err(failed)?;
-        let now = fingerprint(&self.root);
+        let now = fingerprint(&self.root, &self.flags);
         if now.map_err(failed)? != self.fingerprint {
             let message = "the sources of the kit were changed while it was built";
             return Err(Error::invalid(message).hint("the same command once more"));
@@ -258,20 +271,65 @@ impl Checkout {
 
 /// True for a target whose standard library Rust has here, and without an answer.
 fn is_installed(triple: &str) -> bool {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let flags = ["--print", "target-libdir", "--target", triple];
-    let printed = Command::new(rustc).args(flags).output();
+    let printed = rustc().args(flags).output();
     printed.map_or(true, |output| {
         let path = String::from_utf8_lossy(&output.stdout);
         Path::new(path.trim()).is_dir()
     })
 }
 
-/// A hash of the sources of the kit.
-fn fingerprint(root: &Path) -> std::io::Result<u64> {
+/// Flags that the user has for rustc, of the variable that cargo takes.
+fn user_flags() -> Vec<String> {
+    let list = |name: &str, separator: fn(char) -> bool| {
+        let value = std::env::var(name).ok()?;
+        let words = value.split(separator).filter(|word| !word.is_empty());
+        Some(words.map(str::to_owned).collect())
+    };
+    let encoded = list("CARGO_ENCODED_RUSTFLAGS", |c| c == FLAG_SEPARATOR);
+    let flags = encoded.or_else(|| list("RUSTFLAGS", char::is_whitespace));
+    flags.unwrap_or_default()
+}
+
+/// Separates flags in the variable `CARGO_ENCODED_RUSTFLAGS`.
+const FLAG_SEPARATOR: char = '\u{1f}';
+
+/// Folders whose paths the messages of a panic would have, and the names that take their place.
+fn private_folders(root: &Path) -> Vec<(PathBuf, &'static str)> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo = cargo.or_else(|| Some(home?.join(".cargo")));
+    let mut rustc = rustc();
+    let printed = rustc.args(["--print", "sysroot"]).output().ok();
+    let sysroot = printed.and_then(|output| String::from_utf8(output.stdout).ok());
+    let sysroot = sysroot.map(|path| PathBuf::from(path.trim()));
+    let sysroot = sysroot.filter(|path| path.is_absolute());
+    let others = [(cargo, "cargo"), (sysroot, "rust")];
+    let others = others.map(|(path, name)| path.map(|path| (path, name)));
+    let mut all = vec![(root.to_owned(), "gristmill")];
+    all.extend(others.into_iter().flatten());
+    // The last that fits counts; folders of sources are named after the registry they are from.
+    let sources = all.iter().map(|(folder, _)| folder.join("registry/src"));
+    let sources: Vec<_> = sources
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .collect();
+    let sources = sources.into_iter().flatten().flatten();
+    all.extend(sources.map(|entry| (entry.path(), "crates")));
+    all
+}
+
+fn rustc() -> Command {
+    Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+}
+
+/// A hash of the sources of the kit and the flags that it is built with.
+fn fingerprint(root: &Path, flags: &[String]) -> std::io::Result<u64> {
     let mut hash = Fnv::default();
     for part in SOURCES {
         add(&root.join(part), part, &mut hash)?;
+    }
+    for flag in flags {
+        hash = hash.with(flag.as_bytes()).with(&[0]);
     }
     Ok(hash.value())
 }
@@ -314,7 +372,8 @@ mod tests {
         fs::write(&built, "a template").unwrap();
         let checkout = Checkout {
             root: root.to_owned(),
-            fingerprint: fingerprint(root).unwrap(),
+            flags: Vec::new(),
+            fingerprint: fingerprint(root, &[]).unwrap(),
             cache: root.join("cache"),
         };
         checkout.install(&built, &installed).unwrap();
@@ -327,5 +386,28 @@ mod tests {
             "{refused}"
         );
         assert!(!installed.exists());
+        let flags = ["-Copt-level=1".to_owned()];
+        assert_ne!(
+            fingerprint(root, &flags).unwrap(),
+            fingerprint(root, &[]).unwrap()
+        );
+    }
+
+    #[test]
+    fn paths_of_the_machine_are_replaced_after_the_flags_of_the_user() {
+        let checkout = Checkout {
+            root: "/a checkout".into(),
+            flags: vec!["-Clinker=cc".to_owned()],
+            fingerprint: 0,
+            cache: PathBuf::new(),
+        };
+        let flags = checkout.rust_flags(Linkage::StaticGlibc);
+        let flags: Vec<&str> = flags.split(FLAG_SEPARATOR).collect();
+        let expected = [
+            "-Clinker=cc",
+            "-Ctarget-feature=+crt-static",
+            "--remap-path-prefix=/a checkout=gristmill",
+        ];
+        assert_eq!(flags[..3], expected);
     }
 }
