@@ -28,6 +28,7 @@ mod exports;
 mod fill;
 mod interface;
 pub(crate) mod kit;
+pub(crate) mod program_file;
 
 pub use executable::write_executable;
 

@@ -66,7 +66,7 @@ fn lines(functions: &Functions) -> String {
     lines
 }
 
-fn write(path: &PathBuf, functions: &Functions) -> Result<(), Error> {
+fn write(path: &Path, functions: &Functions) -> Result<(), Error> {
     let written = files::replace(path, |file| file.write_all(lines(functions).as_bytes()));
     written.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }

@@ -1,6 +1,9 @@
 //! Models that are compiled to executables by the command line.
 
+mod damage;
+
 use crate::process::{Ended, gristmill, kit};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,7 +24,13 @@ fn compiled(folder: &Path, words: &[&str]) -> Ended {
 fn run(program: &Path, folder: &Path, words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(program);
     command.env_clear().current_dir(folder).args(words);
-    let output = command.output().unwrap();
+    let output = loop {
+        match command.output() {
+            // A process that another thread starts has the file open for writing until it is another program.
+            Err(e) if e.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            output => break output.unwrap(),
+        }
+    };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (
         output.status.code(),
@@ -51,6 +60,7 @@ fn the_digits_are_an_executable() {
     );
     let (code, out, err) = run(&program, &digits, &["--inputs", "batch.npz", "--bench"]);
     assert!(code == Some(0) && out.contains("p50"), "{out}{err}");
+    check_bench_keys(dir.path(), &program);
     let (code, _, err) = run(&program, &digits, &[]);
     assert!(
         code == Some(2) && err.contains("image: f32[360, 1, 8, 8]"),
@@ -70,6 +80,68 @@ fn the_digits_are_an_executable() {
         code == Some(2) && err.contains("the weights of the image"),
         "{err}"
     );
+}
+
+/// Times of an executable have the keys that `gristmill bench` has for an image, as far as they have a meaning.
+fn check_bench_keys(folder: &Path, program: &Path) {
+    let digits = data("digits");
+    let image = folder.join("digits.gmx");
+    let image = image.to_str().unwrap();
+    compiled(
+        &digits,
+        &["compile", "model.onnx", "--set", "batch=360", "-o", image],
+    );
+    let flags = ["--inputs", "batch.npz", "--bench", "--json"];
+    let (_, own, err) = run(program, &digits, &flags);
+    let words = ["bench", image, "--inputs", "batch.npz", "--iters", "2"];
+    let other = compiled(&digits, &[&words[..], &["--json"]].concat()).stdout;
+    let [own, other] = [own, other].map(|text| {
+        let value: serde_json::Value = serde_json::from_str(&text).expect(&err);
+        value.as_object().unwrap().clone()
+    });
+    assert_eq!(own["format"], "gristmill/bench/1");
+    let unknown: Vec<_> = own.keys().filter(|key| !other.contains_key(*key)).collect();
+    assert!(unknown.is_empty(), "{unknown:?} are not of {other:?}");
+    assert!(own["load_ns"].as_f64() > Some(0.0) && own["in_flight"] == 1);
+}
+
+/// Errors of a verb for a file that is no model.
+fn refused(folder: &Path, words: &[&str]) -> String {
+    let ended = gristmill(folder, words);
+    assert_eq!(ended.code, Some(2), "{words:?}: {}", ended.stderr);
+    ended.stderr
+}
+
+#[test]
+fn verbs_for_models_know_programs() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["state", "libstate.so"] {
+        let output = dir.path().join(name);
+        let words = ["compile", "two_assignments.ir", "-o"];
+        let flags = [output.to_str().unwrap(), "--kit", kit()];
+        compiled(&data("cases"), &[&words[..], &flags].concat());
+    }
+    for verb in ["inspect", "run", "check", "bench", "dump", "place"] {
+        let said = refused(dir.path(), &[verb, "state"]);
+        assert!(
+            said.contains("state: an executable that holds a compiled model"),
+            "{said}"
+        );
+        assert!(said.contains("describes itself with --info"), "{said}");
+    }
+    let said = refused(dir.path(), &["run", "libstate.so"]);
+    assert!(
+        said.contains("a shared library that holds a compiled model"),
+        "{said}"
+    );
+    let said = refused(Path::new(kit()), &["inspect", "gristmill-runner"]);
+    assert!(said.contains("a file of the kit"), "{said}");
+    let test = std::env::current_exe().unwrap();
+    let said = refused(dir.path(), &["inspect", test.to_str().unwrap()]);
+    assert!(said.contains("an ELF file, not a model"), "{said}");
+    std::fs::write(dir.path().join("text"), "a text").unwrap();
+    let said = refused(dir.path(), &["inspect", "text"]);
+    assert!(said.contains("not an ONNX model"), "{said}");
 }
 
 #[test]
@@ -116,6 +188,11 @@ fn what_goes_through_a_pipe_is_the_executable_alone() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stderr.contains("1 variant"), "{}", ended.stderr);
     assert!(!ended.stdout.contains("1 variant"));
+    let words = ["compile", "two_assignments.ir", "--kit", kit(), "--json"];
+    for output in ["/dev/stdout", "/dev/fd/1"] {
+        let said = refused(&data("cases"), &[&words[..], &["-o", output]].concat());
+        assert!(said.contains("are both standard output"), "{said}");
+    }
 }
 
 #[test]

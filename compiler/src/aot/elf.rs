@@ -19,6 +19,9 @@ pub const READ: u32 = 4;
 pub const X86_64: u16 = 62;
 pub const AARCH64: u16 = 183;
 
+/// The first bytes of a file.
+pub const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
+
 const HEADER_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 56;
 const SECTION_BYTES: usize = 64;
@@ -81,7 +84,7 @@ pub struct Elf<'t> {
 impl<'t> Elf<'t> {
     /// Errors with a sentence for all that is no such file, or is damaged.
     pub fn parse(bytes: &'t [u8]) -> Result<Elf<'t>> {
-        if bytes.get(..4) != Some(b"\x7fELF") {
+        if !bytes.starts_with(&ELF_MAGIC) {
             return Err(Error::invalid("it is no ELF file"));
         }
         if bytes.get(4..7) != Some(&[2, 1, 1]) {

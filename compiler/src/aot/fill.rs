@@ -31,7 +31,9 @@ const ROOMS: [(&str, u32); 4] = [
 
 /// The section that tells a runner where its image is: a magic, then the distance and the size of each part.
 const DESCRIPTOR: &str = ".gm_descriptor";
-const MAGIC: &[u8] = b"GMDESCR1";
+pub(super) const MAGIC: &[u8] = b"GMDESCR1";
+/// Its alignment in a file.
+pub(super) const DESCRIPTOR_ALIGN: usize = 64;
 
 /// A function of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -71,10 +71,10 @@ impl Linkage {
         }
     }
 
-    fn rust_flags(self) -> &'static str {
+    fn rust_flags(self) -> &'static [&'static str] {
         match self {
-            Linkage::Musl | Linkage::StaticGlibc => "-C target-feature=+crt-static",
-            Linkage::Shared => "",
+            Linkage::Musl | Linkage::StaticGlibc => &["-Ctarget-feature=+crt-static"],
+            Linkage::Shared => &[],
         }
     }
 }
@@ -139,18 +139,14 @@ impl Checkout {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
             .ok_or_else(absent)?;
-        let mut hash = Fnv::default();
-        let hashed = SOURCES
-            .iter()
-            .try_for_each(|part| add(&root.join(part), part, &mut hash));
-        hashed.map_err(|_| absent())?;
+        let fingerprint = fingerprint(root).map_err(|_| absent())?;
         let cache = store::folder().ok_or_else(|| {
             let message = "no cache folder is known, which the kit is built in";
             Error::unsupported(message).hint("GRISTMILL_CACHE_DIR=FOLDER")
         })?;
         Ok(Checkout {
             root: root.to_owned(),
-            fingerprint: hash.value(),
+            fingerprint,
             cache: cache.join("kit"),
         })
     }
@@ -172,10 +168,13 @@ impl Checkout {
             if !is_installed(&linkage.triple(arch)) {
                 continue;
             }
-            say(&format!("building {} (once)", template.file_name()));
+            // Further ways are tried where the first fails; it is one build to a person.
+            if failures.is_empty() {
+                say(&format!("building {} (once)", template.file_name()));
+            }
             match self.build(template, linkage) {
                 Ok(path) => {
-                    install(&path, &built)?;
+                    self.install(&path, &built)?;
                     return Ok(built);
                 }
                 Err(why) => failures.push(format!("{}: {why}", linkage.name())),
@@ -206,9 +205,19 @@ impl Checkout {
             .arg("--target-dir")
             .arg(self.target_dir(linkage))
             .args(template.target_flags())
-            .env("RUSTFLAGS", linkage.rust_flags())
-            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+            .env("CARGO_ENCODED_RUSTFLAGS", self.rust_flags(linkage));
         command
+    }
+
+    /// Flags of a linkage, and those that keep paths of this machine out of the kit, as cargo takes them. Those of the user are left out:
+    /// with `-Ctarget-cpu=native` among them, what is shipped would end on other machines without a word.
+    fn rust_flags(&self, linkage: Linkage) -> String {
+        let own = linkage.rust_flags().iter();
+        let mut flags: Vec<String> = own.map(|&flag| flag.to_owned()).collect();
+        for (folder, name) in private_folders(&self.root) {
+            flags.push(format!("--remap-path-prefix={}={name}", folder.display()));
+        }
+        flags.join(&FLAG_SEPARATOR.to_string())
     }
 
     fn target_dir(&self, linkage: Linkage) -> PathBuf {
@@ -232,6 +241,23 @@ impl Checkout {
         Ok(self.results(linkage).join(template.file_name()))
     }
 
+    /// Copies a template to its place as a whole, since others may do the same.
+    ///
+    /// Errors when the sources are others than at the start: the template is then of neither.
+    fn install(&self, from: &Path, to: &Path) -> Result<()> {
+        let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", to.display()));
+        // Read before the sources are looked at, since another process may build others to the same place.
+        let bytes = fs::read(from).map_err(failed)?;
+        let now = fingerprint(&self.root);
+        if now.map_err(failed)? != self.fingerprint {
+            let message = "the sources of the kit were changed while it was built";
+            return Err(Error::invalid(message).hint("the same command once more"));
+        }
+        fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
+        gristmill_runtime::files::replace(to, |file| std::io::Write::write_all(file, &bytes))
+            .map_err(failed)
+    }
+
     /// The folder that cargo puts a template into.
     fn results(&self, linkage: Linkage) -> PathBuf {
         let folder = self.target_dir(linkage);
@@ -242,22 +268,52 @@ impl Checkout {
 
 /// True for a target whose standard library Rust has here, and without an answer.
 fn is_installed(triple: &str) -> bool {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let flags = ["--print", "target-libdir", "--target", triple];
-    let printed = Command::new(rustc).args(flags).output();
+    let printed = rustc().args(flags).output();
     printed.map_or(true, |output| {
         let path = String::from_utf8_lossy(&output.stdout);
         Path::new(path.trim()).is_dir()
     })
 }
 
-/// Copies a template to its place as a whole, since others may do the same.
-fn install(from: &Path, to: &Path) -> Result<()> {
-    let failed = |e: std::io::Error| Error::invalid(format!("{}: {e}", to.display()));
-    let bytes = fs::read(from).map_err(failed)?;
-    fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
-    gristmill_runtime::files::replace(to, |file| std::io::Write::write_all(file, &bytes))
-        .map_err(failed)
+/// Separates flags in the variable `CARGO_ENCODED_RUSTFLAGS`.
+const FLAG_SEPARATOR: char = '\u{1f}';
+
+/// Folders whose paths the messages of a panic would have, and the names that take their place.
+fn private_folders(root: &Path) -> Vec<(PathBuf, &'static str)> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo = cargo.or_else(|| Some(home?.join(".cargo")));
+    let mut rustc = rustc();
+    let printed = rustc.args(["--print", "sysroot"]).output().ok();
+    let sysroot = printed.and_then(|output| String::from_utf8(output.stdout).ok());
+    let sysroot = sysroot.map(|path| PathBuf::from(path.trim()));
+    let sysroot = sysroot.filter(|path| path.is_absolute());
+    let others = [(cargo, "cargo"), (sysroot, "rust")];
+    let others = others.map(|(path, name)| path.map(|path| (path, name)));
+    let mut all = vec![(root.to_owned(), "gristmill")];
+    all.extend(others.into_iter().flatten());
+    // The last that fits counts; folders of sources are named after the registry they are from.
+    let sources = all.iter().map(|(folder, _)| folder.join("registry/src"));
+    let sources: Vec<_> = sources
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .collect();
+    let sources = sources.into_iter().flatten().flatten();
+    all.extend(sources.map(|entry| (entry.path(), "crates")));
+    all
+}
+
+fn rustc() -> Command {
+    Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+}
+
+/// A hash of the sources of the kit.
+fn fingerprint(root: &Path) -> std::io::Result<u64> {
+    let mut hash = Fnv::default();
+    for part in SOURCES {
+        add(&root.join(part), part, &mut hash)?;
+    }
+    Ok(hash.value())
 }
 
 /// A command as a person types it.
@@ -280,4 +336,52 @@ fn add(path: &Path, name: &str, hash: &mut Fnv) -> std::io::Result<()> {
         let inner = format!("{name}/{}", entry.to_string_lossy());
         add(&path.join(entry), &inner, hash)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kit_of_changed_sources_is_not_installed() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for part in SOURCES {
+            fs::create_dir_all(root.join(part).parent().unwrap()).unwrap();
+            fs::write(root.join(part), "before").unwrap();
+        }
+        let (built, installed) = (root.join("built"), root.join("cache/installed"));
+        fs::write(&built, "a template").unwrap();
+        let checkout = Checkout {
+            root: root.to_owned(),
+            fingerprint: fingerprint(root).unwrap(),
+            cache: root.join("cache"),
+        };
+        checkout.install(&built, &installed).unwrap();
+        assert_eq!(fs::read(&installed).unwrap(), b"a template");
+        fs::remove_file(&installed).unwrap();
+        fs::write(root.join(SOURCES[3]), "after").unwrap();
+        let refused = checkout.install(&built, &installed).unwrap_err();
+        assert!(
+            refused.to_string().contains("were changed while"),
+            "{refused}"
+        );
+        assert!(!installed.exists());
+    }
+
+    #[test]
+    fn paths_of_the_machine_are_replaced() {
+        let checkout = Checkout {
+            root: "/a checkout".into(),
+            fingerprint: 0,
+            cache: PathBuf::new(),
+        };
+        let flags = checkout.rust_flags(Linkage::StaticGlibc);
+        let flags: Vec<&str> = flags.split(FLAG_SEPARATOR).collect();
+        let expected = [
+            "-Ctarget-feature=+crt-static",
+            "--remap-path-prefix=/a checkout=gristmill",
+        ];
+        assert_eq!(flags[..2], expected);
+    }
 }

@@ -66,6 +66,13 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     let form = Form::of(&args.output)?;
     let weights = weights_file(args)?;
     check_apart(args, weights.as_deref())?;
+    if args.json && is_standard_output(&args.output) {
+        let message = format!(
+            "--json and {} are both standard output",
+            args.output.display()
+        );
+        return Err(Error::invalid(message).hint("-o with a file, or no --json"));
+    }
     let flags = &args.compile;
     if looks_inside(flags) {
         let message = "-v, --dump-dir and --log-device-placement are for run, bench and dump";
@@ -193,6 +200,22 @@ fn are_one_file(a: &Path, b: &Path) -> bool {
         .ok()
         .zip(b.canonicalize().ok())
         .is_some_and(|(a, b)| a == b)
+}
+
+/// True for a path that leads to where this process's results go.
+#[cfg(unix)]
+fn is_standard_output(path: &Path) -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+    let output = std::io::stdout().as_fd().try_clone_to_owned();
+    let output = output.and_then(|fd| std::fs::File::from(fd).metadata());
+    let files = output.and_then(|output| Ok((output, std::fs::metadata(path)?)));
+    files.is_ok_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_standard_output(_: &Path) -> bool {
+    false
 }
 
 fn options(args: &CompileVerbArgs, flags: &CompileArgs) -> Result<Options> {

@@ -2,6 +2,7 @@
 
 use super::image::is_image;
 use crate::Tensor;
+use crate::aot::program_file::ProgramFile;
 use crate::compiled::Source;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::Graph;
@@ -33,7 +34,11 @@ pub fn model(path: &Path) -> Result<Source> {
             format!("{path}: an image holds a compiled model, which is not compiled again");
         return Err(Error::invalid(message).hint("run, bench, inspect and check take images"));
     }
-    Ok(Source::Onnx(Arc::new(onnx::load(path)?)))
+    let loaded = onnx::load(path).map_err(|e| match ProgramFile::of(path) {
+        Some(program) => program.error().context(path.display()),
+        None => e,
+    });
+    Ok(Source::Onnx(Arc::new(loaded?)))
 }
 
 /// Writes a file as a whole: after a failure the earlier one is still there.

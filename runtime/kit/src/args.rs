@@ -72,7 +72,38 @@ impl Args {
                 }
             }
         }
+        args.check_together()?;
         Ok(args)
+    }
+
+    /// Errors with a flag that another one leaves without effect.
+    fn check_together(&self) -> Result<(), Error> {
+        if self.help || self.version {
+            return Ok(());
+        }
+        let runs = [
+            ("inputs", self.inputs.is_some()),
+            ("variable", !self.variables.is_empty()),
+            ("threads", self.threads.is_some()),
+            ("bench", self.bench),
+        ];
+        let results = [
+            ("outputs", self.outputs.is_some()),
+            ("labels", self.labels.is_some()),
+        ];
+        let given = |list: &[(&'static str, bool)]| list.iter().find(|f| f.1).map(|f| f.0);
+        let (switch, idle) = match (self.info, self.bench) {
+            (true, _) => ("--info runs nothing", given(&runs).or(given(&results))),
+            (false, true) => ("--bench keeps no results", given(&results)),
+            (false, false) => return Ok(()),
+        };
+        match idle {
+            None => Ok(()),
+            Some(name) => {
+                let message = format!("{switch}: --{name} has no effect with it");
+                Err(Error::invalid(message))
+            }
+        }
     }
 
     fn set(&mut self, name: &str, value: Option<String>) -> Result<(), Error> {
@@ -180,5 +211,19 @@ mod tests {
             error(&["--inputs", "a", "--inputs=b"]),
             "--inputs is given twice"
         );
+        assert_eq!(
+            error(&["--variable", "x=f.npy", "--info"]),
+            "--info runs nothing: --variable has no effect with it"
+        );
+        assert_eq!(
+            error(&["--info", "--bench"]),
+            "--info runs nothing: --bench has no effect with it"
+        );
+        assert_eq!(
+            error(&["--bench", "--labels", "a"]),
+            "--bench keeps no results: --labels has no effect with it"
+        );
+        assert!(parse(&["--info", "--json"]).unwrap().info);
+        assert!(parse(&["--info", "--threads=2", "--help"]).unwrap().help);
     }
 }

@@ -53,8 +53,10 @@ fn to_json(ready: &Ready, times: &Times, rss: Option<u64>) -> Vec<(String, Json)
         ("p99_ns", times.quantile(0.99).into()),
         ("min_ns", times.sorted[0].into()),
         ("iters", times.sorted.len().into()),
+        ("in_flight", 1usize.into()),
         ("inferences_per_s", times.per_second().into()),
-        ("open_ns", ready.open_ns.into()),
+        ("period_ns", times.period().into()),
+        ("load_ns", ready.open_ns.into()),
         ("peak_rss_bytes", rss.into()),
     ];
     members.map(|(name, value)| (name.to_owned(), value)).into()

@@ -25,7 +25,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Those of a tensor.
+    /// Statistics of a tensor.
     pub fn of(t: &Tensor) -> Statistics {
         with_dtype!(t.dtype(), T => Statistics::of_elements(t.as_slice::<T>()))
     }

@@ -23,7 +23,7 @@ pub struct Code {
 pub struct Call {
     /// Offset of the instruction's word.
     pub at: usize,
-    /// How the word holds the distance.
+    /// Encoding of the distance in the word.
     pub form: Form,
     /// Index of the function among the imports.
     pub import: u32,
