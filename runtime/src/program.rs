@@ -375,6 +375,15 @@ pub struct Loop {
 }
 
 impl Program {
+    /// True when it, or a sub-program, assigns variables.
+    pub fn assigns(&self) -> bool {
+        let mut steps = self.partitions.iter().flat_map(|p| &p.steps);
+        steps.any(|step| {
+            let is_assignment = matches!(step.kind, StepKind::AssignVariable { .. });
+            is_assignment || step.kind.sub_programs().iter().any(|p| p.assigns())
+        })
+    }
+
     /// True when it, or a sub-program, uses variables.
     pub fn has_state(&self) -> bool {
         let steps = self.partitions.iter().flat_map(|p| &p.steps);

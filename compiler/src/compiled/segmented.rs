@@ -67,7 +67,8 @@ impl Segmented {
 
     /// The results for inputs of the declared types; `watch` sees each segment before it runs.
     pub(crate) fn run(&self, inputs: &[Tensor], watch: Watch) -> Result<Outputs> {
-        let transaction = self.resources.as_ref().map(|resources| resources.begin());
+        let resources = self.resources.as_ref();
+        let transaction = resources.map(|r| r.begin_as(self.graph.assigns()));
         let segment = |number: usize, inputs: &[Tensor]| {
             let part = &self.parts[number];
             let results = part.run_part(number, inputs, transaction.as_ref(), watch);

@@ -93,6 +93,14 @@ impl Graph {
         self.nodes().any(|(_, node)| uses(node))
     }
 
+    /// True when a node, in regions too, assigns a variable.
+    pub fn assigns(&self) -> bool {
+        let assigns = |node: &Node| {
+            matches!(node.op, Op::AssignVariable { .. }) || node.regions.iter().any(Graph::assigns)
+        };
+        self.nodes().any(|(_, node)| assigns(node))
+    }
+
     /// The variables, named `CONTAINER/NAME` where they have a container, with the types of their
     /// first uses.
     pub fn variables(&self) -> Vec<(String, Type)> {

@@ -126,8 +126,9 @@ pub struct Executor {
     courier: Option<Helper>,
     pool: Arc<Pool>,
     resources: Arc<Resources>,
-    /// True when the program, or a sub-program, uses variables.
+    /// True when the program, or a sub-program, uses variables; and when it assigns some.
     has_state: bool,
+    assigns: bool,
 }
 
 /// Time of one launch.
@@ -207,6 +208,7 @@ impl Executor {
             pool: options.pool.clone(),
             resources: options.resources.clone(),
             has_state: shared.program.has_state(),
+            assigns: shared.program.assigns(),
             shared,
         })
     }
@@ -344,7 +346,8 @@ impl Executor {
     }
 
     fn run_committed(&self, operands: Operands) -> Result<(), Error> {
-        let transaction = self.has_state.then(|| self.resources.begin());
+        let begin = || self.resources.begin_as(self.assigns);
+        let transaction = self.has_state.then(begin);
         self.run_within(operands)?;
         if let Some(transaction) = transaction {
             transaction.commit();

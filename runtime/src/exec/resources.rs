@@ -3,20 +3,20 @@
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::program::VariableSpec;
-use crate::sync::lock;
+use crate::sync::{alone, lock, shared};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. Runs
-/// of programs that use variables come one after the other, so that what one reads and then assigns
-/// no other has assigned meanwhile.
+/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. A run
+/// of a program that assigns variables is alone, so that what it reads and then assigns no other has
+/// assigned meanwhile; those of programs that only read variables are side by side.
 #[derive(Default)]
 pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,
-    /// Held by a run that uses variables.
-    run: Mutex<()>,
+    /// Held by runs that use variables: by any number that read, or by one that assigns.
+    run: RwLock<()>,
 }
 
 /// One variable. Its value may have another shape after each run.
@@ -24,7 +24,7 @@ pub(crate) struct Variable {
     label: String,
     dtype: DType,
     initial: Mutex<Option<Tensor>>,
-    state: Mutex<State>,
+    state: RwLock<State>,
 }
 
 #[derive(Default)]
@@ -38,22 +38,33 @@ struct State {
 }
 
 /// The variables for a run, or for several that count as one: assignments hold once it is committed,
-/// and not at all when it is dropped before. Other runs wait for its end.
+/// and not at all when it is dropped before. Runs that assign wait for its end, and all others too if
+/// it may assign.
 pub struct Transaction<'r> {
     resources: &'r Resources,
-    _run: MutexGuard<'r, ()>,
+    turn: Turn<'r>,
+}
+
+/// A hold on the order of runs.
+enum Turn<'r> {
+    Reading(#[expect(dead_code, reason = "held")] RwLockReadGuard<'r, ()>),
+    Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'r, ()>),
 }
 
 impl Transaction<'_> {
     /// Lets all assignments hold.
     pub fn commit(self) {
-        self.resources.each(State::commit);
+        if let Turn::Alone(_) = self.turn {
+            self.resources.each(State::commit);
+        }
     }
 }
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        self.resources.each(State::roll_back);
+        if let Turn::Alone(_) = self.turn {
+            self.resources.each(State::roll_back);
+        }
     }
 }
 
@@ -69,21 +80,39 @@ impl Resources {
         let variable = lock(&self.variables)
             .get(&(container.to_owned(), name.to_owned()))?
             .clone();
-        let state = lock(&variable.state);
+        let state = shared(&variable.state);
         state.value.clone()
     }
 
-    /// Begins a run, when no other is in progress any more.
+    /// Begins a run that may assign, when no other is in progress any more.
     pub fn begin(&self) -> Transaction<'_> {
+        let guard = alone(&self.run);
         Transaction {
             resources: self,
-            _run: lock(&self.run),
+            turn: Turn::Alone(guard),
+        }
+    }
+
+    /// Begins a run that assigns nothing, when none that may assign is in progress any more.
+    pub fn begin_reading(&self) -> Transaction<'_> {
+        let guard = shared(&self.run);
+        Transaction {
+            resources: self,
+            turn: Turn::Reading(guard),
+        }
+    }
+
+    /// Begins a run that assigns, or one that only reads.
+    pub fn begin_as(&self, assigns: bool) -> Transaction<'_> {
+        match assigns {
+            true => self.begin(),
+            false => self.begin_reading(),
         }
     }
 
     fn each(&self, f: impl Fn(&mut State)) {
         let variables = lock(&self.variables);
-        variables.values().for_each(|v| f(&mut lock(&v.state)));
+        variables.values().for_each(|v| f(&mut alone(&v.state)));
     }
 
     /// Sets a variable between runs, declaring it if need be. Errors when it exists with another
@@ -114,7 +143,7 @@ impl Resources {
         let transaction = self.begin();
         let variables = lock(&self.variables);
         let own = variables.iter().filter(|(key, _)| key.0 == container);
-        own.for_each(|(_, v)| *lock(&v.state) = State::of(lock(&v.initial).as_ref()));
+        own.for_each(|(_, v)| *alone(&v.state) = State::of(lock(&v.initial).as_ref()));
         drop(variables);
         transaction.commit();
     }
@@ -134,7 +163,7 @@ impl Resources {
             return Ok(old.clone());
         }
         let (dtype, initial) = (spec.dtype, spec.initial.clone());
-        let state = Mutex::new(State::of(initial.as_ref()));
+        let state = RwLock::new(State::of(initial.as_ref()));
         let variable = Arc::new(Variable {
             label,
             dtype,
@@ -186,7 +215,7 @@ impl Variable {
         let mut own = lock(&self.initial);
         if let (None, Some(initial)) = (&*own, initial) {
             *own = Some(initial.clone());
-            lock(&self.state).value.get_or_insert(initial.clone());
+            alone(&self.state).value.get_or_insert(initial.clone());
         }
     }
 
@@ -196,7 +225,7 @@ impl Variable {
         shape: &[usize],
         take: impl FnOnce(&[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let state = lock(&self.state);
+        let state = shared(&self.state);
         let Some(value) = state.pending.as_ref().or(state.value.as_ref()) else {
             return Err(Error::invalid(format!(
                 "{} is read before it was assigned",
@@ -219,7 +248,7 @@ impl Variable {
         shape: &[usize],
         fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut state = lock(&self.state);
+        let mut state = alone(&self.state);
         let mut value = state.room(self.dtype, shape)?;
         fill(value.as_bytes_mut())?;
         state.pending = Some(value);

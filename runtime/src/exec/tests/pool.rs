@@ -213,6 +213,54 @@ fn no_assignment_of_concurrent_runs_is_lost() {
     assert_eq!(value.as_slice::<f32>(), [1.0 + runs, 2.0 + 2.0 * runs]);
 }
 
+/// Readers inside of [`add_while_reading`], as [`INSIDE`] counts callers.
+static READERS: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn add_while_reading(args: *const *mut u8, begin: u64, end: u64) -> u32 {
+    READERS.fetch_add(1, Ordering::SeqCst);
+    while READERS.load(Ordering::SeqCst) < N_CALLERS as u64 {
+        std::thread::yield_now();
+    }
+    // SAFETY: as in `add`.
+    unsafe { add(args, begin, end) }
+}
+
+/// No reader can end before the others are under way; an assignment is before or behind each of them.
+#[test]
+fn runs_that_only_read_variables_are_side_by_side() {
+    watched(|| {
+        let options = shared(1);
+        let mut reader = counter();
+        let p = &mut reader.partitions[0];
+        p.steps.pop();
+        p.kernels = vec![kernel("add", add_while_reading, 0)];
+        let lanes = Lanes::concurrent(Arc::new(reader), &options, N_CALLERS).unwrap();
+        assert_eq!(lanes.n_lanes(), N_CALLERS);
+        let writer = Executor::new(Arc::new(counter()), &options).unwrap();
+        let x = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+        let x = std::slice::from_ref(&x);
+        std::thread::scope(|s| {
+            for _ in 0..N_CALLERS {
+                s.spawn(|| {
+                    let mut last = 0.0;
+                    for _ in 0..50 {
+                        let y = lanes.run(x).unwrap();
+                        let y = y[0].as_slice::<f32>();
+                        assert!(y[0] >= last && y[1] == 2.0 * y[0], "{y:?} after {last}");
+                        last = y[0];
+                    }
+                });
+            }
+            while READERS.load(Ordering::SeqCst) < N_CALLERS as u64 {
+                std::thread::yield_now();
+            }
+            (0..20).for_each(|_| _ = writer.run(x).unwrap());
+        });
+        let y = lanes.run(x).unwrap();
+        assert_eq!(y[0].as_slice::<f32>(), [22.0, 44.0]);
+    });
+}
+
 /// A host that makes calls in order, those on threads of its own, twice, or none.
 enum Odd {
     OneByOne,
