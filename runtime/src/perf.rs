@@ -1,11 +1,11 @@
 //! Names of machine code that was made in this process, for `perf`.
 //!
-//! `perf report` reads `perf-PID.map` in the folder for temporary files: a line for each function, with its address and size in hexadecimal and its name
-//! (tools/perf/Documentation/jit-interface.txt of Linux).
+//! `perf report` reads `perf-PID.map` in the folder for temporary files: a line for each function, with its address and size in
+//! hexadecimal and its name (tools/perf/Documentation/jit-interface.txt of Linux).
 
 use crate::error::Error;
 use crate::files;
-use crate::program::{Kernel, Program};
+use crate::program::Program;
 use crate::sync::lock;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -34,24 +34,14 @@ pub(crate) fn add(program: &Program) -> Result<(), Error> {
         return Ok(());
     };
     let mut functions = lock(functions);
-    add_to(&mut functions, program);
-    write(path, &functions)
-}
-
-fn add_to(functions: &mut Functions, program: &Program) {
-    for partition in &program.partitions {
-        for kernel in &partition.kernels {
-            if let Kernel::Cpu(kernel) = kernel
-                && let Some((text, offset)) = kernel.function.place()
-            {
-                let text = text.bytes().as_ptr_range();
-                let name = (text.end.addr(), kernel.name.clone());
-                functions.insert(text.start.addr() + offset, name);
-            }
+    program.visit_cpu_kernels(&mut |kernel| {
+        if let Some((text, offset)) = kernel.function.place() {
+            let text = text.bytes().as_ptr_range();
+            let name = (text.end.addr(), kernel.name.clone());
+            functions.insert(text.start.addr() + offset, name);
         }
-        let bodies = partition.steps.iter().flat_map(|s| s.kind.sub_programs());
-        bodies.for_each(|body| add_to(functions, body));
-    }
+    });
+    write(path, &functions)
 }
 
 /// Each function ends where the next begins, or its text does.

@@ -375,6 +375,19 @@ pub struct Loop {
 }
 
 impl Program {
+    /// Calls `f` with all kernels of CPUs, those of sub-programs too.
+    pub fn visit_cpu_kernels(&self, f: &mut impl FnMut(&CpuKernel)) {
+        for partition in &self.partitions {
+            for kernel in &partition.kernels {
+                if let Kernel::Cpu(kernel) = kernel {
+                    f(kernel);
+                }
+            }
+            let bodies = partition.steps.iter().flat_map(|s| s.kind.sub_programs());
+            bodies.for_each(|body| body.visit_cpu_kernels(f));
+        }
+    }
+
     /// True when it, or a sub-program, assigns variables.
     pub fn assigns(&self) -> bool {
         let mut steps = self.partitions.iter().flat_map(|p| &p.steps);

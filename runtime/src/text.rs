@@ -11,11 +11,12 @@ use crate::error::{Error, ErrorKind};
 use crate::program::KernelFn;
 use gristmill_kernels::Isa;
 use memmap2::{Mmap, MmapMut};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
-type Symbols = HashMap<&'static str, usize>;
+/// Ordered, because valgrind takes the memory of hash maps that live as long as the process for lost.
+type Symbols = BTreeMap<&'static str, usize>;
 
 /// Addresses of all functions that text may call, by name, for each instruction set.
 static SYMBOLS: LazyLock<[Symbols; Isa::ALL.len()]> = LazyLock::new(|| {

@@ -37,7 +37,24 @@ struct Case<'c> {
     expected: Vec<(String, Tensor)>,
 }
 
-impl Case<'_> {
+impl<'c> Case<'c> {
+    fn new(
+        folder: &'c Path,
+        model: &'c Path,
+        compiled: &'c Compiled,
+        inputs: &'c [Tensor],
+    ) -> Case<'c> {
+        let outputs = compiled.run_ordered(inputs).unwrap();
+        let expected = outputs.iter().map(|(name, t)| (name.to_owned(), t.clone()));
+        Case {
+            folder,
+            model,
+            compiled,
+            inputs,
+            expected: expected.collect(),
+        }
+    }
+
     /// Compiles it to a file.
     fn write(&self, output: &str) {
         let dims = dims_of(self.compiled, self.inputs).into_iter();
@@ -105,16 +122,7 @@ fn exports_give_the_bits_of_the_compiler() {
         let model = onnx::load(&path).unwrap();
         let compiled = gristmill::compile(&model, &Options::default()).unwrap();
         let inputs = inputs_of(&folder, &model, &compiled);
-        let outputs = compiled.run_ordered(&inputs).unwrap();
-        let expected = outputs.iter().map(|(name, t)| (name.to_owned(), t.clone()));
-        let case = Case {
-            folder: dir.path(),
-            model: &path,
-            compiled: &compiled,
-            inputs: &inputs,
-            expected: expected.collect(),
-        };
-        case.check();
+        Case::new(dir.path(), &path, &compiled, &inputs).check();
     }
 }
 
@@ -132,15 +140,6 @@ fn random_graphs_give_the_bits_of_the_compiler() {
         let path = dir.path().join(format!("{seed}.ir"));
         std::fs::write(&path, graph.to_string()).unwrap();
         let compiled = gristmill::compile(&graph, &Options::default()).unwrap();
-        let outputs = compiled.run_ordered(&inputs).unwrap();
-        let expected = outputs.iter().map(|(name, t)| (name.to_owned(), t.clone()));
-        let case = Case {
-            folder: dir.path(),
-            model: &path,
-            compiled: &compiled,
-            inputs: &inputs,
-            expected: expected.collect(),
-        };
-        case.check();
+        Case::new(dir.path(), &path, &compiled, &inputs).check();
     }
 }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use gristmill_runtime::files;
 use gristmill_runtime::image::Contents;
-use gristmill_runtime::program::{Kernel, Program};
+use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
@@ -162,7 +162,11 @@ fn executable(metadata: &fs::Metadata) -> fs::Permissions {
 fn symbols(programs: &[Arc<Program>], contents: &Contents) -> Vec<Symbol> {
     let mut names = BTreeMap::new();
     for program in programs {
-        add_names(program, contents, &mut names);
+        program.visit_cpu_kernels(&mut |kernel| {
+            if let Some(place) = contents.place_of(&kernel.function) {
+                names.entry(place).or_insert_with(|| kernel.name.clone());
+            }
+        });
     }
     let ends = names.keys().skip(1).copied();
     let ends: Vec<usize> = ends.chain([contents.text().len()]).collect();
@@ -173,21 +177,4 @@ fn symbols(programs: &[Arc<Program>], contents: &Contents) -> Vec<Symbol> {
         bytes: end.saturating_sub(offset),
     };
     symbols.map(symbol).collect()
-}
-
-fn add_names(program: &Program, contents: &Contents, names: &mut BTreeMap<usize, String>) {
-    for partition in &program.partitions {
-        for kernel in &partition.kernels {
-            if let Kernel::Cpu(kernel) = kernel
-                && let Some(place) = contents.place_of(&kernel.function)
-            {
-                names.entry(place).or_insert_with(|| kernel.name.clone());
-            }
-        }
-        for step in &partition.steps {
-            for body in step.kind.sub_programs() {
-                add_names(body, contents, names);
-            }
-        }
-    }
 }

@@ -31,6 +31,8 @@ pub(crate) struct Segmented {
     parts: Vec<Compiled>,
     /// Variables, where a segment uses some: a run of all segments is one use of them.
     resources: Option<Arc<Resources>>,
+    /// True when a node assigns a variable.
+    assigns: bool,
 }
 
 impl Segmented {
@@ -47,6 +49,7 @@ impl Segmented {
         let parts = parts.collect::<Result<_>>()?;
         let resources = graph.has_state().then(|| shared.resources.clone());
         Ok(Segmented {
+            assigns: graph.assigns(),
             graph,
             parts,
             resources,
@@ -68,7 +71,7 @@ impl Segmented {
     /// The results for inputs of the declared types; `watch` sees each segment before it runs.
     pub(crate) fn run(&self, inputs: &[Tensor], watch: Watch) -> Result<Outputs> {
         let resources = self.resources.as_ref();
-        let transaction = resources.map(|r| r.begin_as(self.graph.assigns()));
+        let transaction = resources.map(|r| r.begin_as(self.assigns));
         let segment = |number: usize, inputs: &[Tensor]| {
             let part = &self.parts[number];
             let results = part.run_part(number, inputs, transaction.as_ref(), watch);

@@ -21,7 +21,7 @@ unsafe impl Send for Host {}
 // SAFETY: as above.
 unsafe impl Sync for Host {}
 
-/// What the calls of one job are made on.
+/// The work of one job.
 type Call<'a> = &'a (dyn Fn(usize) + Sync);
 
 impl HostThreads for Host {

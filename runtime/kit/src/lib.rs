@@ -48,7 +48,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Those of a caller; 0 for fields that it does not have.
+    /// Options of a caller; 0 for fields that it does not have.
     ///
     /// # Safety
     /// The pointer is NULL or that of as many bytes as the first field says.

@@ -93,20 +93,14 @@ impl Resources {
         }
     }
 
-    /// Begins a run that assigns nothing, when none that may assign is in progress any more.
-    pub fn begin_reading(&self) -> Transaction<'_> {
-        let guard = shared(&self.run);
+    /// The same for a run that may assign only if so is said; without, when none that may is in progress any more.
+    pub fn begin_as(&self, assigns: bool) -> Transaction<'_> {
+        if assigns {
+            return self.begin();
+        }
         Transaction {
             resources: self,
-            turn: Turn::Reading(guard),
-        }
-    }
-
-    /// Begins a run that assigns, or one that only reads.
-    pub fn begin_as(&self, assigns: bool) -> Transaction<'_> {
-        match assigns {
-            true => self.begin(),
-            false => self.begin_reading(),
+            turn: Turn::Reading(shared(&self.run)),
         }
     }
 
