@@ -29,6 +29,7 @@ mod collectives;
 mod hazards;
 mod memory;
 mod print;
+mod state;
 mod validate;
 
 use crate::device::DeviceName;
@@ -43,6 +44,7 @@ use std::sync::Arc;
 pub use blocks::{Blocks, SERIAL_NS, grain};
 pub(crate) use memory::LOOP_BYTES;
 pub use memory::MemoryUse;
+pub(crate) use state::Resident;
 
 /// Deepest nesting of control-flow sub-programs that [`Program::validate`] accepts; the top-level program has depth 0.
 pub const MAX_NESTING: usize = 32;
@@ -84,6 +86,22 @@ pub struct VariableSpec {
     pub dtype: DType,
     /// Value given to the variable when the container does not hold it yet; without one, reading before assigning is an error.
     pub initial: Option<Tensor>,
+    /// True when [`Loc::Assigned`] is the very bytes of [`Loc::Variable`]. Only for a program of one partition on
+    /// the host, in which no step can fail any more when the step that writes them begins.
+    pub in_place: bool,
+}
+
+impl VariableSpec {
+    /// A variable without an initial value.
+    pub fn new(container: &str, name: &str, dtype: DType) -> VariableSpec {
+        VariableSpec {
+            container: container.to_owned(),
+            name: name.to_owned(),
+            dtype,
+            initial: None,
+            in_place: false,
+        }
+    }
 }
 
 /// The part of one logical device.
@@ -147,6 +165,11 @@ pub enum Loc {
     Input(u32),
     /// Index into [`Program::outputs`]; may be read again after it was written.
     Output(u32),
+    /// The value that a variable has when the run begins: index into [`Program::variables`]; never written. Not in sub-programs.
+    Variable(u32),
+    /// The value that a variable has from the end of the run on, if it ends well: index into
+    /// [`Program::variables`]; may be read again after it was written. Not in sub-programs.
+    Assigned(u32),
 }
 
 /// Signature of generated and precompiled kernels; see the module doc.
@@ -269,7 +292,8 @@ pub enum StepKind {
     If(Box<If>),
     /// Runs a sub-program repeatedly.
     Loop(Box<Loop>),
-    /// Copies the current value of a variable into `dst`, as one indivisible read.
+    /// Copies the current value of a variable into `dst`, as one indivisible read. Where every use of the variable
+    /// is at a fixed place of the program, its buffers at [`Loc::Variable`] and [`Loc::Assigned`] need no copies.
     ReadVariable {
         /// Index into [`Program::variables`].
         variable: u32,
@@ -390,11 +414,13 @@ impl Program {
 
     /// True when it, or a sub-program, assigns variables.
     pub fn assigns(&self) -> bool {
+        let mut buffers = self.partitions.iter().flat_map(|p| &p.buffers);
         let mut steps = self.partitions.iter().flat_map(|p| &p.steps);
-        steps.any(|step| {
-            let is_assignment = matches!(step.kind, StepKind::AssignVariable { .. });
-            is_assignment || step.kind.sub_programs().iter().any(|p| p.assigns())
-        })
+        buffers.any(|b| matches!(b.loc, Loc::Assigned(_)))
+            || steps.any(|step| {
+                let is_assignment = matches!(step.kind, StepKind::AssignVariable { .. });
+                is_assignment || step.kind.sub_programs().iter().any(|p| p.assigns())
+            })
     }
 
     /// True when it, or a sub-program, uses variables.

@@ -329,9 +329,13 @@ impl Tensor {
             .as_mut_slice()
     }
 
+    /// True when no other tensor shares the bytes.
+    pub(crate) fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.data).is_some_and(|data| data.is_writable())
+    }
+
     fn make_unique(&mut self) {
-        let own = Arc::get_mut(&mut self.data).filter(|data| data.is_writable());
-        if own.is_none() {
+        if !self.is_unique() {
             let mut copy =
                 AlignedBytes::zeroed(self.data.len).expect("same size as an existing buffer");
             copy.as_mut_slice().copy_from_slice(self.data.as_slice());

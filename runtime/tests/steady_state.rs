@@ -226,12 +226,8 @@ fn everything() -> Program {
     );
     let mut program = program(io("x"), io("y"), vec![here, there]);
     let (container, name) = (String::new(), "v".to_owned());
-    program.variables.push(VariableSpec {
-        container,
-        name,
-        dtype: DType::F32,
-        initial: None,
-    });
+    let spec = VariableSpec::new(&container, &name, DType::F32);
+    program.variables.push(spec);
     program
 }
 

@@ -266,7 +266,7 @@ impl Assembler<'_> {
             let made = self.scheduled(part, &compiled, &apart)?;
             let need = made
                 .0
-                .memory_use()
+                .memory_use(&self.variables)
                 .total_bytes(1)
                 .saturating_mul(self.settings.n_in_flight);
             if limit.is_none_or(|limit| need <= limit) {
@@ -439,12 +439,8 @@ impl Assembler<'_> {
         let i = match found {
             Some(i) => i,
             None => {
-                self.variables.push(VariableSpec {
-                    container: container.to_owned(),
-                    name: name.to_owned(),
-                    dtype: g.ty(value).dtype,
-                    initial: None,
-                });
+                let dtype = g.ty(value).dtype;
+                self.variables.push(VariableSpec::new(container, name, dtype));
                 self.variables.len() - 1
             }
         };

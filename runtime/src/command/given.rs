@@ -6,7 +6,7 @@ use crate::exec::Resources;
 use crate::image::Image;
 use crate::nearest::unknown;
 use crate::printable::printable;
-use crate::program::{IoSpec, Program, StepKind, VariableSpec};
+use crate::program::{IoSpec, Program, VariableSpec};
 use crate::tensor::Tensor;
 
 /// Tensors by name.
@@ -156,23 +156,16 @@ pub fn variables(program: &Program) -> Vec<Variable<'_>> {
 }
 
 fn add_variables<'p>(program: &'p Program, found: &mut Vec<Variable<'p>>) {
-    for partition in &program.partitions {
-        for step in &partition.steps {
-            if let StepKind::ReadVariable { variable, dst: b }
-            | StepKind::AssignVariable { variable, src: b } = &step.kind
-            {
-                let variable = &program.variables[*variable as usize];
-                let buffer = &partition.buffers[b.0 as usize];
-                let spec = IoSpec::new(label(variable), buffer.dtype, &buffer.shape);
-                if found.iter().all(|known| known.spec.name != spec.name) {
-                    found.push(Variable { variable, spec });
-                }
-            }
-            for body in step.kind.sub_programs() {
-                add_variables(body, found);
-            }
+    for (variable, buffer) in program.variable_buffers() {
+        let variable = &program.variables[variable as usize];
+        let spec = IoSpec::new(label(variable), buffer.dtype, &buffer.shape);
+        if found.iter().all(|known| known.spec.name != spec.name) {
+            found.push(Variable { variable, spec });
         }
     }
+    let steps = program.partitions.iter().flat_map(|p| &p.steps);
+    let bodies = steps.flat_map(|step| step.kind.sub_programs());
+    bodies.for_each(|body| add_variables(body, found));
 }
 
 /// `NAME`, or `CONTAINER/NAME`.

@@ -49,6 +49,12 @@ pub(crate) struct Frame {
     pub(crate) inputs: Vec<*mut u8>,
     /// Where the program's outputs are; set before [`Frame::bind`].
     pub(crate) outputs: Vec<*mut u8>,
+    /// Where the value of each of the program's variables that is used where it is, and its next value are; set before [`Frame::bind`].
+    pub(crate) variables: Vec<[*mut u8; 2]>,
+    /// True for steps that change a variable where it is.
+    pub(crate) changes: Vec<bool>,
+    /// True when such a step has begun in the last run.
+    pub(crate) is_changing: bool,
     pub(crate) addresses: Addresses,
     /// Buffers whose address [`Frame::bind`] sets.
     bound_buffers: Vec<(usize, Loc)>,
@@ -107,7 +113,9 @@ impl Addresses {
         let address = |b: &Buffer| match b.loc {
             Loc::Arena { offset_bytes } => base.wrapping_add(offset_bytes),
             Loc::Constant(c) => constants[c as usize],
-            Loc::Input(_) | Loc::Output(_) => std::ptr::null_mut(),
+            Loc::Input(_) | Loc::Output(_) | Loc::Variable(_) | Loc::Assigned(_) => {
+                std::ptr::null_mut()
+            }
         };
         let addresses = Addresses {
             buffers: partition.buffers.iter().map(address).collect(),
@@ -230,6 +238,13 @@ impl Frame {
             steps: Vec::with_capacity(n_steps),
             inputs: vec![std::ptr::null_mut(); program.inputs.len()],
             outputs: vec![std::ptr::null_mut(); program.outputs.len()],
+            variables: vec![[std::ptr::null_mut(); 2]; program.variables.len()],
+            changes: partition
+                .steps
+                .iter()
+                .map(|s| changes(program, partition, s))
+                .collect(),
+            is_changing: false,
             addresses,
             bound_buffers: bound_buffers(&partition.buffers),
             bound_args: Vec::new(),
@@ -351,7 +366,7 @@ impl Frame {
         for id in args {
             let buffer = id.0 as usize;
             match buffers[buffer].loc {
-                Loc::Input(_) | Loc::Output(_) => {
+                Loc::Input(_) | Loc::Output(_) | Loc::Variable(_) | Loc::Assigned(_) => {
                     self.bound_args.push((self.addresses.args.len(), buffer));
                 }
                 Loc::Arena { .. } => self.leased_args.push((self.addresses.args.len(), buffer)),
@@ -362,14 +377,17 @@ impl Frame {
         first
     }
 
-    /// Takes over the addresses in `inputs` and `outputs`.
+    /// Takes over the addresses in `inputs`, `outputs` and `variables`.
     pub(crate) fn bind(&mut self) {
+        self.is_changing = false;
         for &(buffer, loc) in &self.bound_buffers {
             self.addresses.buffers[buffer] = match loc {
                 Loc::Input(i) => self.inputs[i as usize],
                 Loc::Output(i) => self.outputs[i as usize],
+                Loc::Variable(i) => self.variables[i as usize][0],
+                Loc::Assigned(i) => self.variables[i as usize][1],
                 Loc::Arena { .. } | Loc::Constant(_) => {
-                    unreachable!("only inputs and outputs are bound")
+                    unreachable!("the frame knows where these are")
                 }
             };
         }
@@ -575,10 +593,20 @@ impl<'a> StepSource<'a> {
     }
 }
 
-/// Buffers at inputs and outputs, whose addresses the caller of a run decides.
+/// True for a step that changes a variable where it is.
+fn changes(program: &Program, partition: &Partition, step: &Step) -> bool {
+    let mut written = step.kind.accesses().1.into_iter();
+    written.any(|id| match partition.buffers[id.0 as usize].loc {
+        Loc::Assigned(i) => program.variables[i as usize].in_place,
+        _ => false,
+    })
+}
+
+/// Buffers at inputs, outputs and variables, whose addresses each run decides.
 fn bound_buffers(buffers: &[Buffer]) -> Vec<(usize, Loc)> {
-    let bound = |(i, b): (usize, &Buffer)| {
-        matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc))
+    let bound = |(i, b): (usize, &Buffer)| match b.loc {
+        Loc::Input(_) | Loc::Output(_) | Loc::Variable(_) | Loc::Assigned(_) => Some((i, b.loc)),
+        Loc::Arena { .. } | Loc::Constant(_) => None,
     };
     buffers.iter().enumerate().filter_map(bound).collect()
 }

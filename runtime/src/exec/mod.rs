@@ -72,6 +72,7 @@ use memory::Memory;
 use pool::{Core, Errand, Helper, Hired};
 use profile::Profile;
 use rendezvous::{Rendezvous, SlotSpec};
+use resources::Residents;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -129,6 +130,7 @@ pub struct Executor {
     /// True when the program, or a sub-program, uses variables; and when it assigns some.
     has_state: bool,
     assigns: bool,
+    residents: Residents,
 }
 
 /// Time of one launch.
@@ -209,6 +211,7 @@ impl Executor {
             resources: options.resources.clone(),
             has_state: shared.program.has_state(),
             assigns: shared.program.assigns(),
+            residents: Residents::of(&shared.program, &options.resources)?,
             shared,
         })
     }
@@ -321,7 +324,7 @@ impl Executor {
     ///
     /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; `OutOfMemory` when
     /// other runs have what there is; otherwise the error of the failing step. Allocates nothing
-    /// unless an output shares its bytes with another tensor, a variable changes its shape, or
+    /// unless an output or a variable shares its bytes with another tensor, a variable changes its shape, or
     /// another run has threads or memory of the pool that this one needs.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         let operands = self.checked(inputs, outputs)?;
@@ -367,7 +370,13 @@ impl Executor {
     }
 
     /// [`Executor::run`] as a part of a transaction on the variables that it uses.
+    ///
+    /// Errors with `Internal` when it assigns variables in place, which a transaction could not take back.
     pub fn run_in(&self, _: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        if self.residents.is_in_place() {
+            let message = "a part of a run assigns variables in place";
+            return Err(Error::internal(message));
+        }
         let mut outputs = self.new_outputs()?;
         self.run_within(self.checked(inputs, &mut outputs)?)?;
         Ok(outputs)
@@ -387,13 +396,24 @@ impl Executor {
             .groups
             .iter()
             .try_for_each(|group| group.renew())?;
-        let bound = self.shared.bind(&mut operands);
-        let ran = bound.and_then(|()| self.run_bound(&mut helpers));
+        let ran = self.bind(&mut operands);
+        let ran = ran.and_then(|()| self.run_bound(&mut helpers));
+        self.residents.end(ran.is_ok(), self.shared.is_changing());
         if ran.is_err() {
             self.shared.return_memory();
         }
         helpers.drain(..).for_each(|h| self.pool.give_back(h));
         ran
+    }
+
+    fn bind(&self, operands: &mut Operands) -> Result<(), Error> {
+        let workers = &self.shared.workers;
+        self.residents.bind(|variable, addresses| {
+            for worker in workers {
+                lock(worker).frame.variables[variable as usize] = addresses;
+            }
+        })?;
+        self.shared.bind(operands)
     }
 
     /// Runs on tensors that the workers have, and leaves the helpers that it took.
@@ -496,6 +516,11 @@ impl Shared {
         }
         self.return_memory();
         Ok(())
+    }
+
+    /// True when the last run changed variables where they are.
+    fn is_changing(&self) -> bool {
+        self.workers.iter().any(|w| lock(w).frame.is_changing)
     }
 
     fn return_memory(&self) {
@@ -780,11 +805,10 @@ fn check_devices(
                 format!("{device} cannot run programs here; place the model on other devices");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        // Constants of the host are the program's; a device has those of each lane.
-        let shared = if device.kind.has_own_memory() {
-            0
-        } else {
-            memory.constant_bytes
+        // Constants of the host are the program's, and variables the session's; a device has those of each lane.
+        let shared = match device.kind.has_own_memory() {
+            true => 0,
+            false => memory.constant_bytes.saturating_add(memory.variable_bytes),
         };
         let own = memory.total_bytes(threads).saturating_sub(shared);
         let need = own.saturating_mul(n_lanes).saturating_add(shared);

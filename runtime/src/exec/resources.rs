@@ -1,12 +1,13 @@
 //! Variables: state that outlives a run, in containers that sessions can share.
 
 use crate::dtype::DType;
-use crate::error::Error;
-use crate::program::VariableSpec;
+use crate::error::{Error, ErrorKind};
+use crate::program::{Program, Resident, VariableSpec};
 use crate::sync::{alone, lock, shared};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ptr;
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. A run
@@ -27,15 +28,23 @@ pub(crate) struct Variable {
     state: RwLock<State>,
 }
 
+/// The tensors of a variable: at most one of each, the spare ones for what comes next.
 #[derive(Default)]
 struct State {
     /// The value after the last run that ended well; `None` when it was never assigned.
     value: Option<Tensor>,
-    /// The value assigned by the run in progress.
+    /// The value that a part of the run in progress has assigned.
     pending: Option<Tensor>,
-    /// Memory for the next assignment.
-    spare: Option<Tensor>,
+    /// The value that the part in progress is going to assign.
+    next: Option<Tensor>,
+    /// Memory for later assignments.
+    spare: Vec<Tensor>,
+    /// True when a run ended, or is, in the middle of changing the value.
+    is_torn: bool,
 }
+
+/// The most spare tensors that are kept: a run in parts has two beside the value.
+const MOST_SPARE: usize = 2;
 
 /// The variables for a run, or for several that count as one: assignments hold once it is committed,
 /// and not at all when it is dropped before. Runs that assign wait for its end, and all others too if
@@ -76,7 +85,9 @@ impl fmt::Debug for Resources {
 
 impl Resources {
     /// The current value of a variable, `None` if there is no such variable or it was never assigned.
+    /// Waits for the end of a run that assigns variables.
     pub fn get(&self, container: &str, name: &str) -> Option<Tensor> {
+        let _reading = self.begin_as(false);
         let variable = lock(&self.variables)
             .get(&(container.to_owned(), name.to_owned()))?
             .clone();
@@ -112,12 +123,7 @@ impl Resources {
     /// Sets a variable between runs, declaring it if need be. Errors when it exists with another
     /// dtype.
     pub fn set(&self, container: &str, name: &str, value: &Tensor) -> Result<(), Error> {
-        let spec = VariableSpec {
-            container: container.to_owned(),
-            name: name.to_owned(),
-            dtype: value.dtype(),
-            initial: None,
-        };
+        let spec = VariableSpec::new(container, name, value.dtype());
         let transaction = self.begin();
         self.declare(&spec)?.assign(value.shape(), |bytes| {
             bytes.copy_from_slice(value.as_bytes());
@@ -182,22 +188,36 @@ impl State {
 
     fn commit(&mut self) {
         if let Some(assigned) = self.pending.take() {
-            self.spare = self.value.replace(assigned).or(self.spare.take());
+            let old = self.value.replace(assigned);
+            self.keep(old);
+            self.is_torn = false;
         }
     }
 
     fn roll_back(&mut self) {
-        self.spare = self.pending.take().or(self.spare.take());
+        let assigned = self.pending.take();
+        self.keep(assigned);
     }
 
-    /// Memory of a shape. After the first assignment there are two pieces of it, used in turn.
+    fn keep(&mut self, unused: Option<Tensor>) {
+        let room = MOST_SPARE - self.spare.len().min(MOST_SPARE);
+        self.spare.extend(unused.into_iter().take(room));
+    }
+
+    /// The value as the run in progress sees it.
+    fn current(&self) -> Option<&Tensor> {
+        self.pending.as_ref().or(self.value.as_ref())
+    }
+
+    /// Memory of a shape that no one else holds. After the first assignment there are two pieces of it, used in turn.
     fn room(&mut self, dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
-        let old = self.pending.take().or_else(|| self.spare.take());
-        if let Some(old) = old.filter(|t| t.shape() == shape) {
+        self.spare
+            .retain_mut(|old| old.shape() == shape && old.is_unique());
+        if let Some(old) = self.spare.pop() {
             return Ok(old);
         }
         if self.value.is_none() {
-            self.spare = Some(Tensor::zeros(dtype, shape)?);
+            self.spare.push(Tensor::zeros(dtype, shape)?);
         }
         Tensor::zeros(dtype, shape)
     }
@@ -213,14 +233,16 @@ impl Variable {
         }
     }
 
-    /// Gives the value's bytes to `take`. Errors when it was never assigned, or has another shape.
-    pub(crate) fn read(
-        &self,
-        shape: &[usize],
-        take: impl FnOnce(&[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let state = shared(&self.state);
-        let Some(value) = state.pending.as_ref().or(state.value.as_ref()) else {
+    /// The value of a shape. Errors when it was never assigned, or has another shape.
+    fn checked<'s>(&self, state: &'s State, shape: &[usize]) -> Result<&'s Tensor, Error> {
+        if state.is_torn {
+            let message = format!(
+                "{} is half changed by a run that failed; set it, or reset its container",
+                self.label
+            );
+            return Err(Error::new(ErrorKind::DeviceFailed, message));
+        }
+        let Some(value) = state.current() else {
             return Err(Error::invalid(format!(
                 "{} is read before it was assigned",
                 self.label
@@ -233,7 +255,17 @@ impl Variable {
                 value.shape()
             )));
         }
-        take(value.as_bytes())
+        Ok(value)
+    }
+
+    /// Gives the value's bytes to `take`. Errors when it was never assigned, or has another shape.
+    pub(crate) fn read(
+        &self,
+        shape: &[usize],
+        take: impl FnOnce(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let state = shared(&self.state);
+        take(self.checked(&state, shape)?.as_bytes())
     }
 
     /// Sets the value, from the end of the run on, by `fill`, which writes its bytes.
@@ -243,9 +275,114 @@ impl Variable {
         fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut state = alone(&self.state);
+        let assigned = state.pending.take();
+        state.keep(assigned);
         let mut value = state.room(self.dtype, shape)?;
         fill(value.as_bytes_mut())?;
         state.pending = Some(value);
         Ok(())
+    }
+
+    /// Addresses of the value that a part of a run reads, and of the one that it is going to assign.
+    fn bind(&self, resident: &Resident, in_place: bool) -> Result<[*mut u8; 2], Error> {
+        let Some(assigned) = &resident.assigned else {
+            let Some(read) = &resident.read else {
+                return Ok([ptr::null_mut(); 2]);
+            };
+            let state = shared(&self.state);
+            let value = self.checked(&state, read)?;
+            return Ok([value.as_ptr().cast_mut(), ptr::null_mut()]);
+        };
+        let mut state = alone(&self.state);
+        if let Some(read) = &resident.read {
+            self.checked(&state, read)?;
+        }
+        if in_place {
+            return state.bind_in_place();
+        }
+        let room = state.room(self.dtype, assigned)?;
+        let assigned = state.next.insert(room).as_mut_ptr();
+        let value = state.current();
+        let value = value.map_or(ptr::null_mut(), |t| t.as_ptr().cast_mut());
+        Ok([value, assigned])
+    }
+
+    /// Ends a part of a run: with what it assigned if it ended `well`.
+    fn end(&self, well: bool) {
+        let state = &mut *alone(&self.state);
+        let Some(next) = state.next.take() else {
+            return;
+        };
+        let unused = match well {
+            true => state.pending.replace(next),
+            false => Some(next),
+        };
+        state.keep(unused);
+    }
+}
+
+impl State {
+    /// The address of the value, which is about to be changed where it is. Those who hold the tensor keep it as it was.
+    fn bind_in_place(&mut self) -> Result<[*mut u8; 2], Error> {
+        let Some(value) = &mut self.value else {
+            return Err(Error::internal("a variable without a value is changed"));
+        };
+        if !value.is_unique() {
+            *value = Tensor::from_bytes(value.dtype(), value.shape(), value.as_bytes())?;
+        }
+        Ok([value.as_mut_ptr(); 2])
+    }
+}
+
+/// Variables that a program uses where they are.
+pub(crate) struct Residents(Vec<Place>);
+
+struct Place {
+    variable: Arc<Variable>,
+    resident: Resident,
+    in_place: bool,
+}
+
+impl Residents {
+    /// Those of a program that was validated, declared where need be.
+    pub(crate) fn of(program: &Program, resources: &Resources) -> Result<Residents, Error> {
+        let place = |resident: Resident| {
+            let spec = &program.variables[resident.variable as usize];
+            Ok(Place {
+                variable: resources.declare(spec)?,
+                in_place: spec.in_place,
+                resident,
+            })
+        };
+        let all = program.residents().into_iter().map(place);
+        Ok(Residents(all.collect::<Result<_, Error>>()?))
+    }
+
+    /// Calls `take` with the number of each and the addresses of its value and of the next one, for a run that
+    /// holds a transaction. They stay until [`Residents::end`], which follows.
+    pub(crate) fn bind(&self, mut take: impl FnMut(u32, [*mut u8; 2])) -> Result<(), Error> {
+        self.0.iter().try_for_each(|place| {
+            let addresses = place.variable.bind(&place.resident, place.in_place)?;
+            take(place.resident.variable, addresses);
+            Ok(())
+        })
+    }
+
+    /// True when some are changed where they are, which cannot be taken back.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.0.iter().any(|place| place.in_place)
+    }
+
+    /// Ends what [`Residents::bind`] began. `is_changing` after a failure if values were being changed where they are.
+    pub(crate) fn end(&self, well: bool, is_changing: bool) {
+        for place in &self.0 {
+            if place.resident.assigned.is_none() {
+                continue;
+            }
+            place.variable.end(well);
+            if !well && is_changing && place.in_place {
+                alone(&place.variable.state).is_torn = true;
+            }
+        }
     }
 }

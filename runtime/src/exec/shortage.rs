@@ -24,7 +24,7 @@ pub(crate) fn explain(error: Error, program: &Program, index: usize) -> Error {
 
 /// The error `message` with the plan's peak and the largest tensors.
 pub(crate) fn describe(message: &str, program: &Program, partition: &Partition) -> Error {
-    let need = partition.memory_use();
+    let need = partition.memory_use(&program.variables);
     let peak = format!(
         "the plan's peak is {} bytes: {} of constants, {} of intermediate results, {} of tensors that come and go",
         need.total_bytes(1),
@@ -70,6 +70,10 @@ fn label(program: &Program, partition: &Partition, index: usize) -> String {
         Loc::Input(i) => interface(&program.inputs, i).map(|name| format!("input {name:?}")),
         Loc::Output(i) => interface(&program.outputs, i).map(|name| format!("output {name:?}")),
         Loc::Arena { .. } => user(partition, id, true).map(|node| format!("result of {node:?}")),
+        Loc::Variable(i) | Loc::Assigned(i) => {
+            let variable = program.variables.get(i as usize);
+            variable.map(|v| format!("variable {:?}", v.name))
+        }
         Loc::Constant(_) => user(partition, id, false).map(|node| format!("weights of {node:?}")),
     };
     let name = name.unwrap_or_else(|| buffer.name.clone());

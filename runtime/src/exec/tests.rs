@@ -3,6 +3,7 @@
 
 mod device;
 mod pool;
+mod state;
 
 use super::emulate::{LinkRate, wait_kernel};
 use super::*;
@@ -909,6 +910,7 @@ fn counter() -> Program {
         name: "v".into(),
         dtype: DType::F32,
         initial: Some(Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap()),
+        in_place: false,
     }];
     p
 }

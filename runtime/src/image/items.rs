@@ -16,7 +16,7 @@ use gristmill_kernels::Blocked;
 record! {
     Program { name, inputs, outputs, variables, partitions }
     IoSpec { name, dtype, shape }
-    VariableSpec { container, name, dtype, initial }
+    VariableSpec { container, name, dtype, initial, in_place }
     Partition {
         device, arena_bytes, buffers, constants, kernels, gpu_code, steps, memory_limit,
     }
@@ -37,7 +37,14 @@ choice! {
     Blocked { 1 Gemm, 2 Conv, 3 Winograd, 4 Attention }
     DeviceKind { 0 Cpu, 1 Gpu, 2 Emu }
     Reduction { 0 Sum, 1 Prod, 2 Max, 3 Min }
-    Loc { 0 Arena { offset_bytes }, 1 Constant(i), 2 Input(i), 3 Output(i) }
+    Loc {
+        0 Arena { offset_bytes },
+        1 Constant(i),
+        2 Input(i),
+        3 Output(i),
+        4 Variable(i),
+        5 Assigned(i),
+    }
     Kernel { 0 Cpu(kernel) }
     TripCount { 0 Fixed(n), 1 While { max_trips, condition } }
     StepKind {

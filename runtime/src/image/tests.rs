@@ -135,6 +135,7 @@ fn program(n: usize) -> Arc<Program> {
             name: "v".to_owned(),
             dtype: DType::F32,
             initial: Some(Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap()),
+            in_place: false,
         }],
         partitions: vec![main],
     })
@@ -368,7 +369,7 @@ fn other_machines_and_formats_are_refused_by_name() {
     bytes[8] = 9;
     assert_eq!(
         refusal(&bytes),
-        "the image has format 9, this runtime reads 2"
+        "the image has format 9, this runtime reads 3"
     );
     let mut bytes = bytes_of(&about_here());
     bytes[24] ^= 1;

@@ -1,6 +1,6 @@
 //! Memory hazards within a partition: reading before writing, and steps on the same bytes that nothing orders.
 
-use super::{Buffer, BufferId, Loc, Partition};
+use super::{Buffer, BufferId, Loc, Partition, VariableSpec};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -9,10 +9,19 @@ use std::ops::Range;
 enum Space {
     Arena,
     Output(u32),
+    Variable(u32),
+    Assigned(u32),
+}
+
+impl Space {
+    /// True when its bytes are there before the first step.
+    fn begins_written(self) -> bool {
+        matches!(self, Space::Variable(_))
+    }
 }
 
 /// Bytes of a buffer in a space that is written during a run; `None` for inputs, constants and empty buffers.
-fn place(b: &Buffer) -> Option<(Space, Range<usize>)> {
+fn place(variables: &[VariableSpec], b: &Buffer) -> Option<(Space, Range<usize>)> {
     let size = b.size_bytes();
     match b.loc {
         _ if size == 0 => None,
@@ -21,13 +30,17 @@ fn place(b: &Buffer) -> Option<(Space, Range<usize>)> {
             offset_bytes..offset_bytes.saturating_add(size),
         )),
         Loc::Output(i) => Some((Space::Output(i), 0..size)),
+        Loc::Assigned(i) if !variables.get(i as usize).is_some_and(|v| v.in_place) => {
+            Some((Space::Assigned(i), 0..size))
+        }
+        Loc::Variable(i) | Loc::Assigned(i) => Some((Space::Variable(i), 0..size)),
         Loc::Constant(_) | Loc::Input(_) => None,
     }
 }
 
 /// `None` for disjoint buffers; otherwise true when both are exactly the same bytes.
-pub(super) fn overlap(a: &Buffer, b: &Buffer) -> Option<bool> {
-    let ((space_a, a), (space_b, b)) = (place(a)?, place(b)?);
+pub(super) fn overlap(variables: &[VariableSpec], a: &Buffer, b: &Buffer) -> Option<bool> {
+    let ((space_a, a), (space_b, b)) = (place(variables, a)?, place(variables, b)?);
     (space_a == space_b && a.start < b.end && b.start < a.end).then_some(a == b)
 }
 
@@ -68,12 +81,16 @@ impl Segments {
 type Pairs = Vec<(usize, usize)>;
 
 /// Appends the hazards of a partition whose ids are all in range.
-pub(super) fn check_hazards(partition: &Partition, violations: &mut Vec<String>) {
+pub(super) fn check_hazards(
+    partition: &Partition,
+    variables: &[VariableSpec],
+    violations: &mut Vec<String>,
+) {
     let mut spaces: BTreeMap<Space, Segments> = BTreeMap::new();
     let mut pairs = Pairs::new();
     for (i, step) in partition.steps.iter().enumerate() {
         let (reads, writes) = step.kind.accesses();
-        let place_of = |id: &BufferId| place(&partition.buffers[id.0 as usize]);
+        let place_of = |id: &BufferId| place(variables, &partition.buffers[id.0 as usize]);
         for id in &reads {
             let Some((space, bytes)) = place_of(id) else {
                 continue;
@@ -84,7 +101,7 @@ pub(super) fn check_hazards(partition: &Partition, violations: &mut Vec<String>)
                 .or_insert_with(Segments::new)
                 .uses(bytes)
             {
-                unwritten |= uses.writer.is_none();
+                unwritten |= uses.writer.is_none() && !space.begins_written();
                 pairs.extend(uses.writer.map(|w| (w, i)));
                 uses.readers.push(i);
             }

@@ -1,6 +1,6 @@
 //! Memory figures of a program, for reports and limits.
 
-use super::{Kernel, Loc, Partition, Program, StepKind};
+use super::{Kernel, Loc, Partition, Program, StepKind, VariableSpec};
 use crate::device::DeviceName;
 use crate::gpu::GpuParam;
 use crate::tensor::ALIGN_BYTES;
@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub struct MemoryUse {
     /// The partition's arena and those of its sub-programs.
     pub arena_bytes: usize,
+    /// Variables that are used where they are: their values, and the new ones that are not written over the old ones.
+    pub variable_bytes: usize,
     /// Constants, sub-programs' included; one that is shared counts once.
     pub constant_bytes: usize,
     /// Staging of the tensors it receives, and on the host of those that it sends to devices with memory of their own, second copies of values
@@ -25,9 +27,13 @@ impl MemoryUse {
     /// Sum, for a team of `threads`.
     pub fn total_bytes(&self, threads: usize) -> usize {
         let workspace = self.workspace_bytes_per_thread.saturating_mul(threads);
-        [self.arena_bytes, self.constant_bytes, self.transfer_bytes]
-            .iter()
-            .fold(workspace, |a, &b| a.saturating_add(b))
+        let parts = [
+            self.arena_bytes,
+            self.variable_bytes,
+            self.constant_bytes,
+            self.transfer_bytes,
+        ];
+        parts.iter().fold(workspace, |a, &b| a.saturating_add(b))
     }
 }
 
@@ -36,15 +42,32 @@ impl Program {
     pub fn memory_use(&self) -> Vec<(DeviceName, MemoryUse)> {
         self.partitions
             .iter()
-            .map(|p| (p.device.clone(), p.memory_use()))
+            .map(|p| (p.device.clone(), p.memory_use(&self.variables)))
             .collect()
     }
 }
 
 impl Partition {
-    /// Memory use of this partition's device.
-    pub fn memory_use(&self) -> MemoryUse {
-        let mut total = MemoryUse::default();
+    /// Bytes of the variables that are used where they are.
+    fn variable_bytes(&self, variables: &[VariableSpec]) -> usize {
+        let is_in_place = |i: u32| variables.get(i as usize).is_some_and(|v| v.in_place);
+        let own = self.buffers.iter().filter(|b| match b.loc {
+            Loc::Variable(_) => true,
+            Loc::Assigned(i) => !is_in_place(i),
+            _ => false,
+        });
+        let by_place: BTreeMap<Loc, usize> = own.map(|b| (b.loc, b.size_bytes())).collect();
+        by_place
+            .values()
+            .fold(0, |sum, &bytes| sum.saturating_add(bytes))
+    }
+
+    /// Memory use of this partition's device, for the program's variables.
+    pub fn memory_use(&self, variables: &[VariableSpec]) -> MemoryUse {
+        let mut total = MemoryUse {
+            variable_bytes: self.variable_bytes(variables),
+            ..MemoryUse::default()
+        };
         add(self, &mut total, &mut BTreeSet::new());
         if self.device.kind.has_own_memory() {
             let locations: BTreeMap<Loc, usize> = self

@@ -72,6 +72,8 @@ fn print_partition(p: &Partition, f: &mut fmt::Formatter<'_>, indent: usize) -> 
             Loc::Constant(c) => writeln!(f, "constant {c}")?,
             Loc::Input(n) => writeln!(f, "input {n}")?,
             Loc::Output(n) => writeln!(f, "output {n}")?,
+            Loc::Variable(n) => writeln!(f, "variable {n}")?,
+            Loc::Assigned(n) => writeln!(f, "assigned to variable {n}")?,
         }
     }
     p.steps

@@ -4,7 +4,10 @@
 //! - sizes of inputs, outputs, variables and buffers fit the address space; devices, variables and keys are unique;
 //! - every id is in range; a step's dependencies have smaller ids; arena buffers are aligned and lie within the arena;
 //! - a buffer at an input, output or constant has its size, and the dtype of the input or output;
-//! - constants and inputs are never written; every output is written, and named by one partition only;
+//! - constants, inputs and the old values of variables are never written; every output and every new value of a
+//!   variable is written, and named by one partition only;
+//! - a variable that is used in place is used so by one partition of the host and copied by no step; it is assigned in place only by the only
+//!   partition, with the size that is read;
 //! - kernels are for the kind of their device; a GPU's name code and arguments that are there, and tensor maps lie within their buffers;
 //! - descriptors of kernels that work by blocks are constants, make sense, and are used for nothing else;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
@@ -18,6 +21,7 @@
 
 use super::collectives::{check_collectives, ranks};
 use super::hazards::{check_hazards, overlap};
+use super::state::check_variables;
 use super::{
     AllReduce, Buffer, BufferId, If, IoSpec, Kernel, Key, Loc, Loop, MAX_NESTING, Partition,
     Program, Scanned, Step, StepKind, TripCount,
@@ -98,8 +102,9 @@ fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
             violations.push(format!("program {:?}: {:?}: {e}", p.name, spec.name));
         }
     }
-    check_variables(p, violations);
+    check_variables(p, violations, depth);
     check_outputs(p, violations);
+    check_assigned(p, violations);
     let mut devices = BTreeSet::new();
     for partition in &p.partitions {
         if !devices.insert(&partition.device) {
@@ -112,19 +117,26 @@ fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
     }
 }
 
-fn check_variables(p: &Program, violations: &mut Vec<String>) {
-    let mut names = BTreeSet::new();
-    for v in &p.variables {
-        let label = format!(
-            "program {:?}: variable {:?}/{:?}",
-            p.name, v.container, v.name
+/// Every new value of a variable is written.
+fn check_assigned(p: &Program, violations: &mut Vec<String>) {
+    let mut assigned = BTreeSet::new();
+    let mut written = BTreeSet::new();
+    let index = |b: &Buffer| match b.loc {
+        Loc::Assigned(i) if b.size_bytes() > 0 => Some(i),
+        _ => None,
+    };
+    for partition in &p.partitions {
+        assigned.extend(partition.buffers.iter().filter_map(index));
+        let ids = partition.steps.iter().flat_map(|s| s.kind.accesses().1);
+        let buffers = ids.filter_map(|id| partition.buffers.get(id.0 as usize));
+        written.extend(buffers.filter_map(index));
+    }
+    for i in assigned.difference(&written) {
+        let message = format!(
+            "program {:?}: variable {i} never gets its new value",
+            p.name
         );
-        if !names.insert((&v.container, &v.name)) {
-            violations.push(format!("{label}: declared twice"));
-        }
-        if v.initial.as_ref().is_some_and(|t| t.dtype() != v.dtype) {
-            violations.push(format!("{label}: initial value has another dtype"));
-        }
+        violations.push(message);
     }
 }
 
@@ -196,7 +208,7 @@ fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<Stri
         violations.extend(problems.map(label));
     }
     if violations.len() == n_before {
-        check_hazards(partition, violations);
+        check_hazards(partition, &p.variables, violations);
         let blocks = partition.check_blocks();
         let label = |problem| format!("{}: {problem}", partition.device);
         violations.extend(blocks.err().map(label));
@@ -235,6 +247,10 @@ fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), St
                 ))
             }
         }
+        Loc::Variable(i) | Loc::Assigned(i) => match p.variables.get(i as usize) {
+            Some(_) => Ok(()),
+            None => Err(format!("{:?} does not exist", b.loc)),
+        },
         Loc::Arena { offset_bytes } if offset_bytes % ALIGN_BYTES != 0 => Err(format!(
             "offset {offset_bytes} is not a multiple of {ALIGN_BYTES}"
         )),
@@ -276,7 +292,10 @@ impl StepCheck<'_> {
             return;
         }
         for &id in &writes {
-            if matches!(self.buffer(id).loc, Loc::Constant(_) | Loc::Input(_)) {
+            if matches!(
+                self.buffer(id).loc,
+                Loc::Constant(_) | Loc::Input(_) | Loc::Variable(_)
+            ) {
                 self.problem(format!(
                     "writes {:?}, which is at {:?}",
                     self.buffer(id).name,
@@ -312,16 +331,14 @@ impl StepCheck<'_> {
             kind => matches!(kind, StepKind::Copy { .. }),
         };
         for (i, &write) in writes.iter().enumerate() {
-            let clash = writes[..i]
-                .iter()
-                .copied()
-                .find(|&w| overlap(self.buffer(w), self.buffer(write)).is_some());
+            let clash = writes[..i].iter().copied().find(|&w| {
+                overlap(&self.p.variables, self.buffer(w), self.buffer(write)).is_some()
+            });
             let clash = clash.or_else(|| {
                 let bad = |exactly: bool| !(exactly && may_be_in_place);
-                reads
-                    .iter()
-                    .copied()
-                    .find(|&r| overlap(self.buffer(r), self.buffer(write)).is_some_and(bad))
+                reads.iter().copied().find(|&r| {
+                    overlap(&self.p.variables, self.buffer(r), self.buffer(write)).is_some_and(bad)
+                })
             });
             if let Some(other) = clash {
                 let (a, b) = (&self.buffer(write).name, &self.buffer(other).name);

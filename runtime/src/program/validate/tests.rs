@@ -587,6 +587,7 @@ fn variables_are_checked() {
         name: "v".into(),
         dtype: DType::F32,
         initial: Some(Tensor::zeros(initial, &[16]).unwrap()),
+        in_place: false,
     };
     let read = |p: &mut Program| {
         first(p).steps[1] = step(
