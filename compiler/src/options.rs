@@ -59,6 +59,9 @@ pub struct Options {
     /// Values of the model's variables, shared with other models that are given the same; `None`:
     /// the compiled model's own.
     pub resources: Option<Arc<Resources>>,
+    /// Element-wise updates are written over the old values of variables, when nothing in the run can fail any more.
+    /// Otherwise both are there until the run has ended.
+    pub updates_in_place: bool,
     /// The CPU that code is made for.
     pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
@@ -99,6 +102,7 @@ impl Default for Options {
             threads: None,
             max_in_flight: None,
             resources: None,
+            updates_in_place: true,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
             kept: None,

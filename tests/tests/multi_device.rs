@@ -206,7 +206,7 @@ fn objectives_change_where_and_not_what() {
 fn random_graphs_on_random_devices() {
     let mut rng = Rng(11);
     let mut n_transfers = 0;
-    for seed in 0..40 {
+    for seed in 0..60 {
         let sizes = RandomOptions {
             n_nodes: 4 + seed as usize % 20,
             allow_empty_axes: seed % 4 == 0,

@@ -41,6 +41,8 @@ pub struct Settings {
     pub fusion: Fusion,
     /// The order of the graph, from earlier sizes. Regions have none.
     pub order: Option<Arc<KeptOrder>>,
+    /// Write updates over the old values of variables.
+    pub updates_in_place: bool,
     /// Run the independent checker of schedules.
     pub check: bool,
 }
@@ -117,7 +119,7 @@ pub fn assemble(
     settings: &Settings,
 ) -> Result<Assembled> {
     let mut code = Collector::new(&settings.codegen)?;
-    let made = assemble_into(interface, parts, settings, &mut code)?;
+    let made = assemble_into(interface, parts, settings, &mut code, false)?;
     Ok(Assembled {
         listing: code.finish()?,
         ..made
@@ -130,6 +132,7 @@ fn assemble_into(
     parts: &mut [Part],
     settings: &Settings,
     code: &mut Collector,
+    is_region: bool,
 ) -> Result<Assembled> {
     let mut a = Assembler {
         settings,
@@ -138,6 +141,8 @@ fn assemble_into(
         choices: Vec::new(),
         warnings: Vec::new(),
         fallbacks: Vec::new(),
+        is_region,
+        is_alone: parts.len() == 1,
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -215,6 +220,9 @@ fn no_static_shape(ty: &Type) -> Error {
 struct Assembler<'s> {
     settings: &'s Settings,
     code: &'s mut Collector,
+    /// True in a sub-program; and in a program of one partition.
+    is_region: bool,
+    is_alone: bool,
     variables: Vec<VariableSpec>,
     choices: Vec<Choice>,
     warnings: Vec<String>,
@@ -236,6 +244,10 @@ struct Draft<'g> {
     steps: Vec<Step>,
     /// Node of each step.
     step_nodes: Vec<Option<NodeId>>,
+    /// Index among the program's variables of each of the schedule's residents.
+    residents: Vec<u32>,
+    /// The resident that a node reads or assigns.
+    of_resident: BTreeMap<NodeId, u32>,
 }
 
 impl Assembler<'_> {
@@ -246,6 +258,7 @@ impl Assembler<'_> {
         };
         let part = &*part;
         let limit = self.settings.memory_limits.get(&part.device).copied();
+        let has_residents = !self.is_region && !part.device.kind.has_own_memory();
         let scratch = compiled
             .plans
             .iter()
@@ -253,7 +266,10 @@ impl Assembler<'_> {
             .collect();
         let needs = Needs {
             scratch,
+            in_place: in_place(&part.device, &compiled),
             limit_bytes: limit,
+            has_residents,
+            updates_in_place: has_residents && self.is_alone && self.settings.updates_in_place,
             ..Needs::default()
         };
         if part.device.kind == DeviceKind::Gpu {
@@ -292,6 +308,7 @@ impl Assembler<'_> {
             schedule::check::check(g, needs, &schedule)?;
         }
         let mut draft = Draft::new(part, &schedule, &self.settings.codegen.constants);
+        self.add_residents(&mut draft);
         self.steps(&mut draft, compiled)?;
         let step_nodes = std::mem::take(&mut draft.step_nodes);
         let partition = Partition {
@@ -414,12 +431,18 @@ impl Assembler<'_> {
                 if let Some(initial) = initial {
                     self.variables[variable as usize].initial = Some(initial.tensor()?);
                 }
+                if d.of_resident.contains_key(&id) {
+                    return Ok(Vec::new());
+                }
                 let dst = d.value(dst)?;
                 StepKind::ReadVariable { variable, dst }
             }
             Op::AssignVariable { container, name } => {
                 let src = node.inputs[0];
                 let variable = self.variable(d.g, src, container, name);
+                if let Some(&i) = d.of_resident.get(&id) {
+                    return d.assignment(src, i);
+                }
                 let src = d.value(src)?;
                 StepKind::AssignVariable { variable, src }
             }
@@ -431,6 +454,21 @@ impl Assembler<'_> {
         Ok(vec![kind])
     }
 
+    /// Declares the variables that a partition uses where they are.
+    fn add_residents(&mut self, d: &mut Draft) {
+        for (i, resident) in (0..).zip(&d.schedule.residents) {
+            let uses = resident.reads.iter().chain(&resident.assignment);
+            for &id in uses.clone() {
+                d.of_resident.insert(id, i);
+            }
+            let value = uses.map(|&id| d.g.node(id).outputs[0]).next();
+            let value = value.expect("a resident has a use");
+            let index = self.variable(d.g, value, &resident.container, &resident.name);
+            self.variables[index as usize].in_place = d.schedule.in_place.contains(&i);
+            d.residents.push(index);
+        }
+    }
+
     fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> u32 {
         let found = self
             .variables
@@ -440,7 +478,8 @@ impl Assembler<'_> {
             Some(i) => i,
             None => {
                 let dtype = g.ty(value).dtype;
-                self.variables.push(VariableSpec::new(container, name, dtype));
+                self.variables
+                    .push(VariableSpec::new(container, name, dtype));
                 self.variables.len() - 1
             }
         };
@@ -485,6 +524,7 @@ impl Assembler<'_> {
             &mut [Part::whole(device.clone(), clusters.clone())],
             &self.settings.of_regions(),
             self.code,
+            true,
         )?;
         self.choices.extend(made.choices);
         self.warnings.extend(made.warnings);
@@ -558,6 +598,18 @@ fn scan_loop(
     })
 }
 
+/// The pairs of operands and results that kernels of the host may have in one place.
+fn in_place(device: &DeviceName, compiled: &DeviceKernels) -> BTreeMap<NodeId, Vec<(u32, u32)>> {
+    let plans = compiled
+        .plans
+        .iter()
+        .filter(|(_, p)| !p.in_place.is_empty());
+    match device.kind.has_own_memory() {
+        true => BTreeMap::new(),
+        false => plans.map(|(&id, p)| (id, p.in_place.clone())).collect(),
+    }
+}
+
 /// The reduction of a collective; `None` for a mean, which is a sum and a division on each device.
 fn reduction(kind: ReduceKind) -> Option<Reduction> {
     match kind {
@@ -583,6 +635,8 @@ impl<'g> Draft<'g> {
             of_tensor: BTreeMap::new(),
             steps: Vec::new(),
             step_nodes: Vec::new(),
+            residents: Vec::new(),
+            of_resident: BTreeMap::new(),
         }
     }
 
@@ -622,6 +676,8 @@ impl<'g> Draft<'g> {
             Place::Input(i) => Loc::Input(self.part.inputs[i as usize]),
             Place::Output(i) => Loc::Output(self.part.outputs[i as usize]),
             Place::Constant(node) => Loc::Constant(self.graph_constant(node)?),
+            Place::Variable(i) => Loc::Variable(self.residents[i as usize]),
+            Place::Assigned(i) => Loc::Assigned(self.residents[i as usize]),
         };
         let b = self.push(format!("%{}", v.0), dtype, shape, loc);
         self.of_value.insert(v, b);
@@ -653,6 +709,18 @@ impl<'g> Draft<'g> {
             shape,
             Loc::Output(self.part.outputs[i as usize]),
         ))
+    }
+
+    /// The steps that assign a value to a resident: none for a value that is there, a copy for others.
+    fn assignment(&mut self, value: ValueId, resident: u32) -> Result<Vec<StepKind>> {
+        if self.schedule.places[value.0 as usize] == Place::Assigned(resident) {
+            return Ok(Vec::new());
+        }
+        let src = self.value(value)?;
+        let (dtype, shape) = (self.g.ty(value).dtype, static_shape(self.g, value)?);
+        let loc = Loc::Assigned(self.residents[resident as usize]);
+        let dst = self.push(format!("variable{resident}"), dtype, shape, loc);
+        Ok(vec![StepKind::Copy { src, dst }])
     }
 
     /// The copy of a value to an output.

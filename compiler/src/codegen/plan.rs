@@ -46,6 +46,9 @@ pub struct KernelPlan {
     pub scratch: Vec<usize>,
     /// Constants made by code generation: packed weights, tables.
     pub packed: Vec<PackedConstant>,
+    /// `(operand, result)` pairs of the cluster node whose bytes may be the same: each element of the
+    /// operand is read before its own place is written, and never again.
+    pub in_place: Vec<(u32, u32)>,
 }
 
 /// A constant made by code generation.

@@ -194,6 +194,8 @@ fn options_of(part: &Graph, options: &Options) -> Options {
     Options {
         dims: Bindings::new(),
         pins: Vec::new(),
+        // A later segment may fail.
+        updates_in_place: false,
         ranges,
         ..options.clone()
     }

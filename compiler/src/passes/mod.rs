@@ -13,6 +13,7 @@ mod rebuild;
 mod region_constants;
 mod segments;
 mod specialise;
+mod state;
 
 pub use all_reduce::expand_all_reduce;
 pub use cse::{cse, dce};
@@ -25,6 +26,7 @@ pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise, specialise_node};
+pub use state::forward_state;
 
 use crate::error::Result;
 use crate::ir::Graph;

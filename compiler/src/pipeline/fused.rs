@@ -182,8 +182,9 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
             && place::gpus::nccl_joins(places, &options.devices, &options.gpus)
     };
     let prepared = p.run(Pass::Fold, |_| {
-        graph.order_state();
         place::apply_pins(&mut graph, request)?;
+        let mut graph = passes::forward_state(&graph)?;
+        graph.order_state();
         let mut cleaned = passes::clean(&quantized(graph, options)?)?;
         place::follow_operands(&mut cleaned, request);
         passes::expand_all_reduce(&cleaned, &joins)

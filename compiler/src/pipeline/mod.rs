@@ -428,6 +428,7 @@ fn settings(options: &Options) -> Settings {
         n_in_flight: 1,
         fusion: fusion(options),
         order: None,
+        updates_in_place: options.updates_in_place,
         check: options.check,
     }
 }

@@ -7,9 +7,11 @@
 //! 4. arena buffers are aligned and inside the arena;
 //! 5. of two buffers that share bytes, all uses of one come before the write of the other through dependencies: so no order that respects
 //!    them can let one destroy the other. The exception is a permitted result in the place of a dying operand;
-//! 6. every step comes before or after each collective through dependencies.
+//! 6. every step comes before or after each collective through dependencies;
+//! 7. variables that are used where they are have all their uses in the graph itself, reads first; one that is changed there is
+//!    changed by a permitted result, after all other readers of its old value and after all that can fail.
 
-use super::{Action, Needs, Place, Schedule, aligned, node_deps, roots};
+use super::{Action, Needs, Place, Schedule, aligned, node_deps, residents, roots};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, NodeId, Op, Output, ValueId};
 use gristmill_runtime::tensor::ALIGN_BYTES;
@@ -34,6 +36,7 @@ pub fn check(g: &Graph, needs: &Needs, schedule: &Schedule) -> Result<()> {
         checker.check_order();
         checker.check_fixed();
         checker.check_barriers();
+        checker.check_residents();
         checker.check_arena();
     }
     if checker.problems.is_empty() {
@@ -211,12 +214,17 @@ impl Checker<'_> {
             ));
         }
         let expected = self.expected_place(root);
+        let is_assigned = |i: u32| {
+            self.assigned(i)
+                .is_some_and(|v| self.roots[v.0 as usize] == root)
+        };
         let is_root = |o: &Output| self.roots[o.value.0 as usize] == root;
         let fits = match place {
             Place::Arena(_) => expected.is_none(),
             Place::Output(i) => {
                 expected.is_none() && self.g.outputs.get(i as usize).is_some_and(is_root)
             }
+            Place::Assigned(i) => expected.is_none() && is_assigned(i),
             fixed => expected == Some(fixed),
         };
         if !fits {
@@ -231,7 +239,90 @@ impl Checker<'_> {
             (Def::Node(id, _), Some(Op::Constant { .. })) => Some(Place::Constant(id)),
             _ => None,
         };
-        input.map(|i| Place::Input(i as u32)).or(constant)
+        let input = input.map(|i| Place::Input(i as u32));
+        input.or(constant).or_else(|| self.old_value(root))
+    }
+
+    /// The place of a value that is read from a variable where it is.
+    fn old_value(&self, v: ValueId) -> Option<Place> {
+        let Def::Node(id, _) = self.g.value(v).def else {
+            return None;
+        };
+        let mut residents = (0..).zip(&self.s.residents);
+        let found = residents.find(|(_, r)| r.reads.contains(&id))?;
+        Some(Place::Variable(found.0))
+    }
+
+    /// The value that a variable is assigned where it is.
+    fn assigned(&self, i: u32) -> Option<ValueId> {
+        let id = self.s.residents.get(i as usize)?.assignment?;
+        Some(self.g.node(id).inputs[0])
+    }
+
+    /// Variables that are used where they are have all their uses in the graph itself, reads first. Their next values are
+    /// written over old ones where the kernel permits it, after all who read these, and when nothing can fail any more.
+    fn check_residents(&mut self) {
+        let expected = match self.needs.has_residents {
+            true => residents::residents(self.g),
+            false => Vec::new(),
+        };
+        if self.s.residents != expected {
+            self.problem("other variables are used where they are".to_owned());
+        }
+        for &i in &self.s.in_place {
+            if let Err(why) = self.update_is_safe(i) {
+                self.problem(format!("variable {i} is changed where it is: {why}"));
+            }
+        }
+    }
+
+    fn update_is_safe(&self, i: u32) -> std::result::Result<(), String> {
+        let id = self.updater(i).ok_or("the kernel does not permit it")?;
+        let writer = self.steps[&id];
+        let late = self.steps.iter().find(|&(&other, &step)| {
+            step != writer && self.is_due_before_update(other, i) && !self.is_before(step, writer)
+        });
+        match late {
+            Some((_, step)) => Err(format!(
+                "step {step} may come after step {writer}, which does"
+            )),
+            None if self.is_shown(i) => Err("the old value is an output".to_owned()),
+            None => Ok(()),
+        }
+    }
+
+    /// The node whose kernel may write the next value of a variable over the old one.
+    fn updater(&self, i: u32) -> Option<NodeId> {
+        let root = self.roots[self.assigned(i)?.0 as usize];
+        let Def::Node(id, result) = self.g.value(root).def else {
+            return None;
+        };
+        let inputs = &self.g.node(id).inputs;
+        let pairs = self.needs.in_place.get(&id)?.iter();
+        let mut operands = pairs
+            .filter(|(_, r)| *r == result)
+            .map(|(x, _)| inputs[*x as usize]);
+        let n_old = inputs.iter().filter(|&&v| self.is_old(v, i)).count();
+        let may = self.needs.updates_in_place && n_old == 1;
+        (may && operands.any(|v| self.is_old(v, i))).then_some(id)
+    }
+
+    fn is_shown(&self, i: u32) -> bool {
+        let mut outputs = self.g.outputs.iter();
+        outputs.any(|o| self.is_old(o.value, i))
+    }
+
+    fn is_old(&self, v: ValueId, i: u32) -> bool {
+        self.s.places[v.0 as usize] == Place::Variable(i)
+    }
+
+    /// True for a node that reads the old value of a variable, and for one that may fail.
+    fn is_due_before_update(&self, id: NodeId, i: u32) -> bool {
+        let node = self.g.node(id);
+        let uses = |r: &residents::Resident| r.reads.contains(&id) || r.assignment == Some(id);
+        let is_resident = self.s.residents.iter().any(uses);
+        let fails = residents::may_fail(self.g, node) && !is_resident;
+        fails || node.inputs.iter().any(|&v| self.is_old(v, i))
     }
 
     fn check_arena(&mut self) {

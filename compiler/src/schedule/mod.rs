@@ -12,14 +12,18 @@ mod arena;
 pub mod check;
 mod order;
 mod print;
+mod residents;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
 use arena::Block;
 use gristmill_runtime::tensor::ALIGN_BYTES;
+use residents::Update;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::OnceLock;
+
+pub use residents::Resident;
 
 /// Requirements of kernels and devices that the graph does not show.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +34,10 @@ pub struct Needs {
     pub in_place: BTreeMap<NodeId, Vec<(u32, u32)>>,
     /// Most bytes that the arena may have.
     pub limit_bytes: Option<usize>,
+    /// True where variables may be used where they are: at the top level of a program, in the memory of the host.
+    pub has_residents: bool,
+    /// True where they may be changed there: in a program of one partition, a run of which is a run of the whole model.
+    pub updates_in_place: bool,
     /// True when buffers of sent and received tensors are disjoint from all others, so that no step
     /// waits until a transfer has ended.
     pub has_disjoint_transfers: bool,
@@ -46,6 +54,10 @@ pub enum Place {
     Output(u32),
     /// The constant that this node makes.
     Constant(NodeId),
+    /// The value of variable `n` of [`Schedule::residents`] before the run.
+    Variable(u32),
+    /// The value of that variable after the run.
+    Assigned(u32),
 }
 
 /// The work of a step.
@@ -53,7 +65,8 @@ pub enum Place {
 pub enum Action {
     /// Runs a node.
     Node(NodeId),
-    /// Copies a value to an output that no node can write in place: a constant, an input, or a value that is already another output.
+    /// Copies a value to an output that no node can write in place: a constant, an input, or a value that is already another output or
+    /// a variable's.
     CopyToOutput {
         /// From.
         value: ValueId,
@@ -78,6 +91,10 @@ pub struct Schedule {
     pub steps: Vec<Step>,
     /// Place of each value, by its id. The result of `send` and `assign_variable` has the place of the operand.
     pub places: Vec<Place>,
+    /// Variables that are used where they are. Their reads do nothing, nor do assignments of a value that is at its place.
+    pub residents: Vec<Resident>,
+    /// Those whose next value is written over the old one.
+    pub in_place: BTreeSet<u32>,
     /// Arena offsets of the buffers of [`Needs::scratch`].
     pub scratch: BTreeMap<NodeId, Vec<usize>>,
     /// Size of the arena.
@@ -101,8 +118,10 @@ pub struct Order {
     roots: Vec<ValueId>,
     /// Places outside the arena.
     places: Vec<Option<Place>>,
-    /// See [`node_deps`].
+    /// See [`node_deps`]; updates in place have more.
     deps: Vec<BTreeSet<NodeId>>,
+    residents: Vec<Resident>,
+    updates: Vec<Update>,
 }
 
 impl Order {
@@ -110,8 +129,13 @@ impl Order {
     ///
     /// Errors with `Unsupported` when a shape is symbolic.
     pub fn of(g: &Graph, needs: &Needs) -> Result<Order> {
-        let (sizes, roots, deps) = (value_sizes(g)?, roots(g), node_deps(g));
-        let (places, copies) = fixed_places(g, &roots);
+        let (sizes, roots, mut deps) = (value_sizes(g)?, roots(g), node_deps(g));
+        let residents = match needs.has_residents {
+            true => residents::residents(g),
+            false => Vec::new(),
+        };
+        let (places, copies) = fixed_places(g, &residents, &roots);
+        let updates = residents::updates(g, needs, &residents, &places, &roots, &mut deps);
         let storage = Storage {
             g,
             needs,
@@ -125,6 +149,8 @@ impl Order {
             roots,
             places,
             deps,
+            residents,
+            updates,
         })
     }
 
@@ -163,6 +189,11 @@ impl Order {
             arena_bytes: plan.arena_bytes,
             live_bytes: plan.live_bytes,
             scratch: plan.scratch,
+            residents: self.residents.clone(),
+            in_place: {
+                let permitted = self.updates.iter().filter(|u| u.is_permitted(needs));
+                permitted.map(|u| u.resident).collect()
+            },
         })
     }
 }
@@ -230,7 +261,11 @@ pub(crate) fn roots(g: &Graph) -> Vec<ValueId> {
 }
 
 /// Places outside the arena, and the copies that outputs need.
-fn fixed_places(g: &Graph, roots: &[ValueId]) -> (Vec<Option<Place>>, Vec<Action>) {
+fn fixed_places(
+    g: &Graph,
+    residents: &[Resident],
+    roots: &[ValueId],
+) -> (Vec<Option<Place>>, Vec<Action>) {
     let inputs = (0..).zip(&g.inputs).map(|(i, &v)| (v, Place::Input(i)));
     let mut of_root: BTreeMap<ValueId, Place> = inputs.collect();
     for (id, node) in g.nodes() {
@@ -238,6 +273,7 @@ fn fixed_places(g: &Graph, roots: &[ValueId]) -> (Vec<Option<Place>>, Vec<Action
             of_root.insert(node.outputs[0], Place::Constant(id));
         }
     }
+    residents::fix_places(g, residents, roots, &mut of_root);
     let mut copies = Vec::new();
     for (i, o) in g.outputs.iter().enumerate() {
         let root = roots[o.value.0 as usize];

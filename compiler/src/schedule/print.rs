@@ -35,6 +35,15 @@ impl Schedule {
             self.steps.len(),
             self.arena_ratio()
         )?;
+        for (i, resident) in (0..).zip(&self.residents) {
+            let how = match (resident.assignment, self.in_place.contains(&i)) {
+                (None, _) => "read",
+                (_, false) => "assigned",
+                (_, true) => "assigned over its old value",
+            };
+            let (container, name) = (&resident.container, &resident.name);
+            writeln!(out, "variable {name:?} of container {container:?}: {how}")?;
+        }
         for (i, step) in self.steps.iter().enumerate() {
             let (what, origin) = match step.action {
                 Action::Node(id) => (self.node_text(g, id), g.node(id).origin.to_string()),
@@ -90,6 +99,8 @@ impl Schedule {
             Place::Input(i) => format!("%{}:in{i}", v.0),
             Place::Output(i) => format!("%{}:out{i}", v.0),
             Place::Constant(_) => format!("%{}:const", v.0),
+            Place::Variable(_) => format!("%{}:old", v.0),
+            Place::Assigned(_) => format!("%{}:new", v.0),
         }
     }
 }

@@ -49,12 +49,7 @@ pub(crate) struct Frame {
     pub(crate) inputs: Vec<*mut u8>,
     /// Where the program's outputs are; set before [`Frame::bind`].
     pub(crate) outputs: Vec<*mut u8>,
-    /// Where the value of each of the program's variables that is used where it is, and its next value are; set before [`Frame::bind`].
-    pub(crate) variables: Vec<[*mut u8; 2]>,
-    /// True for steps that change a variable where it is.
-    pub(crate) changes: Vec<bool>,
-    /// True when such a step has begun in the last run.
-    pub(crate) is_changing: bool,
+    pub(crate) variables: Variables,
     pub(crate) addresses: Addresses,
     /// Buffers whose address [`Frame::bind`] sets.
     bound_buffers: Vec<(usize, Loc)>,
@@ -85,6 +80,36 @@ pub(crate) struct Frame {
 // SAFETY: the addresses point into the frame's own blocks, into constants held by `program`, or into memory that the caller of a run keeps
 // alive for its duration. One thread at a time drives a frame; its kernels share memory with followers as the kernel ABI says.
 unsafe impl Send for Frame {}
+
+/// The program's variables that are used where they are.
+pub(crate) struct Variables {
+    /// Where the value of each is, and its next value; set before [`Frame::bind`].
+    pub(crate) places: Vec<[*mut u8; 2]>,
+    /// True for steps that change a variable where it is.
+    pub(crate) changes: Vec<bool>,
+    /// True when such a step has begun in the last run.
+    pub(crate) is_changing: bool,
+}
+
+impl Variables {
+    fn of(program: &Program, partition: &Partition) -> Variables {
+        let steps = partition.steps.iter();
+        Variables {
+            places: vec![[std::ptr::null_mut(); 2]; program.variables.len()],
+            changes: steps.map(|s| changes(program, partition, s)).collect(),
+            is_changing: false,
+        }
+    }
+}
+
+/// True for a step that changes a variable where it is.
+fn changes(program: &Program, partition: &Partition, step: &Step) -> bool {
+    let mut written = step.kind.accesses().1.into_iter();
+    written.any(|id| match partition.buffers[id.0 as usize].loc {
+        Loc::Assigned(i) => program.variables[i as usize].in_place,
+        _ => false,
+    })
+}
 
 /// Resolved addresses, apart from the steps so that both can be borrowed at once.
 pub(crate) struct Addresses {
@@ -238,13 +263,7 @@ impl Frame {
             steps: Vec::with_capacity(n_steps),
             inputs: vec![std::ptr::null_mut(); program.inputs.len()],
             outputs: vec![std::ptr::null_mut(); program.outputs.len()],
-            variables: vec![[std::ptr::null_mut(); 2]; program.variables.len()],
-            changes: partition
-                .steps
-                .iter()
-                .map(|s| changes(program, partition, s))
-                .collect(),
-            is_changing: false,
+            variables: Variables::of(program, partition),
             addresses,
             bound_buffers: bound_buffers(&partition.buffers),
             bound_args: Vec::new(),
@@ -379,13 +398,13 @@ impl Frame {
 
     /// Takes over the addresses in `inputs`, `outputs` and `variables`.
     pub(crate) fn bind(&mut self) {
-        self.is_changing = false;
+        self.variables.is_changing = false;
         for &(buffer, loc) in &self.bound_buffers {
             self.addresses.buffers[buffer] = match loc {
                 Loc::Input(i) => self.inputs[i as usize],
                 Loc::Output(i) => self.outputs[i as usize],
-                Loc::Variable(i) => self.variables[i as usize][0],
-                Loc::Assigned(i) => self.variables[i as usize][1],
+                Loc::Variable(i) => self.variables.places[i as usize][0],
+                Loc::Assigned(i) => self.variables.places[i as usize][1],
                 Loc::Arena { .. } | Loc::Constant(_) => {
                     unreachable!("the frame knows where these are")
                 }
@@ -591,15 +610,6 @@ impl<'a> StepSource<'a> {
             _ => None,
         })
     }
-}
-
-/// True for a step that changes a variable where it is.
-fn changes(program: &Program, partition: &Partition, step: &Step) -> bool {
-    let mut written = step.kind.accesses().1.into_iter();
-    written.any(|id| match partition.buffers[id.0 as usize].loc {
-        Loc::Assigned(i) => program.variables[i as usize].in_place,
-        _ => false,
-    })
 }
 
 /// Buffers at inputs, outputs and variables, whose addresses each run decides.

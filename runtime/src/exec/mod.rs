@@ -410,7 +410,7 @@ impl Executor {
         let workers = &self.shared.workers;
         self.residents.bind(|variable, addresses| {
             for worker in workers {
-                lock(worker).frame.variables[variable as usize] = addresses;
+                lock(worker).frame.variables.places[variable as usize] = addresses;
             }
         })?;
         self.shared.bind(operands)
@@ -520,7 +520,9 @@ impl Shared {
 
     /// True when the last run changed variables where they are.
     fn is_changing(&self) -> bool {
-        self.workers.iter().any(|w| lock(w).frame.is_changing)
+        self.workers
+            .iter()
+            .any(|w| lock(w).frame.variables.is_changing)
     }
 
     fn return_memory(&self) {

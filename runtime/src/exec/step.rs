@@ -169,7 +169,7 @@ impl Frame {
 
     /// Starts step `i`, whose dependencies are done.
     pub(crate) fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
-        self.is_changing |= self.changes[i];
+        self.variables.is_changing |= self.variables.changes[i];
         let is_copy = matches!(
             self.steps[i],
             PreparedStep::SendFromDevice(_) | PreparedStep::RecvOnDevice { .. }

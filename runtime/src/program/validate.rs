@@ -232,21 +232,7 @@ fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), St
     match b.loc {
         Loc::Input(i) => like(&p.inputs, i),
         Loc::Output(i) => like(&p.outputs, i),
-        Loc::Constant(c) => {
-            let constant = partition
-                .constants
-                .get(c as usize)
-                .ok_or_else(|| format!("{:?} does not exist", b.loc))?;
-            let fits = constant.size_bytes() == size;
-            if fits {
-                Ok(())
-            } else {
-                Err(format!(
-                    "{size} bytes at a constant of {} bytes",
-                    constant.size_bytes()
-                ))
-            }
-        }
+        Loc::Constant(c) => check_constant(partition, c, size),
         Loc::Variable(i) | Loc::Assigned(i) => match p.variables.get(i as usize) {
             Some(_) => Ok(()),
             None => Err(format!("{:?} does not exist", b.loc)),
@@ -261,6 +247,15 @@ fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), St
                 partition.arena_bytes
             )),
         },
+    }
+}
+
+fn check_constant(partition: &Partition, c: u32, size: usize) -> Result<(), String> {
+    let constant = partition.constants.get(c as usize);
+    let constant = constant.ok_or_else(|| format!("{:?} does not exist", Loc::Constant(c)))?;
+    match constant.size_bytes() {
+        held if held == size => Ok(()),
+        held => Err(format!("{size} bytes at a constant of {held} bytes")),
     }
 }
 

@@ -69,7 +69,12 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
-        Ok(compiler.placed.plan)
+        let mut plan = compiler.placed.plan;
+        if plan.steps.len() > 1 {
+            // Another step may read the operand again.
+            plan.in_place.clear();
+        }
+        Ok(plan)
     }
 
     /// The buffer that a phase writes `v` to.
@@ -342,6 +347,11 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let reads: Vec<(ValueId, Arg)> = leaves
             .map(|l| (l.value, self.placed.location[&l.value]))
             .collect();
+        for (leaf, out) in map.in_place() {
+            if let (Arg::Operand(operand), Arg::Result(result)) = (reads[leaf].1, writes[out].1) {
+                self.placed.plan.in_place.push((operand, result));
+            }
+        }
         let n_reads = reads.len();
         let workspace = n_reads + writes.len();
         let (buffers, bytes) = (Buffers { reads, writes }, map.workspace_bytes());
@@ -423,6 +433,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let shape = self.body.shape(sources[0]).to_vec();
         let items: usize = shape.iter().product();
         if items == 0 {
+            self.placed.location.extend(writes);
             return Ok(());
         }
         let split = self.split(items as u64, self.cost_ns(&sources));

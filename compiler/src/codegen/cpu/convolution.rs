@@ -48,7 +48,8 @@ impl<'n> Convolution<'n> {
         };
         let shape = cx.body.shape(node.outputs[0]).to_vec();
         let weights = cx.body.shape(node.inputs[1]).to_vec();
-        if shape.contains(&0) || weights.contains(&0) {
+        let image = cx.body.shape(node.inputs[0]);
+        if [image, &shape, &weights].iter().any(|s| s.contains(&0)) {
             return Err(Rejected::Empty);
         }
         let integers = BytesProduct::find(cx, node)?;

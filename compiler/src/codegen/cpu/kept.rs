@@ -260,6 +260,7 @@ impl Session<'_> {
         let mut tensors = plan.packed.iter().zip(&compiled.packed);
         let is_same = calls(plan) == calls(&compiled)
             && plan.scratch == compiled.scratch
+            && plan.in_place == compiled.in_place
             && plan.packed.len() == compiled.packed.len()
             && tensors.all(|(a, b)| a.weight == b.weight && is_same(&a.tensor, &b.tensor));
         self.kernels.truncate(n_kernels);
@@ -307,6 +308,7 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
     let mut calls = before.steps.iter().zip(&now.steps);
     let has_structure = own.steps == before.steps
         && own.scratch == before.scratch
+        && own.in_place == before.in_place
         && before.steps.len() == now.steps.len()
         && calls.all(|(a, b)| is_call_like(a, b));
     let n_packed = [own, before, now].map(|plan| plan.packed.len());
@@ -327,6 +329,7 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
         steps: now.steps.clone(),
         scratch: now.scratch.clone(),
         packed,
+        in_place: now.in_place.clone(),
     })
 }
 

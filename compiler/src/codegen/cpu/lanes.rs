@@ -117,11 +117,20 @@ impl Lanes<'_> {
             groups: vec![fixed.to_vec(); n_groups],
             bytes: vec![[None; 3]; fixed.len()],
         };
+        // Results that lie over operands may not be stored before these are read.
+        let reads_first = self.map.n_tiles == 0;
+        let mut computed = Vec::with_capacity(self.stored.len());
         for &r in self.stored {
             let mut values = Vec::with_capacity(n_groups);
             for group in 0..n_groups {
                 values.push(self.register(e, r, group, &mut iteration)?);
             }
+            match reads_first {
+                true => computed.push((r, values)),
+                false => self.store(e, r, &values, &iteration),
+            }
+        }
+        for (r, values) in computed {
             self.store(e, r, &values, &iteration);
         }
         Ok(())

@@ -44,7 +44,7 @@ pub(super) struct VectorMap {
     bytes: Vec<bool>,
     /// Tile of the workspace that holds a register between stages.
     tiles: Vec<Option<usize>>,
-    n_tiles: usize,
+    pub(super) n_tiles: usize,
 }
 
 /// The plan as text: loops with the strides of leaves and outputs, then the program by stages.
@@ -203,6 +203,31 @@ impl VectorMap {
     /// Elements of each result.
     pub(super) fn n_items(&self) -> usize {
         self.outer.iter().map(|a| a.extent).product::<usize>() * self.inner.extent
+    }
+
+    /// Leaves, each with an output that may be the same bytes: every element of the leaf is read once, before the same
+    /// element of the output is written. Pairs that exclude each other may both be there.
+    pub(super) fn in_place(&self) -> Vec<(usize, usize)> {
+        let leaves = &self.expression.leaves;
+        let n_outputs = self.expression.program.outputs.len();
+        // A later stage may read a leaf again.
+        if self.n_tiles > 0 && n_outputs > 1 {
+            return Vec::new();
+        }
+        let is_read_once = |value| leaves.iter().filter(|l| l.value == value).count() == 1;
+        let axes = || self.outer.iter().chain([&self.inner]);
+        let runs_alike = |leaf: usize, out: usize| {
+            axes().all(|axis| axis.extent == 1 || axis.strides[leaf] == axis.strides[out])
+        };
+        let pairs = (0..leaves.len()).flat_map(|leaf| (0..n_outputs).map(move |out| (leaf, out)));
+        let fits = |&(leaf, out): &(usize, usize)| {
+            let tensor = leaves.len() + out;
+            leaves[leaf].offset == self.out_offset
+                && self.bytes[leaf] == self.bytes[tensor]
+                && is_read_once(leaves[leaf].value)
+                && runs_alike(leaf, tensor)
+        };
+        pairs.filter(fits).collect()
     }
 
     /// Bytes of workspace per thread.

@@ -1,0 +1,222 @@
+//! Variables that a program uses where they are, and those that it changes there.
+
+use super::{Needs, Place};
+use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A variable that is read, and then assigned once at most, by nodes of the graph itself. So its reads are its value
+/// at the begin of the run, and what it is assigned is its value from the end of the run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Its container.
+    pub container: String,
+    /// Its name there.
+    pub name: String,
+    /// The nodes that read it.
+    pub reads: Vec<NodeId>,
+    /// The node that assigns it.
+    pub assignment: Option<NodeId>,
+}
+
+/// The variables of a graph that are used so, in the order of their names.
+pub(crate) fn residents(g: &Graph) -> Vec<Resident> {
+    let mut found: BTreeMap<(String, String), Option<Resident>> = BTreeMap::new();
+    for (id, node) in g.nodes() {
+        let own = node.op.class() == OpClass::State;
+        for ((container, name), _) in super::variable_uses(node) {
+            let key = (container.to_owned(), name.to_owned());
+            let entry = found.entry(key).or_insert_with(|| {
+                Some(Resident {
+                    container: container.to_owned(),
+                    name: name.to_owned(),
+                    reads: Vec::new(),
+                    assignment: None,
+                })
+            });
+            let follows = |r: &Resident| own && r.takes(g, node);
+            match entry.as_mut().filter(|r| follows(r)) {
+                Some(resident) => resident.add(id, node),
+                None => *entry = None,
+            }
+        }
+    }
+    found.into_values().flatten().collect()
+}
+
+impl Resident {
+    /// True when a node may be a further use.
+    fn takes(&self, g: &Graph, node: &Node) -> bool {
+        let first = self.reads.first().map(|&id| g.ty(g.node(id).outputs[0]));
+        let is_alike = !matches!(node.op, Op::ReadVariable { .. })
+            || first.is_none_or(|ty| ty == g.ty(node.outputs[0]));
+        self.assignment.is_none() && is_alike
+    }
+
+    fn add(&mut self, id: NodeId, node: &Node) {
+        match node.op {
+            Op::AssignVariable { .. } => self.assignment = Some(id),
+            _ => self.reads.push(id),
+        }
+    }
+}
+
+/// Fixes the places of values of variables. An assigned value that is at a fixed place already is copied from there.
+pub(super) fn fix_places(
+    g: &Graph,
+    residents: &[Resident],
+    roots: &[ValueId],
+    of_root: &mut BTreeMap<ValueId, Place>,
+) {
+    for (i, resident) in (0..).zip(residents) {
+        for &read in &resident.reads {
+            of_root.insert(g.node(read).outputs[0], Place::Variable(i));
+        }
+    }
+    for (i, resident) in (0..).zip(residents) {
+        if let Some(id) = resident.assignment {
+            let root = roots[g.node(id).inputs[0].0 as usize];
+            of_root.entry(root).or_insert(Place::Assigned(i));
+        }
+    }
+}
+
+/// A variable whose new value a kernel may write over the old one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Update {
+    /// Index of the resident.
+    pub(super) resident: u32,
+    /// The node of the kernel, and the numbers of the operand and of the result.
+    pub(super) node: NodeId,
+    pub(super) pair: (u32, u32),
+}
+
+impl Update {
+    /// The kernel that makes the value that a variable is assigned, if the value is where the variable's next value is, and the
+    /// kernel reads the old one.
+    fn of(
+        g: &Graph,
+        places: &[Option<Place>],
+        roots: &[ValueId],
+        i: u32,
+        id: NodeId,
+    ) -> Option<Update> {
+        let root = roots[g.node(id).inputs[0].0 as usize];
+        let Def::Node(node, result) = g.value(root).def else {
+            return None;
+        };
+        let at = |v: ValueId| places[v.0 as usize];
+        let inputs = &g.node(node).inputs;
+        let is_old = |v: &ValueId| at(*v) == Some(Place::Variable(i));
+        let operand = inputs.iter().position(is_old)?;
+        let is_alone = inputs.iter().filter(|v| is_old(v)).count() == 1;
+        let bytes = |v: ValueId| g.ty(v).size_bytes();
+        let fits = at(root) == Some(Place::Assigned(i)) && bytes(inputs[operand]) == bytes(root);
+        (is_alone && fits).then_some(Update {
+            resident: i,
+            node,
+            pair: (operand as u32, result),
+        })
+    }
+
+    /// True if the kernel's plan permits it.
+    pub(super) fn is_permitted(&self, needs: &Needs) -> bool {
+        let pairs = needs.in_place.get(&self.node);
+        needs.updates_in_place && pairs.is_some_and(|pairs| pairs.contains(&self.pair))
+    }
+}
+
+/// The updates of a graph, each after all other readers of the old value and after all that can fail: dependencies
+/// that say so are added. Variables whose old value is needed later have none.
+pub(super) fn updates(
+    g: &Graph,
+    needs: &Needs,
+    residents: &[Resident],
+    places: &[Option<Place>],
+    roots: &[ValueId],
+    deps: &mut [BTreeSet<NodeId>],
+) -> Vec<Update> {
+    let mut found = Vec::new();
+    let fallible: BTreeSet<NodeId> = match needs.updates_in_place {
+        true => fallible(g, residents),
+        false => return found,
+    };
+    for (i, resident) in (0..).zip(residents) {
+        let update = resident
+            .assignment
+            .and_then(|id| Update::of(g, places, roots, i, id));
+        let Some(update) = update.filter(|u| u.is_permitted(needs)) else {
+            continue;
+        };
+        let is_old = |v: ValueId| places[v.0 as usize] == Some(Place::Variable(i));
+        if g.outputs.iter().any(|o| is_old(o.value)) {
+            continue;
+        }
+        let mut before = readers(g, &is_old);
+        before.extend(&fallible);
+        before.remove(&update.node);
+        if descendants(update.node, deps).is_disjoint(&before) {
+            deps[update.node.0 as usize].extend(before);
+            found.push(update);
+        }
+    }
+    found
+}
+
+/// Nodes that read a value that `is_read`.
+fn readers(g: &Graph, is_read: &dyn Fn(ValueId) -> bool) -> BTreeSet<NodeId> {
+    let nodes = g
+        .nodes()
+        .filter(|(_, n)| n.inputs.iter().any(|&v| is_read(v)));
+    nodes.map(|(id, _)| id).collect()
+}
+
+/// Nodes that may fail in a run.
+fn fallible(g: &Graph, residents: &[Resident]) -> BTreeSet<NodeId> {
+    let in_place = residents
+        .iter()
+        .flat_map(|r| r.reads.iter().chain(&r.assignment));
+    let in_place: BTreeSet<NodeId> = in_place.copied().collect();
+    let nodes = g
+        .nodes()
+        .filter(|(id, n)| may_fail(g, n) && !in_place.contains(id));
+    nodes.map(|(id, _)| id).collect()
+}
+
+/// True for a node that may fail in a run: by an index out of range, a division of integers, a number of iterations,
+/// a transfer, or a variable without a value.
+pub(super) fn may_fail(g: &Graph, node: &Node) -> bool {
+    match (&node.op, node.op.class()) {
+        (Op::Map(ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod), _) => {
+            !g.ty(node.inputs[0]).dtype.is_float()
+        }
+        (Op::RoiAlign { .. }, _) => true,
+        (Op::If | Op::Cluster { .. }, _) => {
+            let inner = |r: &Graph| r.nodes().any(|(_, n)| may_fail(r, n));
+            node.regions.iter().any(inner)
+        }
+        (_, class) => matches!(
+            class,
+            OpClass::Gather
+                | OpClass::Scatter
+                | OpClass::Control
+                | OpClass::State
+                | OpClass::Transfer
+        ),
+    }
+}
+
+/// Nodes that must come after a node.
+fn descendants(of: NodeId, deps: &[BTreeSet<NodeId>]) -> BTreeSet<NodeId> {
+    let mut found = BTreeSet::from([of]);
+    let mut has_grown = true;
+    while has_grown {
+        has_grown = false;
+        for (id, before) in (0..).map(NodeId).zip(deps) {
+            if !found.contains(&id) && before.iter().any(|d| found.contains(d)) {
+                has_grown |= found.insert(id);
+            }
+        }
+    }
+    found.remove(&of);
+    found
+}
