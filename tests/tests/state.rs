@@ -200,3 +200,102 @@ fn a_timeout_ends_runs_that_never_would() {
     let args = ["run", "loop_without_end.onnx", "--timeout", "soon"];
     assert_eq!(gristmill(&hostile, &args).code, Some(2));
 }
+
+/// Two averages of x, the second of the first, and an element of x that is picked by `at`; the pick reads `at` plus 0 times the first
+/// average where `pick_is_last`. The second one's old value is an output where `shows_old`.
+fn averages(pick_is_last: bool, shows_old: bool) -> Graph {
+    let mut b = GraphBuilder::new("averages");
+    let x = b.input("x", DType::F32, [4]);
+    let at = b.input("at", DType::I64, [1]);
+    let half = b.scalar(DType::F32, 0.5);
+    let mut averaged = x;
+    for name in ["first", "second"] {
+        let old = b.variable(name, reals(&[1.0, 2.0, 3.0, 4.0])).unwrap();
+        let difference = b.map(ScalarOp::Sub, &[averaged, old]).unwrap();
+        let step = b.map(ScalarOp::Mul, &[difference, half]).unwrap();
+        averaged = b.add_(old, step).unwrap();
+        b.assign_variable(name, averaged).unwrap();
+        if shows_old && name == "second" {
+            b.output("old", old);
+        }
+    }
+    let from = if pick_is_last { averaged } else { x };
+    let y = b.add1(Op::Gather { axis: 0 }, &[from, at]).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+/// Names of the variables that are changed where they are.
+fn changed_in_place(model: &Compiled) -> Vec<String> {
+    let at = Tensor::from_slice(&[0i64], &[1]).unwrap();
+    let executable = model.for_inputs(&[reals(&[0.0; 4]), at]).unwrap();
+    let variables = executable.lowered.program.variables.iter();
+    let changed = variables.filter(|v| v.in_place);
+    changed.map(|v| v.name.clone()).collect()
+}
+
+#[test]
+fn updates_are_written_over_old_values_when_nothing_can_fail_any_more() {
+    for (pick_is_last, shows_old, expected) in [
+        (false, false, vec!["first", "second"]),
+        (false, true, vec!["first"]),
+        // A pick from the second average, which the first one decides: both stay until the run has ended.
+        (true, false, vec![]),
+    ] {
+        let graph = averages(pick_is_last, shows_old);
+        let in_place = compile(&graph, &options("cpu:1", 2)).unwrap();
+        assert_eq!(changed_in_place(&in_place), expected, "{graph}");
+        let mut apart = options("cpu:1", 2);
+        apart.updates_in_place = false;
+        let apart = compile(&graph, &apart).unwrap();
+        assert_eq!(changed_in_place(&apart), [""; 0]);
+        let run = |model: &Compiled, at: i64| {
+            let at = Tensor::from_slice(&[at], &[1]).unwrap();
+            let outputs = model.run([("x", reals(&[5.0, 6.0, 7.0, 8.0])), ("at", at)]);
+            outputs.map(|o| o["y"].as_slice::<f32>().to_vec())
+        };
+        for round in 0..4 {
+            let y = [&in_place, &apart].map(|model| run(model, round).unwrap());
+            assert_eq!(y[0], y[1]);
+            let held = ["first", "second"].map(|name| value(&in_place, name));
+            let wanted = ["first", "second"].map(|name| value(&apart, name));
+            assert_eq!(held, wanted);
+            for model in [&in_place, &apart] {
+                let error = run(model, 9).unwrap_err().to_string();
+                assert!(error.contains("out of range"), "{error}");
+            }
+            let after = ["first", "second"].map(|name| value(&in_place, name));
+            assert_eq!(after, held, "a run that fails has changed nothing");
+        }
+        assert_eq!(value(&in_place, "first"), [4.75, 5.75, 6.75, 7.75]);
+    }
+}
+
+/// Assignments that later ones replace, reads after them, and a swap: each variable gets the old value of the other.
+#[test]
+fn values_are_forwarded_and_old_ones_stay_until_the_end() {
+    let mut b = GraphBuilder::new("swap");
+    let x = b.input("x", DType::F32, [2]);
+    let (v, w) = (
+        b.variable("v", reals(&[1.0, 2.0])).unwrap(),
+        b.variable("w", reals(&[3.0, 4.0])).unwrap(),
+    );
+    b.assign_variable("v", x).unwrap();
+    let seen = b.read_variable("v", DType::F32, [2usize]).unwrap();
+    b.output("seen", seen);
+    b.assign_variable("v", w).unwrap();
+    b.assign_variable("w", v).unwrap();
+    let graph = b.finish().unwrap();
+    for level in [0, 2] {
+        for devices in ["cpu:1", "cpu:2"] {
+            let model = compile(&graph, &options(devices, level)).unwrap();
+            for round in 0..3 {
+                let outputs = model.run([("x", reals(&[7.0, 8.0]))]).unwrap();
+                assert_eq!(outputs["seen"].as_slice::<f32>(), [7.0, 8.0]);
+                let swapped = [vec![3.0, 4.0], vec![1.0, 2.0]];
+                let [v, w] = ["v", "w"].map(|name| value(&model, name));
+                assert_eq!([&v, &w], [&swapped[round % 2], &swapped[1 - round % 2]]);
+            }
+        }
+    }
+}
