@@ -40,7 +40,7 @@ impl Program {
 impl Program {
     /// The buffers that a variable is read into or assigned from, each with the variable's index; those of
     /// sub-programs are not among them.
-    pub(crate) fn variable_buffers(&self) -> Vec<(u32, &Buffer)> {
+    pub fn variable_buffers(&self) -> Vec<(u32, &Buffer)> {
         let mut found = Vec::new();
         for partition in &self.partitions {
             let places = partition.buffers.iter().filter_map(|b| match b.loc {
