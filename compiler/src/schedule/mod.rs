@@ -93,7 +93,7 @@ pub struct Schedule {
     pub places: Vec<Place>,
     /// Variables that are used where they are. Their reads do nothing, nor do assignments of a value that is at its place.
     pub residents: Vec<Resident>,
-    /// Those whose next value is written over the old one.
+    /// Indices of the residents whose next value is written over the old one.
     pub in_place: BTreeSet<u32>,
     /// Arena offsets of the buffers of [`Needs::scratch`].
     pub scratch: BTreeMap<NodeId, Vec<usize>>,

@@ -344,7 +344,7 @@ struct Place {
 }
 
 impl Residents {
-    /// Those of a program that was validated, declared where need be.
+    /// The residents of a validated program, declared where need be.
     pub(crate) fn of(program: &Program, resources: &Resources) -> Result<Residents, Error> {
         let place = |resident: Resident| {
             let spec = &program.variables[resident.variable as usize];
