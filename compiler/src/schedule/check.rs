@@ -303,7 +303,8 @@ impl Checker<'_> {
             .filter(|(_, r)| *r == result)
             .map(|(x, _)| inputs[*x as usize]);
         let n_old = inputs.iter().filter(|&&v| self.is_old(v, i)).count();
-        let may = self.needs.updates_in_place && n_old == 1;
+        let may_fail = residents::may_fail(self.g, self.g.node(id));
+        let may = self.needs.updates_in_place && n_old == 1 && !may_fail;
         (may && operands.any(|v| self.is_old(v, i))).then_some(id)
     }
 

@@ -148,7 +148,8 @@ pub(super) fn updates(
             continue;
         };
         let is_old = |v: ValueId| places[v.0 as usize] == Some(Place::Variable(i));
-        if g.outputs.iter().any(|o| is_old(o.value)) {
+        let is_shown = g.outputs.iter().any(|o| is_old(o.value));
+        if is_shown || fallible.contains(&update.node) {
             continue;
         }
         let mut before = readers(g, &is_old);
