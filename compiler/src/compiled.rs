@@ -10,7 +10,7 @@ use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::print::PrintOptions;
-use crate::ir::{Bindings, Graph, Type};
+use crate::ir::{Bindings, Dim, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{MAX_DIM_SIZE, Options};
@@ -24,10 +24,12 @@ use crate::report::{Pass, Scope};
 use crate::specialisations::{Held, Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
+use gristmill_runtime::command::state::Variable;
 use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Lanes, Pool, Resources, Transaction};
 use gristmill_runtime::image::Spool;
 use gristmill_runtime::program::Program;
+use gristmill_runtime::safetensors::label;
 use gristmill_runtime::{DeviceName, Tensor};
 use open::{Closed, Open};
 use segmented::{PartShapes, Segmented, Watch};
@@ -389,13 +391,21 @@ impl Compiled {
         (0..self.inputs.len()).all(|i| self.declared_shape(i).is_ok())
     }
 
-    /// Variables that the graph uses, named `CONTAINER/NAME` but for those of the session's own
-    /// container, with the types of their first uses.
-    pub(crate) fn variables(&self) -> Vec<(String, Type)> {
-        match &self.source {
-            Source::Onnx(_) => Vec::new(),
-            Source::Graph(g) => g.variables(),
-        }
+    /// Variables that the graph uses.
+    pub(crate) fn variables(&self) -> Vec<Variable> {
+        let Source::Graph(graph) = &self.source else {
+            return Vec::new();
+        };
+        let known = graph.variables().into_iter();
+        let known = known.map(|((container, name), ty)| Variable {
+            label: label(&container, &name),
+            container,
+            name,
+            dtype: ty.dtype,
+            dims: ty.shape.iter().map(Dim::as_usize).collect(),
+            type_text: ty.to_string(),
+        });
+        known.collect()
     }
 
     /// Names of the outputs. A sequence is one; its elements are results of their own, see [`Outputs::elements`].

@@ -3,5 +3,6 @@
 pub mod accuracy;
 pub mod given;
 pub mod output;
+pub mod state;
 pub mod summary;
 pub mod times;

@@ -1,7 +1,7 @@
 //! Executes compiled gristmill programs: tensors, devices, the plain-data [`program::Program`] and the executor.
 //!
 //! This crate never sees ONNX, egg or Cranelift: an ahead-of-time binary links it and `gristmill-kernels` only. Without its default
-//! features (`cuda`, for GPUs, and `npz`, for NumPy files) it is what an [`image`] of a program for CPUs needs, and no more.
+//! features (`cuda`, for GPUs, `npz`, for NumPy files, and `safetensors`, for saved variables) it is what an [`image`] of a program for CPUs needs, and no more.
 
 pub use gristmill_kernels::float8;
 pub use half;
@@ -10,7 +10,7 @@ pub use ndarray;
 
 #[cfg(feature = "ndarray")]
 mod arrays;
-#[cfg(feature = "npz")]
+#[cfg(all(feature = "npz", feature = "safetensors"))]
 pub mod command;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -32,6 +32,8 @@ pub mod perf;
 pub mod printable;
 pub mod product;
 pub mod program;
+#[cfg(feature = "safetensors")]
+pub mod safetensors;
 pub mod status;
 mod sync;
 pub mod tensor;

@@ -3,6 +3,7 @@
 mod damage;
 
 use crate::process::{Ended, gristmill, kit};
+use gristmill::{Tensor, write_npz};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,6 +107,45 @@ fn check_bench_keys(folder: &Path, program: &Path) {
 }
 
 /// Errors of a verb for a file that is no model.
+#[test]
+fn an_executable_keeps_its_state_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("counter");
+    let output = program.to_str().unwrap();
+    let model = ["compile", "c/counter.ir", "-o", output, "--kit", kit()];
+    compiled(&data("."), &model);
+    let x = Tensor::from(vec![1f32, 2.0]);
+    x.to_npy(dir.path().join("v.npy")).unwrap();
+    write_npz(dir.path().join("x.npz"), [("x", &x)]).unwrap();
+    let counted = |flags: &[&str]| {
+        let words = [&["--inputs", "x.npz"], flags].concat();
+        let (code, out, err) = run(&program, dir.path(), &words);
+        (code, out + &err)
+    };
+    let (code, said) = counted(&["--variable", "v=v.npy", "--save-state", "s"]);
+    assert!(
+        code == Some(0) && said.contains("[2.000000, 4.000000]"),
+        "{said}"
+    );
+    let (code, said) = counted(&["--state", "s", "--save-state", "s"]);
+    assert!(
+        code == Some(0) && said.contains("[3.000000, 6.000000]"),
+        "{said}"
+    );
+    let of_model = ["run", "c/counter.ir", "--state"];
+    let file = dir.path().join("s");
+    let said = gristmill(
+        &data("."),
+        &[&of_model[..], &[file.to_str().unwrap()]].concat(),
+    );
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let (code, said) = counted(&["--state", "x.npz"]);
+    assert!(
+        code == Some(2) && said.contains("not a safetensors file"),
+        "{said}"
+    );
+}
+
 fn refused(folder: &Path, words: &[&str]) -> String {
     let ended = gristmill(folder, words);
     assert_eq!(ended.code, Some(2), "{words:?}: {}", ended.stderr);

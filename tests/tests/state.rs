@@ -175,7 +175,7 @@ fn variables_are_set_on_the_command_line() {
     );
     let unset = run(&[]);
     assert_eq!(unset.code, Some(2));
-    let hint = "read before it was assigned (try: --variable NAME=FILE.npy gives it a value)";
+    let hint = "(try: --variable NAME=FILE.npy or --state FILE.safetensors gives it a value)";
     assert!(unset.stderr.contains(hint), "{}", unset.stderr);
     for (flag, said) in [
         ("sun=v.npy", "\"sum\""),
@@ -186,6 +186,82 @@ fn variables_are_set_on_the_command_line() {
         assert_eq!(ended.code, Some(2), "{flag}");
         assert!(ended.stderr.contains(said), "{flag}: {}", ended.stderr);
     }
+}
+
+#[test]
+fn variables_are_saved_and_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut b = GraphBuilder::new("scoped");
+    let x = b.input("x", DType::F32, [2]);
+    let sum = b.variable("sum", reals(&[0.0, 0.0])).unwrap();
+    let sum = b.add_(sum, x).unwrap();
+    let sum = b.assign_variable("sum", sum).unwrap();
+    b.output("y", sum);
+    let graph = b.finish().unwrap();
+    let scoped = graph.to_string().replace(
+        "container = \"\", name = \"sum\"",
+        "container = \"a\", name = \"b/sum\"",
+    );
+    std::fs::write(folder.path().join("sum.ir"), graph.to_string()).unwrap();
+    std::fs::write(folder.path().join("scoped.ir"), scoped).unwrap();
+    reals(&[1.0, 2.0])
+        .to_npy(folder.path().join("x.npy"))
+        .unwrap();
+    let run = |model: &str, flags: &[&str]| {
+        let args = ["run", model, "--input", "x=x.npy"];
+        gristmill(folder.path(), &[&args[..], flags].concat())
+    };
+    let twice = ["--state", "s", "--save-state", "s"];
+    for model in ["sum.ir", "scoped.ir"] {
+        let first = run(model, &["--save-state", "s"]);
+        assert_eq!(first.code, Some(0), "{}", first.stderr);
+        let second = run(model, &twice);
+        assert!(
+            second.stdout.contains("[2.000000, 4.000000]"),
+            "{}",
+            second.stdout
+        );
+        assert_eq!(second.stderr, "");
+        let third = run(model, &twice);
+        assert!(
+            third.stdout.contains("[3.000000, 6.000000]"),
+            "{}",
+            third.stdout
+        );
+    }
+    // The file is that of the other model now.
+    let other = run("sum.ir", &twice);
+    assert_eq!(other.code, Some(2));
+    let said = "s: unknown variable \"a/b/sum\"; known: sum";
+    assert!(other.stderr.contains(said), "{}", other.stderr);
+
+    let resources = gristmill::Resources::default();
+    resources.load(folder.path().join("s")).unwrap();
+    let value = resources.get("a", "b/sum").unwrap();
+    assert_eq!(value.as_slice::<f32>(), [3.0, 6.0]);
+    resources.set("", "sum", &reals(&[1.0])).unwrap();
+    resources.save(folder.path().join("s")).unwrap();
+    let short = run("sum.ir", &twice);
+    assert_eq!(short.code, Some(2));
+    let nothing = gristmill::Resources::default();
+    nothing.save(folder.path().join("s")).unwrap();
+    let fresh = run("sum.ir", &twice);
+    assert!(
+        fresh.stdout.contains("[1.000000, 2.000000]"),
+        "{}",
+        fresh.stdout
+    );
+    assert_eq!(
+        fresh.stderr,
+        "s has no value for: sum; they keep their initial ones\n"
+    );
+    let wrong = gristmill::Resources::default();
+    wrong.set("a", "b/sum", &Tensor::scalar(1i64)).unwrap();
+    wrong.save(folder.path().join("s")).unwrap();
+    let before = resources.get("a", "b/sum");
+    let e = resources.load(folder.path().join("s")).unwrap_err();
+    assert!(e.to_string().contains("is f32, expected i64"), "{e}");
+    assert_eq!(resources.get("a", "b/sum"), before);
 }
 
 #[test]

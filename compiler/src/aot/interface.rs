@@ -1,7 +1,8 @@
 //! The interface of a library in other languages: a header for C and C++, a module for Python.
 
 use gristmill_runtime::DType;
-use gristmill_runtime::command::given::{dims_text, type_text, variables};
+use gristmill_runtime::command::given::{dims_text, type_text};
+use gristmill_runtime::command::state::variables;
 use gristmill_runtime::image::{About, Fixed};
 use gristmill_runtime::program::{IoSpec, Program};
 use std::collections::BTreeSet;
@@ -207,10 +208,7 @@ impl Interface<'_> {
         let found = found.unwrap_or_default();
         let lines: BTreeSet<String> = found
             .iter()
-            .map(|v| {
-                let IoSpec { name, dtype, shape } = &v.spec;
-                format!("{indent}\"{}\": {dtype}{shape:?}\n", plain(name))
-            })
+            .map(|v| format!("{indent}\"{}\": {}\n", plain(&v.label), v.type_text))
             .collect();
         match lines.is_empty() {
             true => format!("{indent}none\n"),

@@ -12,8 +12,9 @@ use crate::options::DimRange;
 use crate::units::{printable, size};
 use gristmill_runtime::command::given::{
     check_names, check_ranks, checked, cpu_text, dims_text, has_shape, input_names, n_elements,
-    no_code, only, set_variables, shapes_text, value_text, variables,
+    no_code, only, shapes_text, value_text,
 };
+use gristmill_runtime::command::state::variables;
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::exec::{ExecOptions, Executor, Lanes, Pool, Resources};
 use gristmill_runtime::files;
@@ -43,6 +44,7 @@ pub fn open(path: &Path) -> Result<Image> {
 /// A program of an image that is ready to run, and its inputs.
 pub struct Ready {
     pub lanes: Lanes,
+    pub resources: Arc<Resources>,
     pub program: Arc<Program>,
     pub inputs: Inputs,
 }
@@ -61,7 +63,7 @@ impl Ready {
         let inputs = gather(args, &given, chosen)?;
         announce(&image, chosen, &inputs);
         let resources = Arc::new(Resources::default());
-        set_variables(&args.variable, &program, &resources)?;
+        args.set_variables(&variables(&program), &resources)?;
         let threads = flags.threads.map_or_else(n_cores, usize::from);
         let options = ExecOptions {
             pool: Arc::new(Pool::new(threads)),
@@ -71,6 +73,7 @@ impl Ready {
         let lanes = Lanes::concurrent(program.clone(), &options, threads)?;
         Ok(Ready {
             lanes,
+            resources: options.resources,
             program,
             inputs,
         })
@@ -239,7 +242,7 @@ fn print(image: &Image, chosen: Option<Variant>) {
             .iter()
             .for_each(|o| outln!("{}", value_text("output", o)));
         for variable in variables(program) {
-            outln!("{}", value_text("variable", &variable.spec));
+            outln!("{variable}");
         }
     }
     for v in image.variants() {

@@ -2,7 +2,7 @@
 
 use super::output::errln;
 use super::{load, parse};
-use crate::compiled::{Compiled, InputShapes, Source, fits};
+use crate::compiled::{Compiled, InputShapes, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::indexed::indexed_extents;
 use crate::ir::{Bindings, Type};
@@ -12,8 +12,10 @@ use crate::rng::Rng;
 use crate::units::printable;
 use crate::{DType, Tensor};
 use clap::Args;
-use gristmill_runtime::command::given::{as_declared, variable_and_file};
+use gristmill_runtime::command::given::as_declared;
+use gristmill_runtime::command::state::{self, StateFlags, Variable};
 use gristmill_runtime::dtype::Element;
+use gristmill_runtime::exec::Resources;
 use gristmill_runtime::{npy, with_dtype};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,9 @@ pub struct InputArgs {
     /// Value of a variable of the graph before the run, from a NumPy file; CONTAINER/NAME for one of a container.
     #[arg(long, value_name = "NAME=FILE.npy")]
     pub variable: Vec<String>,
+    /// Values of variables before the run, from a safetensors file as --save-state writes.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub state: Option<PathBuf>,
     /// Ends a run that takes longer, e.g. `10s` or `2m`, with exit code 5.
     #[arg(long, value_name = "TIME", value_parser = timeout)]
     pub timeout: Option<Duration>,
@@ -46,6 +51,21 @@ pub struct InputArgs {
     /// By default floats are normal, truth values true, and integers in the axis that they index, or else from 0 to 63.
     #[arg(long, value_name = "NAME=LOW..HIGH")]
     pub input_range: Vec<String>,
+}
+
+impl InputArgs {
+    /// Sets variables to the values of flags, and says which ones a file of state leaves as they are.
+    pub fn set_variables(&self, known: &[Variable], resources: &Resources) -> Result<()> {
+        let flags = StateFlags {
+            state: self.state.as_ref(),
+            variables: &self.variable,
+        };
+        let missing = state::set(&flags, known, resources)?;
+        if let (Some(path), false) = (&self.state, missing.is_empty()) {
+            errln!("{}", state::missing_text(path, &missing));
+        }
+        Ok(())
+    }
 }
 
 /// The inputs of one run, in the model's order.
@@ -68,7 +88,7 @@ impl Inputs {
     /// An error of a run, with a hint where random values may be the cause.
     pub fn explain(&self, e: Error) -> Error {
         if e.to_string().ends_with("is read before it was assigned") {
-            return e.hint("--variable NAME=FILE.npy gives it a value");
+            return e.hint("--variable NAME=FILE.npy or --state FILE.safetensors gives it a value");
         }
         if self.random.is_empty() || e.kind() != ErrorKind::InvalidInput {
             return e;
@@ -153,7 +173,7 @@ impl Given {
 
 /// Collects the inputs of one run, and sets the variables that flags give.
 pub fn gather(args: &InputArgs, given: Given, compiled: &Compiled) -> Result<Inputs> {
-    set_variables(&args.variable, compiled)?;
+    args.set_variables(&compiled.variables(), compiled.resources())?;
     let given = match &args.test_data {
         Some(folder) => return test_data(folder, given, compiled),
         None => checked(given, compiled)?,
@@ -208,25 +228,6 @@ fn checked(list: Given, compiled: &Compiled) -> Result<BTreeMap<String, Tensor>>
         }
     }
     Ok(given)
-}
-
-fn set_variables(flags: &[String], compiled: &Compiled) -> Result<()> {
-    let known = compiled.variables();
-    for flag in flags {
-        let (label, path) = variable_and_file(flag)?;
-        let labels = known.iter().map(|(label, _)| label.as_str());
-        let ty = known.iter().find(|(known, _)| known == label);
-        let (_, ty) = ty.ok_or_else(|| Error::invalid(unknown("variable", label, labels)))?;
-        let value = as_declared(Tensor::from_npy(path)?, ty.dtype)?;
-        if !fits(ty, &value) {
-            let (dtype, shape) = (value.dtype(), value.shape());
-            let message = format!("variable {label:?}: expected {ty}, got {dtype}{shape:?}");
-            return Err(Error::invalid(message));
-        }
-        let (container, name) = label.rsplit_once('/').unwrap_or(("", label));
-        compiled.resources().set(container, name, &value)?;
-    }
-    Ok(())
 }
 
 /// The parts of a flag `--input`.

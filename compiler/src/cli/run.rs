@@ -16,11 +16,13 @@ use crate::units::{printable, time_ns};
 use clap::Args;
 use gristmill_runtime::command::accuracy::{accuracy as accuracy_of, text as accuracy_text};
 use gristmill_runtime::command::summary::text;
+use gristmill_runtime::exec::Resources;
 use gristmill_runtime::npy;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Arguments of `run`.
@@ -38,6 +40,9 @@ pub struct RunArgs {
     /// Write the outputs to a NumPy archive.
     #[arg(long, value_name = "FILE.npz")]
     outputs: Option<PathBuf>,
+    /// Write the values of all variables after the run to a safetensors file, which --state reads.
+    #[arg(long, value_name = "FILE.safetensors")]
+    save_state: Option<PathBuf>,
     /// Largest allowed relative difference from the expected outputs of --test-data.
     #[arg(long, default_value = "1e-3", value_parser = parse::tolerance)]
     rtol: f64,
@@ -54,6 +59,7 @@ pub struct RunArgs {
 
 /// Results of the run, and times in ns.
 struct Ran {
+    resources: Arc<Resources>,
     /// The model's declared outputs; none of a graph or an image.
     declared: Vec<Declared>,
     inputs: Inputs,
@@ -80,6 +86,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
     };
     if let Some(path) = &args.outputs {
         npy::write_npz(path, ran.outputs.iter())?;
+    }
+    if let Some(path) = &args.save_state {
+        ran.resources.save(path)?;
     }
     if args.json {
         print_json("run", ran.json(args));
@@ -118,6 +127,7 @@ fn compile_and_run(args: &RunArgs) -> Result<Ran> {
         Source::Onnx(m) => m.declared_outputs()?,
     };
     Ok(Ran {
+        resources: compiled.resources().clone(),
         declared,
         n_segments: compiled.n_segments(),
         inputs,
@@ -148,6 +158,7 @@ fn run_image(args: &RunArgs) -> Result<Ran> {
     let labels = args.labels.as_deref();
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
     Ok(Ran {
+        resources: ready.resources,
         declared: Vec::new(),
         inputs: ready.inputs,
         outputs,

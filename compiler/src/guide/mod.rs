@@ -5,6 +5,7 @@
 //!   bare problems and their files.
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
 //! - [`quantised`]: models in 8-bit integers.
+//! - [`state`]: variables, updates in place, files of state.
 //! - [`caching`]: code per shape, measured times, the cache folder, tuning.
 //! - [`ahead_of_time`]: executables, libraries and images, which run without a compiler.
 //! - [`command_line`]: inputs, dims, limits of the search, exit codes, JSON.
@@ -34,3 +35,6 @@ pub mod placement {}
 
 #[doc = include_str!("quantised.md")]
 pub mod quantised {}
+
+#[doc = include_str!("state.md")]
+pub mod state {}

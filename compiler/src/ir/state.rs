@@ -101,19 +101,13 @@ impl Graph {
         self.nodes().any(|(_, node)| assigns(node))
     }
 
-    /// The variables, named `CONTAINER/NAME` where they have a container, with the types of their
-    /// first uses.
-    pub fn variables(&self) -> Vec<(String, Type)> {
+    /// The variables by container and name, with the types of their first uses.
+    pub fn variables(&self) -> BTreeMap<Variable, Type> {
         let mut first = BTreeMap::new();
         for (variable, used) in uses(self) {
-            first.entry(variable).or_insert(used);
+            first.entry(variable).or_insert_with(|| used.ty.clone());
         }
-        let label = |(container, name): Variable| match container.is_empty() {
-            true => name,
-            false => format!("{container}/{name}"),
-        };
-        let typed = first.into_iter();
-        typed.map(|(v, used)| (label(v), used.ty.clone())).collect()
+        first
     }
 
     /// Errors, naming both nodes, when a variable is used with types that cannot meet, or with two

@@ -22,6 +22,16 @@ const FLAGS: &[(&str, &str, &str)] = &[
         "NAME=FILE.npy",
         "Value of a variable before the run, any number of times",
     ),
+    (
+        "state",
+        "FILE.safetensors",
+        "Values of variables before the run, as --save-state writes them",
+    ),
+    (
+        "save-state",
+        "FILE.safetensors",
+        "Write the values of all variables after the run",
+    ),
     ("threads", "N", "Threads to use; all cores by default"),
     ("bench", "", "Time repeated runs"),
     (
@@ -44,6 +54,8 @@ pub struct Args {
     pub outputs: Option<PathBuf>,
     pub labels: Option<PathBuf>,
     pub variables: Vec<String>,
+    pub state: Option<PathBuf>,
+    pub save_state: Option<PathBuf>,
     pub threads: Option<usize>,
     pub bench: bool,
     pub info: bool,
@@ -84,12 +96,14 @@ impl Args {
         let runs = [
             ("inputs", self.inputs.is_some()),
             ("variable", !self.variables.is_empty()),
+            ("state", self.state.is_some()),
             ("threads", self.threads.is_some()),
             ("bench", self.bench),
         ];
         let results = [
             ("outputs", self.outputs.is_some()),
             ("labels", self.labels.is_some()),
+            ("save-state", self.save_state.is_some()),
         ];
         let given = |list: &[(&'static str, bool)]| list.iter().find(|f| f.1).map(|f| f.0);
         let (switch, idle) = match (self.info, self.bench) {
@@ -117,6 +131,8 @@ impl Args {
             "inputs" => once(&mut self.inputs, value),
             "outputs" => once(&mut self.outputs, value),
             "labels" => once(&mut self.labels, value),
+            "state" => once(&mut self.state, value),
+            "save-state" => once(&mut self.save_state, value),
             "variable" => {
                 self.variables.push(value);
                 Ok(())
@@ -164,7 +180,7 @@ pub fn usage(program: &str) -> String {
     let mut text = format!("Usage: {program} --inputs FILE.npz [FLAGS]\n\nFlags:\n");
     for (name, value, meaning) in FLAGS {
         let flag = format!("--{name} {value}");
-        text += &format!("  {flag:<26} {meaning}\n");
+        text += &format!("  {flag:<30} {meaning}\n");
     }
     text + "\n" + EXIT_CODES
 }

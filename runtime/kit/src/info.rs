@@ -5,8 +5,9 @@ use crate::json::{Json, map};
 use crate::load::load;
 use crate::print_json;
 use gristmill_runtime::Error;
-use gristmill_runtime::command::given::{cpu_text, dims_text, shapes_text, value_text, variables};
+use gristmill_runtime::command::given::{cpu_text, dims_text, shapes_text, value_text};
 use gristmill_runtime::command::output;
+use gristmill_runtime::command::state::variables;
 use gristmill_runtime::image::{Image, Variant};
 use gristmill_runtime::printable::printable;
 use gristmill_runtime::program::IoSpec;
@@ -38,7 +39,7 @@ fn print(image: &Image) {
         let inputs = program.inputs.iter().map(|i| value_text("input ", i));
         let outputs = program.outputs.iter().map(|o| value_text("output", o));
         let variables = variables(program).into_iter();
-        let variables = variables.map(|v| value_text("variable", &v.spec));
+        let variables = variables.map(|v| v.to_string());
         inputs
             .chain(outputs)
             .chain(variables)

@@ -11,18 +11,19 @@ mod host;
 mod load;
 mod message;
 
-use gristmill_runtime::command::given::{cpu_text, variables};
+use gristmill_runtime::command::given::cpu_text;
+use gristmill_runtime::command::state::{self, Variable, variables};
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::exec::{ExecOptions, Executor, Pool, Resources};
 use gristmill_runtime::image::Image;
-use gristmill_runtime::nearest::unknown;
-use gristmill_runtime::program::{IoSpec, Program, VariableSpec};
+use gristmill_runtime::program::{IoSpec, Program};
 use gristmill_runtime::{DType, Error, Tensor};
 use host::{Host, Parallel};
 use load::load;
 use message::guarded;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// The name of a function as a compiler finds it: the first 48 letters are room for the name of a model.
@@ -80,6 +81,9 @@ pub struct Model {
     options: ExecOptions,
     /// By variant; made when one first runs, but for the first.
     executors: Vec<OnceLock<Result<Executor, Error>>>,
+    variables: Vec<Variable>,
+    /// Of the variables.
+    labels: Vec<CString>,
     description: CString,
 }
 
@@ -116,11 +120,14 @@ impl Model {
             about.version
         );
         let executors = image.programs().iter().map(|_| OnceLock::new());
+        let variables = all_variables(image);
         let model = Model {
             image,
+            labels: variables.iter().map(|v| c_text(&v.label)).collect(),
+            variables,
             options,
             executors: executors.collect(),
-            description: CString::new(text.replace('\0', " ")).unwrap_or_default(),
+            description: c_text(&text),
         };
         // Errors come when a model is opened, and its variables have their initial values.
         model.executor(0)?;
@@ -135,16 +142,22 @@ impl Model {
         let make = || Executor::new(self.image.programs()[variant].clone(), &self.options);
         made.get_or_init(make).as_ref().map_err(Error::clone)
     }
+}
 
-    /// The variable of a label, with its type.
-    fn variable(&self, label: &str) -> Result<(&VariableSpec, IoSpec), Error> {
-        let all = self.image.programs().iter();
-        let all: Vec<_> = all.flat_map(|p| variables(p)).collect();
-        let labels = all.iter().map(|v| v.spec.name.as_str());
-        let found = all.iter().find(|v| v.spec.name == label);
-        let found = found.ok_or_else(|| Error::invalid(unknown("variable", label, labels)))?;
-        Ok((found.variable, found.spec.clone()))
+/// The variables of all variants.
+fn all_variables(image: &Image) -> Vec<Variable> {
+    let mut all: Vec<Variable> = Vec::new();
+    for own in image.programs().iter().flat_map(|p| variables(p)) {
+        if all.iter().all(|known| known.label != own.label) {
+            all.push(own);
+        }
     }
+    all
+}
+
+/// A text for callers.
+fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
 fn null(name: &str) -> Error {
@@ -294,8 +307,9 @@ pub unsafe extern "C" fn set(
     guarded(|| {
         // SAFETY: by the header's contract.
         let (model, name) = unsafe { (model(handle)?, text("name", name)?) };
-        let (variable, spec) = model.variable(name)?;
-        check_size(&spec, bytes)?;
+        let variable = state::variable(&model.variables, name)?;
+        let shape: Vec<usize> = variable.dims.iter().flatten().copied().collect();
+        check_size(variable, &shape, bytes)?;
         if value.is_null() && bytes > 0 {
             return Err(null("value"));
         }
@@ -304,7 +318,7 @@ pub unsafe extern "C" fn set(
             // SAFETY: the caller has so many bytes.
             _ => unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) },
         };
-        let value = Tensor::from_bytes(spec.dtype, &spec.shape, value)?;
+        let value = Tensor::from_bytes(variable.dtype, &shape, value)?;
         let resources = &model.options.resources;
         resources.set(&variable.container, &variable.name, &value)
     })
@@ -321,17 +335,13 @@ pub unsafe extern "C" fn get(
     guarded(|| {
         // SAFETY: by the header's contract.
         let (model, name) = unsafe { (model(handle)?, text("name", name)?) };
-        let (variable, spec) = model.variable(name)?;
+        let variable = state::variable(&model.variables, name)?;
         let resources = &model.options.resources;
         let held = resources.get(&variable.container, &variable.name);
         let held = held.ok_or_else(|| {
             Error::invalid(format!("variable {name:?} is read before it was assigned"))
         })?;
-        check_size(&spec, bytes)?;
-        if held.size_bytes() != bytes {
-            let message = format!("variable {name:?} has the shape {:?} now", held.shape());
-            return Err(Error::invalid(message));
-        }
+        check_size(variable, held.shape(), bytes)?;
         if value.is_null() && bytes > 0 {
             return Err(null("value"));
         }
@@ -343,16 +353,45 @@ pub unsafe extern "C" fn get(
     })
 }
 
-fn check_size(spec: &IoSpec, bytes: usize) -> Result<(), Error> {
-    let n = spec.shape.iter().product::<usize>() * spec.dtype.size_bytes();
+fn check_size(variable: &Variable, shape: &[usize], bytes: usize) -> Result<(), Error> {
+    let Variable { label, dtype, .. } = variable;
+    let n = shape.iter().product::<usize>() * dtype.size_bytes();
     match n == bytes {
         true => Ok(()),
-        false => {
-            let IoSpec { name, dtype, shape } = spec;
-            let message = format!("variable {name:?}: {dtype}{shape:?} has {n} bytes, got {bytes}");
-            Err(Error::invalid(message))
-        }
+        false => Err(Error::invalid(format!(
+            "variable {label:?}: {dtype}{shape:?} has {n} bytes, got {bytes}"
+        ))),
     }
+}
+
+/// The label of a variable by number, NULL behind the last one.
+#[unsafe(export_name = reserved!("variable"))]
+pub unsafe extern "C" fn variable(handle: *const Model, number: u32) -> *const c_char {
+    // SAFETY: by the header's contract.
+    let labels = unsafe { handle.as_ref() }.map(|model| &model.labels);
+    let label = labels.and_then(|all| all.get(number as usize));
+    label.map_or(std::ptr::null(), |label| label.as_ptr())
+}
+
+/// Writes all variables to a file.
+#[unsafe(export_name = reserved!("save"))]
+pub unsafe extern "C" fn save(handle: *const Model, path: *const c_char) -> u32 {
+    guarded(|| {
+        // SAFETY: by the header's contract.
+        let (model, path) = unsafe { (model(handle)?, text("path", path)?) };
+        model.options.resources.save(path)
+    })
+}
+
+/// Sets variables to the values of a file.
+#[unsafe(export_name = reserved!("load"))]
+pub unsafe extern "C" fn load_state(handle: *const Model, path: *const c_char) -> u32 {
+    guarded(|| {
+        // SAFETY: by the header's contract.
+        let (model, path) = unsafe { (model(handle)?, text("path", path)?) };
+        let resources = &model.options.resources;
+        state::load(Path::new(path), &model.variables, resources).map(drop)
+    })
 }
 
 /// Puts all variables back to their initial values.

@@ -6,10 +6,10 @@ use crate::load::load;
 use crate::print_json;
 use gristmill_runtime::command::accuracy::{self, accuracy};
 use gristmill_runtime::command::given::{
-    Given, check_names, check_ranks, checked, has_shape, n_elements, no_code, only, set_variables,
-    type_text,
+    Given, check_names, check_ranks, checked, has_shape, n_elements, no_code, only, type_text,
 };
 use gristmill_runtime::command::output;
+use gristmill_runtime::command::state::{self, StateFlags, variables};
 use gristmill_runtime::command::summary::{self, Statistics};
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::exec::{ExecOptions, Executor, Pool, Resources};
@@ -24,6 +24,7 @@ use std::time::Instant;
 /// A program that is ready to run, and its inputs.
 pub struct Ready {
     pub executor: Executor,
+    pub resources: Arc<Resources>,
     pub inputs: Vec<Tensor>,
     /// Time from the start.
     pub open_ns: u64,
@@ -41,7 +42,14 @@ impl Ready {
         let program = chosen(&image, &given)?.clone();
         let inputs = in_order(&program, &given)?;
         let resources = Arc::new(Resources::default());
-        set_variables(&args.variables, &program, &resources)?;
+        let flags = StateFlags {
+            state: args.state.as_ref(),
+            variables: &args.variables,
+        };
+        let missing = state::set(&flags, &variables(&program), &resources)?;
+        if let (Some(path), false) = (&args.state, missing.is_empty()) {
+            eprintln!("{}", state::missing_text(path, &missing));
+        }
         let options = ExecOptions {
             pool: Arc::new(Pool::new(args.threads.unwrap_or_else(n_cores))),
             resources,
@@ -49,6 +57,7 @@ impl Ready {
         };
         Ok(Ready {
             executor: Executor::new(program, &options)?,
+            resources: options.resources,
             inputs,
             open_ns: started.elapsed().as_nanos() as u64,
         })
@@ -66,7 +75,9 @@ pub fn explain(e: Error) -> Error {
     match text.ends_with("is read before it was assigned") {
         true => Error::new(
             e.kind(),
-            format!("{text} (try: --variable NAME=FILE.npy gives it a value)"),
+            format!(
+                "{text} (try: --variable NAME=FILE.npy or --state FILE.safetensors gives it a value)"
+            ),
         ),
         false => e,
     }
@@ -124,6 +135,9 @@ pub fn run(args: &Args) -> Result<(), Error> {
     let right = right.transpose()?;
     if let Some(path) = &args.outputs {
         npy::write_npz(path, outputs.iter().copied())?;
+    }
+    if let Some(path) = &args.save_state {
+        ready.resources.save(path)?;
     }
     if args.json {
         print_json("run", to_json(&ready, run_ns, &outputs, right));

@@ -2,11 +2,10 @@
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::exec::Resources;
 use crate::image::Image;
 use crate::nearest::unknown;
 use crate::printable::printable;
-use crate::program::{IoSpec, Program, VariableSpec};
+use crate::program::{IoSpec, Program};
 use crate::tensor::Tensor;
 
 /// Tensors by name.
@@ -20,12 +19,6 @@ pub fn as_declared(tensor: Tensor, declared: DType) -> Result<Tensor, Error> {
         return tensor.with_bits_as(declared);
     }
     Ok(tensor)
-}
-
-/// The parts of a flag `--variable`.
-pub fn variable_and_file(flag: &str) -> Result<(&str, &str), Error> {
-    let parts = flag.split_once('=');
-    parts.ok_or_else(|| Error::invalid(format!("--variable {flag:?}: expected NAME=FILE.npy")))
 }
 
 /// The one tensor of a name, if there is one.
@@ -138,62 +131,4 @@ pub fn cpu_text(image: &Image) -> String {
         true => "any CPU".to_owned(),
         false => features.join(" "),
     }
-}
-
-/// A variable with the type of its first use.
-pub struct Variable<'p> {
-    /// The variable.
-    pub variable: &'p VariableSpec,
-    /// Its label as name, dtype and shape.
-    pub spec: IoSpec,
-}
-
-/// The variables of a program and its sub-programs, in the order of their first uses.
-pub fn variables(program: &Program) -> Vec<Variable<'_>> {
-    let mut found = Vec::new();
-    add_variables(program, &mut found);
-    found
-}
-
-fn add_variables<'p>(program: &'p Program, found: &mut Vec<Variable<'p>>) {
-    for (variable, buffer) in program.variable_buffers() {
-        let variable = &program.variables[variable as usize];
-        let spec = IoSpec::new(label(variable), buffer.dtype, &buffer.shape);
-        if found.iter().all(|known| known.spec.name != spec.name) {
-            found.push(Variable { variable, spec });
-        }
-    }
-    let steps = program.partitions.iter().flat_map(|p| &p.steps);
-    let bodies = steps.flat_map(|step| step.kind.sub_programs());
-    bodies.for_each(|body| add_variables(body, found));
-}
-
-/// `NAME`, or `CONTAINER/NAME`.
-fn label(spec: &VariableSpec) -> String {
-    match spec.container.as_str() {
-        "" => spec.name.clone(),
-        container => format!("{container}/{}", spec.name),
-    }
-}
-
-/// Sets the variables that flags `--variable` give, from NumPy files.
-pub fn set_variables(
-    flags: &[String],
-    program: &Program,
-    resources: &Resources,
-) -> Result<(), Error> {
-    let known = variables(program);
-    for flag in flags {
-        let (name, path) = variable_and_file(flag)?;
-        let labels = known.iter().map(|v| v.spec.name.as_str());
-        let found = known.iter().find(|v| v.spec.name == name);
-        let found = found.ok_or_else(|| Error::invalid(unknown("variable", name, labels)))?;
-        let value = as_specified(Tensor::from_npy(path)?, &found.spec);
-        let value = value.map_err(|e| e.context(format!("variable {name:?}")))?;
-        let VariableSpec {
-            container, name, ..
-        } = found.variable;
-        resources.set(container, name, &value)?;
-    }
-    Ok(())
 }

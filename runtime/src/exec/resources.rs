@@ -3,10 +3,14 @@
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::program::{Program, Resident, VariableSpec};
+#[cfg(feature = "safetensors")]
+use crate::safetensors::{self, Saved};
 use crate::sync::{alone, lock, shared};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::fmt;
+#[cfg(feature = "safetensors")]
+use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -133,6 +137,54 @@ impl Resources {
         Ok(())
     }
 
+    /// Writes the values of all variables to a [safetensors](crate::safetensors) file: those after the last run that ended well,
+    /// all of the same moment. Variables that were never assigned are not in it. An error leaves the file as it was.
+    #[cfg(feature = "safetensors")]
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        safetensors::write(path.as_ref(), &self.values()?)
+    }
+
+    /// Values of all variables that have one.
+    #[cfg(feature = "safetensors")]
+    fn values(&self) -> Result<Vec<Saved>, Error> {
+        let _reading = self.begin_as(false);
+        let variables = lock(&self.variables);
+        let mut values = Vec::new();
+        for ((container, name), variable) in variables.iter() {
+            let state = shared(&variable.state);
+            variable.check_whole(&state)?;
+            values.extend(state.value.iter().map(|value| Saved {
+                container: container.clone(),
+                name: name.clone(),
+                value: value.clone(),
+            }));
+        }
+        Ok(values)
+    }
+
+    /// Sets variables to the values of a [safetensors](crate::safetensors) file, declaring them if need be. Others stay as they are.
+    /// Errors, and sets none, when the file is damaged, or a variable has another dtype.
+    #[cfg(feature = "safetensors")]
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let values = safetensors::read(path)?;
+        self.restore(values).map_err(|e| e.context(path.display()))
+    }
+
+    /// Sets several variables at once, or none.
+    #[cfg(feature = "safetensors")]
+    pub(crate) fn restore(&self, values: Vec<Saved>) -> Result<(), Error> {
+        let transaction = self.begin();
+        for saved in values {
+            let spec = VariableSpec::new(&saved.container, &saved.name, saved.value.dtype());
+            let variable = self.declare(&spec)?;
+            let unused = alone(&variable.state).pending.replace(saved.value);
+            alone(&variable.state).keep(unused);
+        }
+        transaction.commit();
+        Ok(())
+    }
+
     /// Container and name of every variable, in order.
     pub fn names(&self) -> Vec<(String, String)> {
         lock(&self.variables).keys().cloned().collect()
@@ -233,15 +285,21 @@ impl Variable {
         }
     }
 
+    /// Errors when a run that failed has changed a part of the value.
+    fn check_whole(&self, state: &State) -> Result<(), Error> {
+        if !state.is_torn {
+            return Ok(());
+        }
+        let message = format!(
+            "{} is half changed by a run that failed; set it, or reset its container",
+            self.label
+        );
+        Err(Error::new(ErrorKind::DeviceFailed, message))
+    }
+
     /// The value of a shape. Errors when it was never assigned, or has another shape.
     fn checked<'s>(&self, state: &'s State, shape: &[usize]) -> Result<&'s Tensor, Error> {
-        if state.is_torn {
-            let message = format!(
-                "{} is half changed by a run that failed; set it, or reset its container",
-                self.label
-            );
-            return Err(Error::new(ErrorKind::DeviceFailed, message));
-        }
+        self.check_whole(state)?;
         let Some(value) = state.current() else {
             return Err(Error::invalid(format!(
                 "{} is read before it was assigned",

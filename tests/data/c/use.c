@@ -164,8 +164,14 @@ static void counting(void)
     CHECK(counter_run(model, x, sum) == COUNTER_OK && sum[0] == 11 && sum[1] == 22);
     CHECK(counter_run(model, x, sum) == COUNTER_OK && sum[0] == 12 && sum[1] == 24);
     CHECK(counter_get(model, "v", v, sizeof(v)) == COUNTER_OK && v[0] == 12 && v[1] == 24);
+    CHECK(strcmp(counter_variable(model, 0), "v") == 0 && counter_variable(model, 1) == NULL);
+    CHECK(counter_save(model, "counter.safetensors") == COUNTER_OK);
+    CHECK(counter_save(model, "no/such/folder") == COUNTER_INVALID && counter_save(model, NULL) == COUNTER_INVALID);
     CHECK(counter_reset(model) == COUNTER_OK);
     CHECK(counter_get(model, "v", v, sizeof(v)) == COUNTER_INVALID);
+    CHECK(counter_load(model, "use.c") == COUNTER_INVALID);
+    CHECK(counter_load(model, "counter.safetensors") == COUNTER_OK);
+    CHECK(counter_run(model, x, sum) == COUNTER_OK && sum[0] == 13 && sum[1] == 26);
     CHECK(counter_close(model) == COUNTER_OK);
 }
 

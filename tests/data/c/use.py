@@ -6,6 +6,7 @@ sys.path.insert(0, sys.argv[1])
 
 import numpy as np
 
+import counter
 import digits
 
 
@@ -32,5 +33,13 @@ with digits.Model(threads=2) as model:
     refused(ValueError, "expected the inputs ['image']", lambda: model.run())
     refused(ValueError, "expected the inputs ['image']", lambda: model.run(other=images[:8]))
     refused(ValueError, "unknown variable", lambda: model.set("v", images))
+with counter.Model() as sums:
+    assert sums.variables() == ["v"]
+    sums.set("v", np.array([3, 4], "float32"))
+    sums.save("v.safetensors")
+with counter.Model() as sums:
+    sums.load("v.safetensors")
+    assert sums.run(np.array([1, 1], "float32"))["sum"].tolist() == [4, 5]
+    refused(ValueError, "cannot open it", lambda: sums.load("w.safetensors"))
 refused(ValueError, "closed", lambda: model.run(images[:8]))
 print("ok")

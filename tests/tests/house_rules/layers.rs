@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::assert_none;
 
 /// Packages that belong to the compiler alone, by prefix of their name.
-const COMPILER_ONLY: &[&str] = &["egg", "prost", "cranelift", "clap", "serde_json"];
+const COMPILER_ONLY: &[&str] = &["egg", "prost", "cranelift", "clap"];
 
 #[test]
 fn runtime_knows_nothing_of_the_compiler() {
@@ -21,7 +21,11 @@ fn kernels_know_nothing_of_runtime_and_compiler() {
         &["gristmill", "gristmill-runtime"],
         COMPILER_ONLY,
     );
-    forbid("gristmill-kernels", &[], &["rayon", "cudarc", "npyz"]);
+    forbid(
+        "gristmill-kernels",
+        &[],
+        &["rayon", "cudarc", "npyz", "serde_json"],
+    );
 }
 
 #[test]
@@ -62,10 +66,10 @@ fn the_bare_runtime_links_no_more_than_it_needs() {
 }
 
 #[test]
-fn executables_link_the_bare_runtime_and_numpy_files() {
+fn executables_link_the_bare_runtime_and_files_of_tensors() {
     let runtime = "gristmill-runtime";
-    let with_npz = ["--no-default-features", "--features", "npz"];
-    let mut needed = dependencies_with(runtime, &with_npz);
+    let files = ["--no-default-features", "--features", "npz,safetensors"];
+    let mut needed = dependencies_with(runtime, &files);
     needed.insert(runtime.to_owned());
     assert_eq!(dependencies("gristmill-kit"), needed);
 }

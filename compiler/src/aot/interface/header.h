@@ -50,9 +50,15 @@ typedef struct {
 /* Ends its threads and frees its memory; NULL is allowed. */
 @P@_status @P@_close(@P@_model *model);
 
-/* A variable's value: all of its bytes. */
+/* A variable's value: all of its bytes. Both wait for the end of a run that assigns variables. */
 @P@_status @P@_set(@P@_model *model, const char *variable, const void *value, size_t bytes);
 @P@_status @P@_get(@P@_model *model, const char *variable, void *value, size_t bytes);
+/* The label of a variable by number, 0 for the first; NULL behind the last one. */
+const char *@P@_variable(const @P@_model *model, uint32_t number);
+/* All variables to a safetensors file and back, by label. A file is written as a whole or not at all, and is on the disk at the end. Loading
+ * sets all that the file has, or none when one is unknown or of another type; the others stay as they are. */
+@P@_status @P@_save(@P@_model *model, const char *path);
+@P@_status @P@_load(@P@_model *model, const char *path);
 /* All variables as they were when the model was opened. */
 @P@_status @P@_reset(@P@_model *model);
 

@@ -104,6 +104,23 @@ class Model:
         self._call("get", self._open(), variable.encode(), ctypes.c_void_p(value.ctypes.data), ctypes.c_size_t(value.nbytes))
         return value
 
+    def variables(self):
+        """The labels of all variables."""
+        label = self._library.@P@_variable
+        label.restype = ctypes.c_char_p
+        model, labels = self._open(), []
+        while (found := label(model, ctypes.c_uint32(len(labels)))) is not None:
+            labels.append(found.decode())
+        return labels
+
+    def save(self, path):
+        """Writes all variables to a safetensors file."""
+        self._call("save", self._open(), os.fspath(path).encode())
+
+    def load(self, path):
+        """Sets the variables that a safetensors file has values for; all or none."""
+        self._call("load", self._open(), os.fspath(path).encode())
+
     def reset(self):
         """Puts all variables back to their first values."""
         self._call("reset", self._open())
