@@ -1,7 +1,7 @@
 //! Inputs that are indices, and the extents of the axes that they index.
 
 use crate::DType;
-use crate::ir::{Graph, Node, Op, ScalarOp};
+use crate::ir::{Dim, Graph, Node, Op, ScalarOp};
 
 /// Extent of the axis that each input of a graph indexes, the smallest where there are several. Indices are followed back through ops that
 /// only move elements; inside regions they are not looked for.
@@ -45,12 +45,23 @@ fn indexed_extent(g: &Graph, node: &Node) -> Option<u64> {
     extents.get(axes)?.iter().copied().min().filter(|&n| n > 0)
 }
 
+/// Extents of the axes that the indices of a scatter are positions in, as a check of them has them.
+pub(crate) fn scattered_extents<'g>(g: &'g Graph, node: &Node) -> Option<&'g [Dim]> {
+    let extents = match node.op {
+        Op::ScatterElements { axis, .. } => axis..axis + 1,
+        Op::ScatterNd { .. } => 0..tuple_length(g, node)?,
+        _ => return None,
+    };
+    let extents = g.ty(node.inputs[0]).shape.get(extents)?;
+    (!extents.is_empty()).then_some(extents)
+}
+
 /// Length of the index tuples of operand 1.
 fn tuple_length(g: &Graph, node: &Node) -> Option<usize> {
     g.ty(*node.inputs.get(1)?).shape.last()?.as_usize()
 }
 
-/// True for ops whose results are elements of their operands. A cast counts: it keeps indices.
+/// True for ops whose results are elements of their operands. A cast counts, and a check: they keep indices.
 fn moves_elements(op: &Op) -> bool {
     matches!(
         op,
@@ -59,6 +70,7 @@ fn moves_elements(op: &Op) -> bool {
             | Op::Transpose { .. }
             | Op::Slice { .. }
             | Op::Concat { .. }
+            | Op::CheckIndices { .. }
             | Op::Map(ScalarOp::Cast(DType::I32 | DType::I64))
     )
 }

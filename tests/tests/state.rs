@@ -4,6 +4,7 @@ use super::multi_device::options;
 use crate::process::gristmill;
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ScalarOp};
 use gristmill::{Compiled, DType, Tensor, compile};
+use gristmill_runtime::program::StepKind;
 
 fn reals(values: &[f32]) -> Tensor {
     Tensor::from_slice(values, &[values.len()]).unwrap()
@@ -344,6 +345,77 @@ fn updates_are_written_over_old_values_when_nothing_can_fail_any_more() {
             assert_eq!(after, held, "a run that fails has changed nothing");
         }
         assert_eq!(value(&in_place, "first"), [4.75, 5.75, 6.75, 7.75]);
+    }
+}
+
+/// Two caches of six rows, into which rows of `x` are written at the same positions; and what a query sees of the first.
+fn caches(is_nd: bool) -> Graph {
+    let mut b = GraphBuilder::new("caches");
+    let x = b.input("x", DType::F32, [2, 4]);
+    let at = b.input("at", DType::I64, [2, 1]);
+    for (name, factor) in [("keys", 1.0), ("values", 2.0)] {
+        let cache = b
+            .variable(name, Tensor::zeros(DType::F32, &[6, 4]).unwrap())
+            .unwrap();
+        let factor = b.scalar(DType::F32, factor);
+        let rows = b.map(ScalarOp::Mul, &[x, factor]).unwrap();
+        let kind = gristmill::ir::ScatterKind::Set;
+        let (op, at) = match is_nd {
+            true => (Op::ScatterNd { kind }, at),
+            false => (
+                Op::ScatterElements { axis: 0, kind },
+                b.broadcast(at, [2, 4]).unwrap(),
+            ),
+        };
+        let cache = b.add1(op, &[cache, at, rows]).unwrap();
+        let cache = b.assign_variable(name, cache).unwrap();
+        let seen = b
+            .reduce(gristmill::ir::ReduceKind::Sum, cache, &[0], false)
+            .unwrap();
+        b.output(name, seen);
+    }
+    b.finish().unwrap()
+}
+
+/// The number of caches that a run copies.
+fn copied(model: &Compiled) -> usize {
+    let x = Tensor::zeros(DType::F32, &[2, 4]).unwrap();
+    let at = Tensor::zeros(DType::I64, &[2, 1]).unwrap();
+    let executable = model.for_inputs(&[x, at]).unwrap();
+    let partition = &executable.lowered.program.partitions[0];
+    let called = partition.steps.iter().filter_map(|step| match step.kind {
+        StepKind::Kernel { kernel, .. } => Some(partition.kernels[kernel.0 as usize].name()),
+        _ => None,
+    });
+    // The step before a scatter.
+    called.filter(|name| name.ends_with("_0_copy")).count()
+}
+
+#[test]
+fn rows_are_written_where_the_cache_is() {
+    for (is_nd, level) in [(true, 2), (false, 2), (true, 0), (false, 0)] {
+        let graph = caches(is_nd);
+        let in_place = compile(&graph, &options("cpu:1", level)).unwrap();
+        let run = |model: &Compiled, x: f32, at: [i64; 2]| {
+            let x = Tensor::from_slice(&[x; 8], &[2, 4]).unwrap();
+            let at = Tensor::from_slice(&at, &[2, 1]).unwrap();
+            let outputs = model.run([("x", x), ("at", at)])?;
+            Ok::<_, gristmill::Error>(outputs["values"].as_slice::<f32>().to_vec())
+        };
+        let mut apart = options("cpu:1", level);
+        apart.updates_in_place = false;
+        let apart = compile(&graph, &apart).unwrap();
+        assert_eq!((copied(&in_place), copied(&apart)), (0, 2), "{graph}");
+        for (x, at) in [(1.0, [0, 1]), (2.0, [-1, 2]), (3.0, [3, 3]), (4.0, [1, 4])] {
+            assert_eq!(run(&in_place, x, at).unwrap(), run(&apart, x, at).unwrap());
+            for bad in [[0, 6], [-7, 0]] {
+                let e = run(&in_place, 9.0, bad).unwrap_err().to_string();
+                assert!(e.contains("out of range"), "{e}");
+            }
+            for name in ["keys", "values"] {
+                assert_eq!(value(&in_place, name), value(&apart, name), "{is_nd}");
+            }
+        }
     }
 }
 

@@ -783,6 +783,18 @@ impl<'g> Draft<'g> {
         buffers.map(push).collect()
     }
 
+    /// True when an operand and a result of a node are in one place.
+    fn is_in_place(&self, node: &Node, (operand, result): (u32, u32)) -> bool {
+        let place = |v: ValueId| self.schedule.places[v.0 as usize];
+        let from = place(node.inputs[operand as usize]);
+        match (from, place(node.outputs[result as usize])) {
+            (Place::Variable(i), Place::Assigned(j)) => {
+                i == j && self.schedule.in_place.contains(&i)
+            }
+            (from, to) => from == to,
+        }
+    }
+
     /// The kernel calls of a cluster.
     fn kernels(&mut self, id: NodeId, compiled: &DeviceKernels) -> Result<Vec<StepKind>> {
         let node = self.g.node(id);
@@ -798,7 +810,12 @@ impl<'g> Draft<'g> {
         };
         let packed: Vec<BufferId> = constants.map(pack).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());
-        for s in &plan.steps {
+        let is_in_place = plan.begins_with_copy && self.is_in_place(node, plan.in_place[0]);
+        if is_in_place {
+            // The value before the run is used, though no step names it.
+            self.value(node.inputs[plan.in_place[0].0 as usize])?;
+        }
+        for s in plan.steps.iter().skip(usize::from(is_in_place)) {
             let buffer = |a: &Arg| match *a {
                 Arg::Operand(i) => self.value(node.inputs[i as usize]),
                 Arg::Result(i) => self.value(node.outputs[i as usize]),

@@ -49,6 +49,9 @@ pub struct KernelPlan {
     /// `(operand, result)` pairs of the cluster node whose bytes may be the same: each element of the
     /// operand is read before its own place is written, and never again.
     pub in_place: Vec<(u32, u32)>,
+    /// True when the first step only copies the operand of the one pair of `in_place` to its result: nothing to do where they are in one
+    /// place.
+    pub begins_with_copy: bool,
 }
 
 /// A constant made by code generation.

@@ -240,7 +240,7 @@ pub(super) fn concat(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     one(args[0].dtype, out)
 }
 
-fn check_indices(t: &Type) -> Result<(), String> {
+fn check_index_dtype(t: &Type) -> Result<(), String> {
     if matches!(t.dtype, DType::I32 | DType::I64) {
         Ok(())
     } else {
@@ -251,7 +251,7 @@ fn check_indices(t: &Type) -> Result<(), String> {
 pub(super) fn gather(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Gather { axis });
     check_axis(*axis, &args[0])?;
-    check_indices(&args[1])?;
+    check_index_dtype(&args[1])?;
     let s = &args[0].shape;
     one(
         args[0].dtype,
@@ -267,7 +267,7 @@ pub(super) fn gather(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 pub(super) fn gather_elements(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, GatherElements { axis });
     check_axis(*axis, &args[0])?;
-    check_indices(&args[1])?;
+    check_index_dtype(&args[1])?;
     if args[0].rank() != args[1].rank() {
         return Err(format!(
             "data {} and indices {} must have the same rank",
@@ -298,7 +298,7 @@ fn check_bounded(
 
 /// Length of the index tuples, checked against the data rank.
 fn tuple_len(data: &Type, indices: &Type, batch_dims: usize) -> Result<usize, String> {
-    check_indices(indices)?;
+    check_index_dtype(indices)?;
     let last = indices
         .shape
         .last()
@@ -328,10 +328,21 @@ pub(super) fn gather_nd(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     )
 }
 
+pub(super) fn check_indices(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, CheckIndices { extents });
+    check_index_dtype(&args[0])?;
+    let last = args[0].shape.last().and_then(Dim::as_usize);
+    if extents.is_empty() || (extents.len() > 1 && last != Some(extents.len())) {
+        let n = extents.len();
+        return Err(format!("{n} extents for the last axis of {}", args[0]));
+    }
+    one(DType::I64, args[0].shape.0.clone())
+}
+
 pub(super) fn scatter_elements(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, ScatterElements { axis });
     check_axis(*axis, &args[0])?;
-    check_indices(&args[1])?;
+    check_index_dtype(&args[1])?;
     if args[1].shape != args[2].shape
         || args[0].rank() != args[1].rank()
         || args[0].dtype != args[2].dtype
@@ -685,7 +696,7 @@ pub(super) fn roi_align(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         }
     );
     let (x, regions, images) = (&args[0], &args[1], &args[2]);
-    check_indices(images)?;
+    check_index_dtype(images)?;
     let is_region = regions.rank() == 2 && regions.shape[1].is(4) && regions.dtype == x.dtype;
     if x.rank() != 4 || !x.dtype.is_float() || x.dtype.is_float8() || !is_region {
         return Err(format!(

@@ -387,6 +387,12 @@ ops! {
         infer: infer::gather_nd, eval: Tensors(eval::gather_nd),
         work: work::gather, axes: Fixed, tolerance: EXACT, reads: Picked,
     }
+    /// The positions (`i64`) that indices mean: each in an axis of the one extent, or, of several, in that of its place in the last axis, which
+    /// holds tuples. Negative indices count from the end; one out of range is a run-time error. What reads the positions cannot fail by them.
+    CheckIndices { extents: Vec<Dim> } "check_indices" 1..1 Gather {
+        infer: infer::check_indices, eval: Tensors(eval::check_indices),
+        work: work::gather, axes: Fixed, tolerance: EXACT,
+    }
     /// A copy of `data` with `updates` written at `indices` along `axis`; of several for one element, each joins in row-major order.
     ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter {
         infer: infer::scatter_elements, eval: Tensors(eval::scatter_elements),

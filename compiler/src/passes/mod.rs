@@ -26,7 +26,7 @@ pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise, specialise_node};
-pub use state::forward_state;
+pub use state::{check_scattered, forward_state};
 
 use crate::error::Result;
 use crate::ir::Graph;

@@ -3,7 +3,8 @@
 
 use super::Rebuild;
 use crate::error::Result;
-use crate::ir::{Graph, Node, NodeId, Op, Type, ValueId};
+use crate::indexed;
+use crate::ir::{Def, Graph, Node, NodeId, Op, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Container and name.
@@ -52,6 +53,52 @@ pub fn forward_state(g: &Graph) -> Result<Graph> {
         }
     }
     Ok(r.finish(g))
+}
+
+/// Puts a check of the indices before each scatter over the old value of a variable whose result is the next one: the scatter cannot
+/// fail then, so that it may be done where the value is, after all checks.
+pub fn check_scattered(g: &Graph) -> Result<Graph> {
+    let updates: BTreeSet<NodeId> = g.nodes().filter_map(|(_, n)| scattered(g, n)).collect();
+    let mut r = Rebuild::new(g);
+    for (id, node) in g.nodes() {
+        let extents = indexed::scattered_extents(g, node).filter(|_| updates.contains(&id));
+        let Some(extents) = extents else {
+            r.copy(id, node)?;
+            continue;
+        };
+        let check = Node {
+            op: Op::CheckIndices {
+                extents: extents.to_vec(),
+            },
+            ..node.clone()
+        };
+        let mut inputs = r.inputs(node);
+        inputs[1] = r.graph.add_copy(&check, &inputs[1..2])?[0];
+        let outputs = r.graph.add_copy(node, &inputs)?;
+        r.mapped(id, node, &outputs);
+    }
+    Ok(r.finish(g))
+}
+
+/// The scatter over the old value of a variable that makes what a node assigns to it.
+fn scattered(g: &Graph, node: &Node) -> Option<NodeId> {
+    let Op::AssignVariable { container, name } = &node.op else {
+        return None;
+    };
+    let Def::Node(id, _) = g.value(node.inputs[0]).def else {
+        return None;
+    };
+    let scatter = g.node(id);
+    let indices = g.def_node(*scatter.inputs.get(1)?);
+    let is_checked = indices.is_some_and(|n| matches!(n.op, Op::CheckIndices { .. }));
+    match &g.def_node(scatter.inputs[0])?.op {
+        Op::ReadVariable {
+            container: c,
+            name: n,
+            ..
+        } => (!is_checked && (c, n) == (container, name)).then_some(id),
+        _ => None,
+    }
 }
 
 /// Assignments that are followed by another one before any region uses the variable. Reads of other types count, too.

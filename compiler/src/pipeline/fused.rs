@@ -184,6 +184,10 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
     let prepared = p.run(Pass::Fold, |_| {
         place::apply_pins(&mut graph, request)?;
         let mut graph = passes::forward_state(&graph)?;
+        let mut devices = options.devices.devices.iter();
+        if options.updates_in_place && devices.all(|d| !d.name.kind.has_own_memory()) {
+            graph = passes::check_scattered(&graph)?;
+        }
         graph.order_state();
         let mut cleaned = passes::clean(&quantized(graph, options)?)?;
         place::follow_operands(&mut cleaned, request);

@@ -1,6 +1,7 @@
 //! Variables that a program uses where they are, and those that it changes there.
 
 use super::{Needs, Place};
+use crate::indexed::scattered_extents;
 use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -191,7 +192,11 @@ pub(super) fn may_fail(g: &Graph, node: &Node) -> bool {
             !g.ty(node.inputs[0]).dtype.is_float()
         }
         (Op::RoiAlign { .. }, _) => true,
-        (Op::If | Op::Cluster { .. }, _) => {
+        (Op::Cluster { .. }, _) => node.regions.iter().any(|region| {
+            let fails = |n: &Node| may_fail(region, n) && !has_checked_indices(g, node, region, n);
+            region.nodes().any(|(_, n)| fails(n))
+        }),
+        (Op::If, _) => {
             let inner = |r: &Graph| r.nodes().any(|(_, n)| may_fail(r, n));
             node.regions.iter().any(inner)
         }
@@ -203,6 +208,32 @@ pub(super) fn may_fail(g: &Graph, node: &Node) -> bool {
                 | OpClass::State
                 | OpClass::Transfer
         ),
+    }
+}
+
+/// True for a scatter in the region of a cluster whose indices another cluster has checked.
+fn has_checked_indices(g: &Graph, cluster: &Node, region: &Graph, scatter: &Node) -> bool {
+    let Some(extents) = scattered_extents(region, scatter) else {
+        return false;
+    };
+    let Def::Input(i) = region.value(scatter.inputs[1]).def else {
+        return false;
+    };
+    let checks = |op: &Op| matches!(op, Op::CheckIndices { extents: own } if own == extents);
+    made_by(g, cluster.inputs[i as usize]).is_some_and(|node| checks(&node.op))
+}
+
+/// The node that makes a value, within its cluster.
+fn made_by(g: &Graph, v: ValueId) -> Option<&Node> {
+    let Def::Node(id, result) = g.value(v).def else {
+        return None;
+    };
+    let node = g.node(id);
+    match (&node.op, node.regions.first()) {
+        (Op::Cluster { .. }, Some(region)) => {
+            region.def_node(region.outputs[result as usize].value)
+        }
+        _ => Some(node),
     }
 }
 

@@ -70,7 +70,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
         compiler.copy_repeated_results()?;
         let mut plan = compiler.placed.plan;
-        if plan.steps.len() > 1 {
+        if plan.steps.len() > 1 && !plan.begins_with_copy {
             // Another step may read the operand again.
             plan.in_place.clear();
         }
@@ -335,6 +335,25 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     fn vector_plan(&self, roots: &[ValueId], out: &Destination) -> Option<VectorMap> {
         let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
         vector::plan(&self.body, roots, &in_memory, out)
+    }
+
+    /// Permits that the result of a scatter, the whole of a cluster, is written over its data, unless another operand is the same.
+    pub(super) fn permit_scatter_in_place(
+        &mut self,
+        data: ValueId,
+        result: Arg,
+        others: &[(ValueId, Arg)],
+    ) {
+        let from = self.placed.location.get(&data).copied();
+        let is_whole = self.body.graph.n_nodes() == 1;
+        let is_apart = others.iter().all(|&(_, arg)| Some(arg) != from);
+        if let (Some(Arg::Operand(from)), Arg::Result(to)) = (from, result)
+            && is_whole
+            && is_apart
+        {
+            self.placed.plan.in_place.push((from, to));
+            self.placed.plan.begins_with_copy = true;
+        }
     }
 
     fn vector_map(&mut self, map: VectorMap, writes: Vec<(ValueId, Arg)>) -> Result<()> {

@@ -261,6 +261,7 @@ impl Session<'_> {
         let is_same = calls(plan) == calls(&compiled)
             && plan.scratch == compiled.scratch
             && plan.in_place == compiled.in_place
+            && plan.begins_with_copy == compiled.begins_with_copy
             && plan.packed.len() == compiled.packed.len()
             && tensors.all(|(a, b)| a.weight == b.weight && is_same(&a.tensor, &b.tensor));
         self.kernels.truncate(n_kernels);
@@ -309,6 +310,7 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
     let has_structure = own.steps == before.steps
         && own.scratch == before.scratch
         && own.in_place == before.in_place
+        && own.begins_with_copy == before.begins_with_copy
         && before.steps.len() == now.steps.len()
         && calls.all(|(a, b)| is_call_like(a, b));
     let n_packed = [own, before, now].map(|plan| plan.packed.len());
@@ -330,6 +332,7 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
         scratch: now.scratch.clone(),
         packed,
         in_place: now.in_place.clone(),
+        begins_with_copy: now.begins_with_copy,
     })
 }
 

@@ -126,8 +126,9 @@ impl ClusterCompiler<'_, '_> {
         let (data, indices, updates) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let y = node.outputs[0];
         let writes = vec![(y, self.destination(y))];
-        self.store_elements("copy", &[(data, y)], writes.clone())?;
         let reads = self.leaves(&[indices, updates]);
+        self.permit_scatter_in_place(data, writes[0].1, &reads);
+        self.store_elements("copy", &[(data, y)], writes.clone())?;
         let buffers = Buffers { reads, writes };
         // Updates may meet, so they are joined in order by one thread.
         self.kernel("scatter", buffers, (1, 0), 0, |p, e, outs| {

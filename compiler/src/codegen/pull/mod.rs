@@ -14,7 +14,7 @@ mod window;
 
 use super::body::{Body, const_dim};
 use crate::error::{Error, Result};
-use crate::ir::{ConstData, Node, Op, PadMode, ScalarOp, ValueId};
+use crate::ir::{ConstData, Dim, Node, Op, PadMode, ScalarOp, ValueId};
 pub(super) use emit::{Emit, Ix, Kind, Order};
 use gristmill_runtime::{DType, status};
 pub(super) use heavy::inner_iterations;
@@ -109,9 +109,10 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             }
             Op::Pad { low, mode, .. } => self.pad(e, node, low, *mode, at),
             Op::Concat { axis } => self.concat(e, node, *axis, 0, at),
-            Op::Gather { .. } | Op::GatherElements { .. } | Op::GatherNd { .. } => {
-                self.gathered(e, node, at)
-            }
+            Op::Gather { .. }
+            | Op::GatherElements { .. }
+            | Op::GatherNd { .. }
+            | Op::CheckIndices { .. } => self.gathered(e, node, at),
             Op::Reduce { .. } | Op::ArgReduce { .. } => self.reduction(e, node, at),
             Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } => {
                 self.contraction(e, node, at)
@@ -151,6 +152,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
 
     fn gathered<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
         match node.op {
+            Op::CheckIndices { ref extents } => self.checked_index(e, node.inputs[0], extents, at),
             Op::GatherElements { axis } => self.gather_elements(e, node, axis, at),
             Op::GatherNd { batch_dims } => self.gather_nd(e, node, batch_dims, at),
             Op::Gather { axis } => self.gather(e, node, axis, at),
@@ -247,6 +249,32 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         let raw = self.value(e, indices, at)?;
         let i = e.convert(raw, self.body.dtype(indices), DType::I64)?;
         checked_position(e, i, n)
+    }
+
+    /// Element of an index tensor as a position in the axis of the one extent, or in that of its place in the last axis.
+    fn checked_index<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        indices: ValueId,
+        extents: &[Dim],
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let raw = self.value(e, indices, at)?;
+        let i = e.convert(raw, self.body.dtype(indices), DType::I64)?;
+        let extents = extents.iter().map(const_dim);
+        let extents = extents.collect::<Result<Vec<i64>>>()?;
+        let [earlier @ .., last] = &extents[..] else {
+            return Err(Error::internal("indices are checked without an extent"));
+        };
+        let mut extent = e.constant(DType::I64, *last as u64);
+        for (t, &n) in earlier.iter().enumerate().rev() {
+            let place = e.val(at[at.len() - 1]);
+            let next = e.index(t as i64 + 1);
+            let is_before = e.index_compare(Order::Less, place, next);
+            let own = e.constant(DType::I64, n as u64);
+            extent = e.choose(is_before, own, extent);
+        }
+        checked(e, i, |e, dtype| e.convert(extent, DType::I64, dtype))
     }
 
     /// Checked positions in axes of these extents, from the tuple at `at` of an index tensor whose
@@ -444,16 +472,26 @@ fn broadcast_index<V: Copy>(shape: &[usize], at: &[Ix<V>]) -> Vec<Ix<V>> {
 /// An `i64` index as a position in an axis of extent `n`; negative ones count from the end. Leaves
 /// the function with a status when it is out of range.
 fn checked_position<E: Emit>(e: &mut E, i: E::Value, n: usize) -> Result<Ix<E::Value>> {
+    let i = checked(e, i, |e, dtype| Ok(e.constant(dtype, n as u64)))?;
+    Ok(Ix::V(e.i64_to_index(i)))
+}
+
+/// An index as a position, `i64`, in an axis of an extent, which is given in the dtype that is asked for.
+fn checked<E: Emit>(
+    e: &mut E,
+    i: E::Value,
+    mut extent_as: impl FnMut(&mut E, DType) -> Result<E::Value>,
+) -> Result<E::Value> {
     let zero = e.constant(DType::I64, 0);
     let negative = e.primitive(ScalarOp::Lt, DType::I64, DType::Bool, &[i, zero])?;
-    let extent = e.constant(DType::I64, n as u64);
+    let extent = extent_as(e, DType::I64)?;
     let wrapped = e.primitive(ScalarOp::Add, DType::I64, DType::I64, &[i, extent])?;
     let i = e.choose(negative, wrapped, i);
-    let limit = e.constant(DType::U64, n as u64);
+    let limit = extent_as(e, DType::U64)?;
     let unsigned = e.convert(i, DType::I64, DType::U64)?;
     let outside = e.primitive(ScalarOp::Ge, DType::U64, DType::Bool, &[unsigned, limit])?;
     e.fault_if(outside, status::INDEX_OUT_OF_RANGE);
-    Ok(Ix::V(e.i64_to_index(i)))
+    Ok(i)
 }
 
 /// Position in the interior of extent `n` that a border position `j` repeats.

@@ -449,6 +449,14 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 vec![x(DType::I32, &[2, 3, 4, 2]), at],
             ));
         }
+        "check_indices" => {
+            let at = Tensor::from_slice(&[0i32, -1, 2, -4], &[4, 1]).unwrap();
+            let extents = vec![4.into()];
+            out.push((Op::CheckIndices { extents }, vec![at]));
+            let at = Tensor::from_slice(&[0i64, -1, 4, 1, 1, -5], &[2, 3]).unwrap();
+            let extents = vec![2.into(), 3.into(), 5.into()];
+            out.push((Op::CheckIndices { extents }, vec![at]));
+        }
         "scatter_elements" | "scatter_nd" => {
             let kinds = [
                 ScatterKind::Set,

@@ -115,6 +115,17 @@ pub fn gather_nd(data: &Tensor, at: &Tensor, batch_dims: usize, shape: &[usize])
     Ok(out)
 }
 
+/// [`Op::CheckIndices`](crate::ir::Op::CheckIndices).
+pub fn check_indices(at: &Tensor, extents: &[usize]) -> Result<Tensor> {
+    let all = indices(at).into_iter().enumerate();
+    let positions = all.map(|(t, i)| {
+        let axis = t % extents.len();
+        Ok(position(i, extents[axis], axis)? as i64)
+    });
+    let positions = positions.collect::<Result<Vec<i64>>>()?;
+    Ok(Tensor::from_slice(&positions, at.shape())?)
+}
+
 /// Joins an update with the element that is there; half types compute in `f32` and round each time.
 fn join<T: Scalar>(kind: ScatterKind, old: T, new: T) -> Result<T> {
     let arithmetic = |op: ScalarOp| match (T::binary(op), old.to_wide(), new.to_wide()) {

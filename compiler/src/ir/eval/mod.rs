@@ -220,6 +220,13 @@ pub(super) fn gather_nd(c: &Call) -> Result<Vec<Tensor>> {
     one(index::gather_nd(data, indices, *batch_dims, c.shape))
 }
 
+pub(super) fn check_indices(c: &Call) -> Result<Vec<Tensor>> {
+    attrs!(c, CheckIndices { extents });
+    let extents: Option<Vec<usize>> = extents.iter().map(Dim::as_usize).collect();
+    let extents = extents.ok_or_else(|| Error::internal("an extent is not known"))?;
+    one(index::check_indices(c.inputs[0], &extents))
+}
+
 pub(super) fn scatter_elements(c: &Call) -> Result<Vec<Tensor>> {
     attrs!(c, ScatterElements { axis, kind });
     let (data, indices, updates) = (c.inputs[0], c.inputs[1], c.inputs[2]);
