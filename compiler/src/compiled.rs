@@ -3,6 +3,7 @@
 mod fixed;
 mod open;
 mod segmented;
+mod source;
 
 use crate::any_shape::AnyShape;
 use crate::codegen::cpu::CodeStore;
@@ -33,35 +34,9 @@ use gristmill_runtime::safetensors::label;
 use gristmill_runtime::{DeviceName, Tensor};
 use open::{Closed, Open};
 use segmented::{PartShapes, Segmented, Watch};
+pub use source::Source;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// A model or a graph, to be compiled.
-#[derive(Clone)]
-pub enum Source {
-    /// An ONNX model.
-    Onnx(Arc<onnx::Model>),
-    /// A graph built in Rust or read from its text form.
-    Graph(Arc<Graph>),
-}
-
-impl From<&onnx::Model> for Source {
-    fn from(m: &onnx::Model) -> Source {
-        Source::Onnx(Arc::new(m.clone()))
-    }
-}
-
-impl From<Arc<onnx::Model>> for Source {
-    fn from(m: Arc<onnx::Model>) -> Source {
-        Source::Onnx(m)
-    }
-}
-
-impl From<&Graph> for Source {
-    fn from(g: &Graph) -> Source {
-        Source::Graph(Arc::new(g.clone()))
-    }
-}
 
 /// All that compilation needs to know of inputs.
 #[derive(Clone, Debug, Default)]

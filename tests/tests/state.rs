@@ -265,6 +265,104 @@ fn variables_are_saved_and_come_back() {
     assert_eq!(resources.get("a", "b/sum"), before);
 }
 
+/// The sum of `x` and of `past`, the latter of `c` elements.
+fn carrying() -> Graph {
+    let mut b = GraphBuilder::new("carrying");
+    let x = b.input("x", DType::F32, [1]);
+    let past = b.input("past", DType::F32, [Dim::from("c")]);
+    let present = b.add_(past, x).unwrap();
+    let doubled = b.add_(present, present).unwrap();
+    b.output("present", present);
+    b.output("doubled", doubled);
+    b.finish().unwrap()
+}
+
+#[test]
+fn an_input_takes_what_an_output_gave() {
+    let source = gristmill::Source::from(&carrying());
+    let mut two = options("cpu:1", 2);
+    two.dims = [("c".to_owned(), 2)].into();
+    let pair = |input: &str, output: &str| (input.to_owned(), output.to_owned());
+    let kept = source
+        .keeping(&[pair("past", "present")], &two.dims)
+        .unwrap();
+    let model = compile(kept, &two).unwrap();
+    for round in 1..4 {
+        let outputs = model.run([("x", reals(&[3.0]))]).unwrap();
+        let names: Vec<&str> = outputs.iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["doubled"]);
+        assert_eq!(
+            outputs["doubled"].as_slice::<f32>(),
+            [6.0 * round as f32; 2]
+        );
+        assert_eq!(value(&model, "past"), [3.0 * round as f32; 2]);
+    }
+    model.resources().reset("");
+    assert_eq!(value(&model, "past"), [0.0; 2]);
+
+    let error = |pairs: &[(String, String)], dims| {
+        let kept = source.keeping(pairs, dims);
+        kept.err().expect("it is refused").to_string()
+    };
+    let none = Default::default();
+    for (pairs, dims, said) in [
+        (
+            vec![pair("pasd", "present")],
+            &two.dims,
+            "did you mean \"past\"?",
+        ),
+        (vec![pair("past", "y")], &two.dims, "unknown output \"y\""),
+        (
+            vec![pair("x", "present")],
+            &two.dims,
+            "input \"x\" is f32[1], output \"present\" is f32[c]",
+        ),
+        (
+            vec![pair("past", "present")],
+            &none,
+            "(try: --set gives symbols a size)",
+        ),
+        (
+            vec![pair("past", "present"), pair("past", "doubled")],
+            &two.dims,
+            "past=doubled: each is kept once",
+        ),
+    ] {
+        let found = error(&pairs, dims);
+        assert!(found.contains(said), "{found}");
+    }
+}
+
+#[test]
+fn kept_inputs_are_state_on_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("c.ir"), carrying().to_string()).unwrap();
+    reals(&[1.0]).to_npy(folder.path().join("x.npy")).unwrap();
+    let state = ["--state", "s", "--save-state", "s"];
+    let model = ["--set", "c=2", "--keep", "past=present"];
+    let run = |file: &str, flags: &[&[&str]]| {
+        let words = [&["run", file, "--input", "x=x.npy"][..], &flags.concat()].concat();
+        let ended = gristmill(folder.path(), &words);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    run("c.ir", &[&model, &state[2..]]);
+    let said = run("c.ir", &[&model, &state]);
+    assert!(said.contains("[4.000000, 4.000000]"), "{said}");
+    let image = ["compile", "c.ir", "-o", "c.gmx"];
+    let made = gristmill(folder.path(), &[&image[..], &model].concat());
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let said = run("c.gmx", &[&state]);
+    assert!(said.contains("[6.000000, 6.000000]"), "{said}");
+    let wrong = ["run", "c.ir", "--keep", "past"];
+    let ended = gristmill(folder.path(), &wrong);
+    assert!(
+        ended.stderr.contains("expected INPUT=OUTPUT"),
+        "{}",
+        ended.stderr
+    );
+}
+
 #[test]
 fn a_timeout_ends_runs_that_never_would() {
     let hostile = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/hostile");

@@ -3,6 +3,7 @@
 use super::objective::Objective;
 use super::output::{self, errln};
 use super::{calibrate, dump, load, parse};
+use crate::compiled::Source;
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
@@ -15,7 +16,7 @@ use clap::{Args, Parser, ValueEnum};
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Threads that prices assume in options that are the same on every machine.
@@ -54,6 +55,9 @@ pub struct CompileArgs {
     /// Sizes of symbolic dims.
     #[command(flatten)]
     pub dims: DimFlags,
+    /// An input that takes what an output gave in the run before, zeros at first: a variable of the input's name, as the cache of a decoder.
+    #[arg(long, value_name = "INPUT=OUTPUT")]
+    pub keep: Vec<String>,
     /// 0: one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub opt_level: u8,
@@ -254,6 +258,7 @@ impl CompileArgs {
             ("--fallback", self.fallback != unset.fallback),
             ("--log-device-placement", self.log_device_placement),
             ("--mem", !self.mem.is_empty()),
+            ("--keep", !self.keep.is_empty()),
             ("--opt-level", self.opt_level != unset.opt_level),
             ("--budget", self.budget.is_some()),
             ("--target-cpu", self.target_cpu != unset.target_cpu),
@@ -275,6 +280,19 @@ impl CompileArgs {
     /// The options that the flags say, with all that was measured on this machine.
     pub fn options(&self) -> Result<Options> {
         self.options_with(true)
+    }
+
+    /// The model of a file, with the state that flags ask for.
+    pub fn source(&self, model: &Path) -> Result<Source> {
+        let pair = |flag: &String| {
+            let parts = flag.split_once('=');
+            let (input, output) = parts
+                .ok_or_else(|| Error::invalid(format!("--keep {flag:?}: expected INPUT=OUTPUT")))?;
+            Ok((input.to_owned(), output.to_owned()))
+        };
+        let pairs = self.keep.iter().map(pair).collect::<Result<Vec<_>>>()?;
+        let (dims, _) = self.dims.parse()?;
+        load::model(model)?.keeping(&pairs, &dims)
     }
 
     /// The same without any measurement: the same flags are the same options everywhere.

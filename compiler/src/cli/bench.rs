@@ -5,7 +5,7 @@ use super::image::{self, Ready};
 use super::inputs::{self, InputArgs, Inputs};
 use super::output::{self, errln, outln};
 use super::watchdog::within;
-use super::{load, parse, print_json};
+use super::{parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
 use crate::compiled::{Compiled, Executable, compile};
@@ -111,7 +111,7 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
         ..args.compile.options()?
     };
     let started = Instant::now();
-    let source = load::model(&args.model)?;
+    let source = args.compile.source(&args.model)?;
     let load_ns = started.elapsed().as_nanos() as u64;
     let started = Instant::now();
     let given = inputs::read(&args.inputs, &source)?;

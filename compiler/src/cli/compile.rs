@@ -2,7 +2,7 @@
 
 use super::args::{CompileArgs, DimFlags};
 use super::output::{errln, outln};
-use super::{load, parse, print_json};
+use super::{parse, print_json};
 use crate::aot::kit::{self, Template};
 use crate::aot::{self, Extra, Sizes, Written, executable};
 use crate::compiled::Source;
@@ -81,7 +81,7 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     let started = Instant::now();
     let (flags, sizes) = lists(&args.compile)?;
     let options = options(args, &flags)?;
-    let source = load::model(&args.model)?;
+    let source = args.compile.source(&args.model)?;
     let extra = Extra {
         name: args.name.as_deref(),
         is_nameless: args.no_names,

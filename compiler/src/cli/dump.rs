@@ -47,7 +47,7 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
     let model = model.ok_or_else(|| Error::invalid("dump needs a model"))?;
     let mut options = args.compile.options()?;
     options.keep_stages = true;
-    let compiled = prepare(load::model(model)?, &options)?;
+    let compiled = prepare(args.compile.source(model)?, &options)?;
     let mut shown = text(args, stage, &compiled)?;
     if let Some(filter) = filter {
         shown = filter.apply(&shown)?;

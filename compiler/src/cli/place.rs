@@ -130,7 +130,7 @@ fn refuse_flags_of_problems(args: &PlaceArgs) -> Result<()> {
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     refuse_flags_of_problems(args)?;
-    let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
+    let compiled = prepare(args.compile.source(model)?, &args.compile.options()?)?;
     let is_listed = !args.is_explained() && !args.json;
     if is_listed && !compiled.is_whole() {
         return place_segments(args, &compiled);

@@ -105,7 +105,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
 fn compile_and_run(args: &RunArgs) -> Result<Ran> {
     let mut options = args.compile.options()?;
     let started = Instant::now();
-    let source = load::model(&args.model)?;
+    let source = args.compile.source(&args.model)?;
     let given = inputs::read(&args.inputs, &source)?;
     let source = given.closing(source, &mut options.dims)?;
     let compiled = compile(source.clone(), &options)?;

@@ -5,6 +5,7 @@
 mod all_reduce;
 mod cse;
 mod fold;
+mod keep;
 mod merge_matmuls;
 mod open_rules;
 mod precision;
@@ -18,6 +19,7 @@ mod state;
 pub use all_reduce::expand_all_reduce;
 pub use cse::{cse, dce};
 pub use fold::fold_constants;
+pub use keep::keep;
 pub use merge_matmuls::merge_matmuls;
 pub use open_rules::OpenRules;
 pub use precision::lower_precision;
