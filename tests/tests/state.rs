@@ -545,3 +545,58 @@ fn values_are_forwarded_and_old_ones_stay_until_the_end() {
         }
     }
 }
+
+/// Adam's step (Kingma and Ba, arXiv:1412.6980, without the correction of bias) over a weight matrix, and one of a scaled gradient.
+fn adam() -> Graph {
+    let mut b = GraphBuilder::new("adam");
+    let g = b.input("g", DType::F32, [8, 5]);
+    let start = |x: f32| Tensor::from_slice(&[x; 40], &[8, 5]).unwrap();
+    let map = |b: &mut GraphBuilder, op, x, y| b.map(op, &[x, y]).unwrap();
+    let moved = |b: &mut GraphBuilder, from, to, by| {
+        let by = b.scalar(DType::F32, by);
+        let distance = map(b, ScalarOp::Sub, to, from);
+        let step = map(b, ScalarOp::Mul, distance, by);
+        b.add_(from, step).unwrap()
+    };
+    let [w, m, v] =
+        [("w", 0.5), ("m", 0.0), ("v", 1.0)].map(|(name, x)| b.variable(name, start(x)).unwrap());
+    let m = moved(&mut b, m, g, 0.1);
+    let square = map(&mut b, ScalarOp::Mul, g, g);
+    let v = moved(&mut b, v, square, 0.001);
+    let root = b.map(ScalarOp::Sqrt, &[v]).unwrap();
+    let direction = map(&mut b, ScalarOp::Div, m, root);
+    let rate = b.scalar(DType::F32, 0.01);
+    let step = map(&mut b, ScalarOp::Mul, direction, rate);
+    let w = map(&mut b, ScalarOp::Sub, w, step);
+    for (name, value) in [("w", w), ("m", m), ("v", v)] {
+        b.assign_variable(name, value).unwrap();
+    }
+    b.output("w", w);
+    b.finish().unwrap()
+}
+
+#[test]
+fn a_step_of_an_optimiser_is_one_kernel() {
+    let graph = adam();
+    let one = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let apart = compile(&graph, &options("cpu:1", 0)).unwrap();
+    let gradient = |round: i32| {
+        let values: Vec<f32> = (0..40)
+            .map(|i| ((i * 7 + round) % 11) as f32 - 5.0)
+            .collect();
+        Tensor::from_slice(&values, &[8, 5]).unwrap()
+    };
+    let executable = one.for_inputs(&[gradient(0)]).unwrap();
+    let program = &executable.lowered.program;
+    assert_eq!(program.partitions[0].kernels.len(), 1);
+    assert!(program.variables.iter().all(|v| v.in_place));
+    for round in 0..5 {
+        let [a, b] = [&one, &apart].map(|model| {
+            model.run([("g", gradient(round))]).unwrap();
+            ["w", "m", "v"].map(|name| value(model, name))
+        });
+        for (x, y) in a.iter().flatten().zip(b.iter().flatten()) {
+            assert!((x - y).abs() <= 1e-6 * y.abs().max(1.0), "{x} {y}");
+        }
+    }
+}

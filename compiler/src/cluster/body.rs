@@ -1,6 +1,6 @@
 //! Writes the clustered graph: one `cluster` node with a closed body per kernel, in topological order.
 
-use super::{Kernel, legal};
+use super::{Kernel, legal, stored_by};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Node, NodeId, Op, Origin, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,14 +28,10 @@ struct Builder<'g> {
 ///
 /// Errors are internal: kernels that wait for each other, or read a value that nothing stores.
 pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
-    let mut stored_by = vec![None; g.n_nodes()];
-    for (i, kernel) in kernels.iter().enumerate() {
-        stored_by[kernel.root.0 as usize] = Some(i);
-    }
     let mut b = Builder {
         g,
         kernels,
-        stored_by,
+        stored_by: stored_by(g, kernels),
         out: g.emptied(),
         values: BTreeMap::new(),
         made: BTreeMap::new(),
@@ -246,13 +242,17 @@ impl Builder<'_> {
     fn emit_kernel(&mut self, kernel: usize, exported: &BTreeSet<ValueId>) -> Result<NodeId> {
         let k = &self.kernels[kernel];
         let operands = self.operands(kernel);
-        let mut results = self.g.node(k.root).outputs.clone();
-        results.retain(|v| exported.contains(v));
+        let results = k.roots.iter().flat_map(|&root| &self.g.node(root).outputs);
+        let results: Vec<ValueId> = results.copied().filter(|v| exported.contains(v)).collect();
+        let last = k
+            .roots
+            .last()
+            .ok_or_else(|| Error::internal("a kernel stores nothing"))?;
         let body = Body::of(self.g, k, &operands, &results)?;
         let op = Op::Cluster {
             kind: k.kind,
             anchor: body.nodes[&k.anchor].0 as usize,
-            root: body.nodes[&k.root].0 as usize,
+            root: body.nodes[last].0 as usize,
         };
         let anchor = self.g.node(k.anchor);
         let inputs = self.get_all(&operands)?;

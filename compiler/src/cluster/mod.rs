@@ -10,6 +10,7 @@ pub(crate) mod bytes;
 pub(crate) mod coverage;
 mod fuse;
 pub(crate) mod gpu;
+mod join;
 pub(crate) mod legal;
 pub mod strided;
 
@@ -17,6 +18,8 @@ use crate::error::Result;
 use crate::ir::{Bindings, ClusterKind, Dim, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
+
+use join::join_updates;
 
 pub use fuse::{FusedKernels, fuse_rules};
 
@@ -85,8 +88,8 @@ pub struct Kernel {
     pub kind: ClusterKind,
     /// The op that decides how it loops.
     pub anchor: NodeId,
-    /// The op whose results it stores.
-    pub root: NodeId,
+    /// The ops whose results it stores: one, but for [`join_updates`].
+    pub roots: Vec<NodeId>,
     /// All that it computes, in order.
     pub members: Vec<NodeId>,
 }
@@ -122,7 +125,10 @@ pub(crate) fn cluster_at(
             report.missed = std::mem::take(&mut fused.missed);
             let kernels = std::mem::take(&mut fused.kernels);
             report.fused = Some(fused);
-            kernels
+            match pricing.only_cpus {
+                true => join_updates(g, kernels),
+                false => kernels,
+            }
         }
     };
     let clustered = body::build(g, &kernels)?;
@@ -133,13 +139,24 @@ pub(crate) fn cluster_at(
     Ok((clustered, report, traffic))
 }
 
+/// The kernel that stores the results of each node.
+fn stored_by(g: &Graph, kernels: &[Kernel]) -> Vec<Option<usize>> {
+    let mut stored_by = vec![None; g.n_nodes()];
+    for (i, kernel) in kernels.iter().enumerate() {
+        for root in &kernel.roots {
+            stored_by[root.0 as usize] = Some(i);
+        }
+    }
+    stored_by
+}
+
 /// One kernel per op.
 fn singletons(g: &Graph) -> Vec<Kernel> {
     let single = |(id, node): (NodeId, &Node)| {
         Some(Kernel {
             kind: legal::kind_of(&node.op)?,
             anchor: id,
-            root: id,
+            roots: vec![id],
             members: vec![id],
         })
     };

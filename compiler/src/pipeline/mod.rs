@@ -394,9 +394,11 @@ fn pricing(options: &Options) -> Pricing {
     let fastest = devices
         .iter()
         .reduce(|a, b| if faster(a, b) { b } else { a });
-    let only_gpus = !devices.is_empty() && devices.iter().all(|d| d.name.kind != DeviceKind::Cpu);
+    let is_cpu = |d: &place::Device| d.name.kind == DeviceKind::Cpu;
+    let only_gpus = !devices.is_empty() && !devices.iter().any(is_cpu);
     fastest.map_or_else(Pricing::default, |d| Pricing {
         only_gpus,
+        only_cpus: devices.iter().all(is_cpu),
         ..Pricing::of(d.profile.clone())
     })
 }

@@ -23,6 +23,8 @@ pub struct Pricing {
     pub costs: CostModel,
     /// True when only GPUs, real or emulated, run the clusters, so that these need to suit no CPU.
     pub only_gpus: bool,
+    /// True when only CPUs do.
+    pub only_cpus: bool,
 }
 
 impl Default for Pricing {
@@ -71,6 +73,7 @@ impl Pricing {
                 ..CostModel::default()
             },
             only_gpus: false,
+            only_cpus: true,
         }
     }
 

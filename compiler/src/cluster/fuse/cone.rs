@@ -39,7 +39,7 @@ impl Cone {
         Kernel {
             kind: self.kind,
             anchor: self.anchor,
-            root: self.root,
+            roots: vec![self.root],
             members: self.nodes().collect(),
         }
     }

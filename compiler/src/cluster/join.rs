@@ -1,0 +1,214 @@
+//! Kernels that update several variables at once, as a step of an optimiser does: weights and their moments.
+//!
+//! Fusion stores the results of one op per kernel, so that a step of Adam is three kernels, which read gradient and moments again. Here
+//! element-wise kernels of one index space that make next values of variables are joined where they read a value in common, or one the result
+//! of the other. Two are joined only if nothing else waits between them.
+
+use super::{Kernel, legal, stored_by};
+use crate::ir::{ClusterKind, Def, Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
+use gristmill_runtime::DType;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most nodes and stored results of a joined kernel.
+const MAX_MEMBERS: usize = 48;
+const MAX_RESULTS: usize = 8;
+
+/// The kernels, with those joined that update variables.
+pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
+    let assigned: BTreeSet<NodeId> = g.nodes().filter_map(|(_, n)| assigned_by(g, n)).collect();
+    if assigned.len() < 2 {
+        return kernels;
+    }
+    let mut joiner = Joiner::new(g, kernels);
+    joiner.join_all(&joiner.updates(&assigned));
+    let kernels = joiner.kernels.into_iter();
+    kernels.filter(|k| !k.members.is_empty()).collect()
+}
+
+/// The node that makes the value which a node assigns to a variable.
+fn assigned_by(g: &Graph, node: &Node) -> Option<NodeId> {
+    match (&node.op, &g.value(*node.inputs.first()?).def) {
+        (Op::AssignVariable { .. }, Def::Node(id, _)) => Some(*id),
+        _ => None,
+    }
+}
+
+/// Kernels by a value that they read.
+type Readers = BTreeMap<ValueId, Vec<usize>>;
+
+struct Joiner<'g> {
+    g: &'g Graph,
+    ordered: Vec<bool>,
+    /// One that was joined to another has no members any more.
+    kernels: Vec<Kernel>,
+    /// The kernel that stores the results of each node.
+    stored_by: Vec<Option<usize>>,
+}
+
+impl<'g> Joiner<'g> {
+    fn new(g: &'g Graph, kernels: Vec<Kernel>) -> Joiner<'g> {
+        Joiner {
+            g,
+            ordered: g.ordered(),
+            stored_by: stored_by(g, &kernels),
+            kernels,
+        }
+    }
+
+    /// The element-wise kernels that make what is assigned.
+    fn updates(&self, assigned: &BTreeSet<NodeId>) -> BTreeSet<usize> {
+        let made = assigned
+            .iter()
+            .filter_map(|id| self.stored_by[id.0 as usize]);
+        made.filter(|&kernel| self.is_element_wise(kernel))
+            .collect()
+    }
+
+    /// Joins each with earlier ones.
+    fn join_all(&mut self, updates: &BTreeSet<usize>) {
+        let mut readers = Readers::new();
+        for &later in updates {
+            let partners = self.partners(later, &readers);
+            for &earlier in partners.intersection(updates) {
+                if self.may_join(earlier, later) {
+                    self.join(earlier, later);
+                }
+            }
+            for v in self.operands(later) {
+                readers.entry(v).or_default().push(later);
+            }
+        }
+    }
+
+    /// Kernels that make an operand of a kernel, and known readers of one.
+    fn partners(&self, kernel: usize, readers: &Readers) -> BTreeSet<usize> {
+        let operands = self.operands(kernel);
+        let known = operands.iter().filter_map(|v| readers.get(v)).flatten();
+        self.makers(&operands).chain(known.copied()).collect()
+    }
+
+    fn makers(&self, values: &BTreeSet<ValueId>) -> impl Iterator<Item = usize> {
+        values.iter().filter_map(|&v| self.maker(v))
+    }
+
+    /// The type of the results of a kernel.
+    fn result(&self, kernel: usize) -> &'g Type {
+        let root = self.kernels[kernel].roots[0];
+        self.g.ty(self.g.node(root).outputs[0])
+    }
+
+    /// True for a kernel whose nodes are element-wise, and may share it.
+    fn is_element_wise(&self, kernel: usize) -> bool {
+        let (k, ty) = (&self.kernels[kernel], self.result(kernel));
+        let is_shared = |id: NodeId| legal::may_share(self.g, &self.ordered, k.anchor, id).is_ok();
+        let mut members = k.members.iter();
+        k.kind == ClusterKind::Map && members.all(|&id| is_shared(id) && self.follows(id, ty))
+    }
+
+    /// True for a node that makes as many elements as a type has, in the same order, or one.
+    fn follows(&self, id: NodeId, ty: &Type) -> bool {
+        let node = self.g.node(id);
+        let v = node.outputs[0];
+        let own = self.g.ty(v);
+        let is_as_large = own.shape == ty.shape || self.is_single(v);
+        is_as_large && self.is_light(node, own.dtype)
+    }
+
+    fn is_light(&self, node: &Node, dtype: DType) -> bool {
+        match &node.op {
+            // A division of integers may fail, and an update that may is not done in place.
+            Op::Map(ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod) => dtype.is_float(),
+            Op::Map(_) => true,
+            Op::Broadcast { .. } => self.is_single(node.inputs[0]),
+            _ => false,
+        }
+    }
+
+    fn is_single(&self, v: ValueId) -> bool {
+        self.g.ty(v).shape.iter().all(|d| d.is(1))
+    }
+
+    /// Operands of a kernel that it does not compute.
+    fn operands(&self, kernel: usize) -> BTreeSet<ValueId> {
+        let k = &self.kernels[kernel];
+        let read = k.members.iter().flat_map(|&id| &self.g.node(id).inputs);
+        let outside = read.filter(|&&v| !self.is_inside(k, v));
+        outside.copied().collect()
+    }
+
+    fn is_inside(&self, k: &Kernel, v: ValueId) -> bool {
+        matches!(self.g.value(v).def, Def::Node(id, _) if k.computes(id))
+    }
+
+    /// The kernel that stores a value.
+    fn maker(&self, v: ValueId) -> Option<usize> {
+        match self.g.value(v).def {
+            Def::Node(id, _) => self.stored_by[id.0 as usize],
+            Def::Input(_) => None,
+        }
+    }
+
+    fn may_join(&self, a: usize, b: usize) -> bool {
+        self.fit_together(a, b) && self.shares(a, b) && self.is_nothing_between(a, b)
+    }
+
+    fn is_nothing_between(&self, a: usize, b: usize) -> bool {
+        !self.waits(a, b) && !self.waits(b, a)
+    }
+
+    fn fit_together(&self, first: usize, second: usize) -> bool {
+        let (a, b) = (&self.kernels[first], &self.kernels[second]);
+        !a.members.is_empty()
+            && self.result(first) == self.result(second)
+            && a.members.len() + b.members.len() <= MAX_MEMBERS
+            && a.roots.len() + b.roots.len() <= MAX_RESULTS
+            && legal::may_share(self.g, &self.ordered, a.anchor, b.anchor).is_ok()
+    }
+
+    /// True if two kernels read one value of the size of their results, or the second a result of the first.
+    fn shares(&self, a: usize, b: usize) -> bool {
+        let (x, y) = (self.operands(a), self.operands(b));
+        let is_whole = |v: &ValueId| self.g.ty(*v).shape == self.result(a).shape;
+        x.intersection(&y).any(is_whole) || self.makers(&y).any(|maker| maker == a)
+    }
+
+    /// True if a kernel waits for something that waits for another one.
+    fn waits(&self, kernel: usize, other: usize) -> bool {
+        let is_far = |v: &ValueId| self.maker(*v) != Some(other);
+        let mut todo: Vec<ValueId> = self.operands(kernel).into_iter().filter(is_far).collect();
+        let mut seen: BTreeSet<NodeId> = BTreeSet::new();
+        while let Some(v) = todo.pop() {
+            let Def::Node(id, _) = self.g.value(v).def else {
+                continue;
+            };
+            if !seen.insert(id) {
+                continue;
+            }
+            match self.stored_by[id.0 as usize] {
+                Some(k) if k == other => return true,
+                Some(k) => todo.extend(self.operands(k)),
+                None => todo.extend(&self.g.node(id).inputs),
+            }
+            let earlier = self.g.node(id).control.iter().map(|&c| self.g.node(c));
+            todo.extend(earlier.flat_map(|n| n.outputs.first()));
+        }
+        false
+    }
+
+    /// Makes one kernel of two, in the place of the second.
+    fn join(&mut self, a: usize, b: usize) {
+        let first = &mut self.kernels[a];
+        let (roots, members) = (
+            std::mem::take(&mut first.roots),
+            std::mem::take(&mut first.members),
+        );
+        for root in &roots {
+            self.stored_by[root.0 as usize] = Some(b);
+        }
+        let k = &mut self.kernels[b];
+        k.roots.splice(0..0, roots);
+        k.members.extend(members);
+        k.members.sort_unstable();
+        k.members.dedup();
+    }
+}
