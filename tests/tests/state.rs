@@ -600,3 +600,22 @@ fn a_step_of_an_optimiser_is_one_kernel() {
         }
     }
 }
+
+#[test]
+fn a_cache_without_rows_takes_none() {
+    let mut b = GraphBuilder::new("empty");
+    let x = b.input("x", DType::F32, [1, 4]);
+    let at = b.input("at", DType::I64, [1, 1]);
+    let empty = Tensor::zeros(DType::F32, &[0, 4]).unwrap();
+    let cache = b.variable("cache", empty).unwrap();
+    let kind = gristmill::ir::ScatterKind::Set;
+    let cache = b.add1(Op::ScatterNd { kind }, &[cache, at, x]).unwrap();
+    b.assign_variable("cache", cache).unwrap();
+    b.output("x", x);
+    let graph = b.finish().unwrap();
+    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let x = Tensor::zeros(DType::F32, &[1, 4]).unwrap();
+    let at = Tensor::zeros(DType::I64, &[1, 1]).unwrap();
+    let e = model.run([("x", x), ("at", at)]).unwrap_err().to_string();
+    assert!(e.contains("out of range"), "{e}");
+}

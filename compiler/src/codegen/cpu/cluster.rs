@@ -345,7 +345,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         others: &[(ValueId, Arg)],
     ) {
         let from = self.placed.location.get(&data).copied();
-        let is_whole = self.body.graph.n_nodes() == 1;
+        // Of no elements nothing is copied, and the first step is the one that checks the indices.
+        let is_whole = self.body.graph.n_nodes() == 1 && self.body.n_elements(data) > 0;
         let is_apart = others.iter().all(|&(_, arg)| Some(arg) != from);
         if let (Some(Arg::Operand(from)), Arg::Result(to)) = (from, result)
             && is_whole
