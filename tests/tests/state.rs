@@ -1,5 +1,7 @@
 //! Variables: their types, initial values, growth, and runs that fail.
 
+mod updates;
+
 use super::multi_device::options;
 use crate::process::gristmill;
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ScalarOp};

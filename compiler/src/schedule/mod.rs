@@ -184,7 +184,7 @@ impl Order {
         };
         let nodes = self.nodes.iter().copied().map(Action::Node);
         Ok(Schedule {
-            steps: dependencies.steps(nodes.chain(self.copies.iter().copied())),
+            steps: dependencies.steps(nodes.chain(self.copies.iter().copied()))?,
             places,
             arena_bytes: plan.arena_bytes,
             live_bytes: plan.live_bytes,
@@ -530,12 +530,12 @@ struct Dependencies<'s> {
 }
 
 impl Dependencies<'_> {
-    fn steps(mut self, actions: impl Iterator<Item = Action>) -> Vec<Step> {
+    fn steps(mut self, actions: impl Iterator<Item = Action>) -> Result<Vec<Step>> {
         let mut barriers = Barriers::default();
         let mut steps = Vec::new();
         for (step, action) in (0..).zip(actions) {
             let mut deps = match action {
-                Action::Node(id) => self.of_node(id, step),
+                Action::Node(id) => self.of_node(id, step)?,
                 Action::CopyToOutput { value, .. } => self.of_copy(value),
             };
             deps.remove(&step);
@@ -545,13 +545,15 @@ impl Dependencies<'_> {
                 deps: deps.into_iter().collect(),
             });
         }
-        steps
+        Ok(steps)
     }
 
-    fn of_node(&mut self, id: NodeId, step: u32) -> BTreeSet<u32> {
+    fn of_node(&mut self, id: NodeId, step: u32) -> Result<BTreeSet<u32>> {
         let node = self.g.node(id);
         let before = self.of_nodes[id.0 as usize].iter();
-        let mut deps: BTreeSet<u32> = before.filter_map(|d| self.step_of[d.0 as usize]).collect();
+        let late = || Error::internal("a step waits for a later one").at_origin(&node.origin);
+        let before = before.map(|d| self.step_of[d.0 as usize].ok_or_else(late));
+        let mut deps = before.collect::<Result<BTreeSet<u32>>>()?;
         for &v in &node.inputs {
             if let Some(bytes) = self.bytes(v) {
                 self.history.read(bytes, step, &mut deps);
@@ -569,7 +571,7 @@ impl Dependencies<'_> {
             self.history.write(at..at + aligned(size), step, &mut deps);
         }
         self.step_of[id.0 as usize] = Some(step);
-        deps
+        Ok(deps)
     }
 
     fn of_copy(&self, value: ValueId) -> BTreeSet<u32> {

@@ -9,17 +9,24 @@ const CHOICES: usize = 64;
 
 /// The order to use: that of the graph, or, without transfers, the memory-aware one when it keeps fewer bytes alive.
 pub fn choose(s: &Storage, deps: &[BTreeSet<NodeId>]) -> Vec<NodeId> {
-    let own: Vec<NodeId> =
-        s.g.nodes()
-            .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
-            .map(|(id, _)| id)
-            .collect();
+    let own = own_order(s.g, deps);
     if s.g.nodes().any(|(_, n)| n.op.class() == OpClass::Transfer) {
         return own;
     }
     let (greedy, peak) = memory_aware(s, deps, None);
     let (_, own_peak) = memory_aware(s, deps, Some(&own));
     if peak < own_peak { greedy } else { own }
+}
+
+/// The order of the graph, but that a node waits for all that it depends on: updates in place depend on later nodes.
+fn own_order(g: &Graph, deps: &[BTreeSet<NodeId>]) -> Vec<NodeId> {
+    let mut ready = Ready::new(g, deps);
+    let mut order = Vec::new();
+    while let Some(&id) = ready.nodes.first() {
+        ready.run(id);
+        order.push(id);
+    }
+    order
 }
 
 /// List scheduling by memory: the next node is the ready one that adds least to the live bytes, the

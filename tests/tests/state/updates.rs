@@ -1,0 +1,197 @@
+//! Random updates of variables over several runs, some of which fail, beside the interpreter.
+
+use super::options;
+use gristmill::ir::{Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ScatterKind, ValueId};
+use gristmill::testing::Rng;
+use gristmill::{DType, Resources, Tensor, compile, interp};
+
+const NAMES: [&str; 3] = ["u", "v", "w"];
+
+/// Values of one shape, and the variables that they come from.
+struct Updates<'r> {
+    b: GraphBuilder,
+    rng: &'r mut Rng,
+    pool: Vec<ValueId>,
+    rows: ValueId,
+    at: ValueId,
+    /// Results that outputs show, so that a scatter that fails is a run that does.
+    shown: Vec<ValueId>,
+}
+
+impl Updates<'_> {
+    fn any(&mut self) -> ValueId {
+        self.pool[self.rng.below(self.pool.len())]
+    }
+
+    fn read(&mut self, name: &str) -> ValueId {
+        let read = match self.rng.one_in(2) {
+            true => self.b.variable(name, initial(name)),
+            false => self.b.read_variable(name, DType::F32, [6usize, 4]),
+        };
+        read.unwrap()
+    }
+
+    /// A value by an op that keeps numbers small.
+    fn combined(&mut self) -> ValueId {
+        let (x, y) = (self.any(), self.any());
+        let half = self.b.scalar(DType::F32, 0.5);
+        match self.rng.below(5) {
+            0 => self.b.map(ScalarOp::Max, &[x, y]).unwrap(),
+            1 => self.b.map(ScalarOp::Tanh, &[x]).unwrap(),
+            2 => {
+                let sum = self.b.add_(x, y).unwrap();
+                self.b.map(ScalarOp::Mul, &[sum, half]).unwrap()
+            }
+            3 => {
+                let difference = self.b.map(ScalarOp::Sub, &[x, y]).unwrap();
+                self.b.map(ScalarOp::Mul, &[difference, half]).unwrap()
+            }
+            _ => {
+                let mean = self.b.reduce(ReduceKind::Mean, x, &[1], true).unwrap();
+                self.b.map(ScalarOp::Min, &[mean, y]).unwrap()
+            }
+        }
+    }
+
+    fn scattered(&mut self, x: ValueId) -> ValueId {
+        let kind = [ScatterKind::Set, ScatterKind::Max][self.rng.below(2)];
+        let inputs = [x, self.at, self.rows];
+        let y = self.b.add1(Op::ScatterNd { kind }, &inputs).unwrap();
+        self.shown.push(y);
+        y
+    }
+
+    fn step(&mut self) {
+        let name = NAMES[self.rng.below(NAMES.len())];
+        let value = match self.rng.below(6) {
+            0 | 1 => self.combined(),
+            2 => {
+                let x = self.any();
+                self.scattered(x)
+            }
+            3 => self.read(name),
+            4 => {
+                let (old, half) = (self.read(name), self.b.scalar(DType::F32, 0.5));
+                let x = self.any();
+                let moved = self.b.map(ScalarOp::Sub, &[x, old]).unwrap();
+                let moved = self.b.map(ScalarOp::Mul, &[moved, half]).unwrap();
+                let new = self.b.add_(old, moved).unwrap();
+                self.b.assign_variable(name, new).unwrap()
+            }
+            _ => {
+                let old = self.read(name);
+                let new = self.scattered(old);
+                self.b.assign_variable(name, new).unwrap()
+            }
+        };
+        self.pool.push(value);
+    }
+}
+
+fn initial(name: &str) -> Tensor {
+    let from = name.len() + usize::from(name.as_bytes()[0]);
+    let values: Vec<f32> = (0..24)
+        .map(|i| ((i * from) % 13) as f32 / 6.5 - 1.0)
+        .collect();
+    Tensor::from_slice(&values, &[6, 4]).unwrap()
+}
+
+fn updates(rng: &mut Rng) -> Graph {
+    let mut b = GraphBuilder::new("updates");
+    let (x, rows, at) = (
+        b.input("x", DType::F32, [6, 4]),
+        b.input("rows", DType::F32, [2, 4]),
+        b.input("at", DType::I64, [2, 1]),
+    );
+    let mut u = Updates {
+        b,
+        rng,
+        pool: vec![x],
+        rows,
+        at,
+        shown: Vec::new(),
+    };
+    for _ in 0..4 + u.rng.below(9) {
+        u.step();
+    }
+    u.shown.push(*u.pool.last().unwrap());
+    for (i, &v) in u.shown.iter().enumerate() {
+        u.b.output(&format!("y{i}"), v);
+    }
+    u.b.finish().unwrap()
+}
+
+fn inputs(rng: &mut Rng, is_bad: bool) -> Vec<Tensor> {
+    let mut reals = |shape: &[usize]| {
+        let n = shape.iter().product();
+        let values: Vec<f32> = (0..n)
+            .map(|_| rng.below(200) as f32 / 100.0 - 1.0)
+            .collect();
+        Tensor::from_slice(&values, shape).unwrap()
+    };
+    let (x, rows) = (reals(&[6, 4]), reals(&[2, 4]));
+    let row = |rng: &mut Rng| rng.below(12) as i64 - 6;
+    let at = [row(rng), if is_bad { 6 } else { row(rng) }];
+    vec![x, rows, Tensor::from_slice(&at, &[2, 1]).unwrap()]
+}
+
+fn assert_close(want: &Tensor, got: &Tensor, context: &str) {
+    let pairs = want.as_slice::<f32>().iter().zip(got.as_slice::<f32>());
+    for (a, b) in pairs {
+        assert!((a - b).abs() <= 1e-4, "{context}: {a} {b}");
+    }
+}
+
+#[test]
+fn random_updates_are_those_of_the_interpreter() {
+    let (mut n_failed, mut n_in_place) = (0, 0);
+    for seed in 0..60 {
+        let mut rng = Rng(seed);
+        let graph = updates(&mut rng);
+        let mut store = interp::Store::new();
+        NAMES
+            .iter()
+            .for_each(|name| store.set("", name, initial(name)));
+        let configured = [("cpu:1", 0), ("cpu:1", 2), ("cpu:2", 2), ("cpu:1", 3)];
+        let models = configured.map(|(devices, level)| {
+            let model = compile(&graph, &options(devices, level)).unwrap();
+            NAMES
+                .iter()
+                .for_each(|name| model.resources().set("", name, &initial(name)).unwrap());
+            model
+        });
+        for round in 0..4 {
+            let is_bad = rng.one_in(3);
+            let inputs = inputs(&mut rng, is_bad);
+            let want = interp::run_with_state(&graph, &inputs, &mut store);
+            n_failed += usize::from(want.is_err());
+            for (model, how) in models.iter().zip(configured) {
+                let context = format!("seed {seed}, run {round}, {how:?}\n{graph}");
+                let got = model.run(["x", "rows", "at"].into_iter().zip(inputs.iter().cloned()));
+                match (&want, &got) {
+                    (Ok(want), Ok(got)) => {
+                        let pairs = want.iter().zip(got.iter());
+                        pairs.for_each(|(want, (_, got))| assert_close(want, got, &context));
+                    }
+                    (Err(_), Err(_)) => {}
+                    _ => panic!("{context}: {want:?}, {got:?}"),
+                }
+                check_state(&store, model.resources(), &context);
+            }
+        }
+        let executable = models[1].for_inputs(&inputs(&mut rng, false)).unwrap();
+        let variables = executable.lowered.program.variables.iter();
+        n_in_place += variables.filter(|v| v.in_place).count();
+    }
+    assert!(n_failed > 20 && n_in_place > 20, "{n_failed} {n_in_place}");
+}
+
+fn check_state(store: &interp::Store, resources: &Resources, context: &str) {
+    for name in NAMES {
+        let (want, got) = (
+            store.get("", name).unwrap(),
+            resources.get("", name).unwrap(),
+        );
+        assert_close(want, &got, &format!("{name}, {context}"));
+    }
+}
