@@ -291,8 +291,8 @@ impl CompileArgs {
             Ok((input.to_owned(), output.to_owned()))
         };
         let pairs = self.keep.iter().map(pair).collect::<Result<Vec<_>>>()?;
-        let (dims, _) = self.dims.parse()?;
-        load::model(model)?.keeping(&pairs, &dims)
+        // Lists of sizes, which `compile` takes, are no business of state: it has one size.
+        load::model(model)?.keeping(&pairs, &DimFlags::sizes(&self.dims.set)?)
     }
 
     /// The same without any measurement: the same flags are the same options everywhere.
