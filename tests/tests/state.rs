@@ -302,6 +302,17 @@ fn an_input_takes_what_an_output_gave() {
     model.resources().reset("");
     assert_eq!(value(&model, "past"), [0.0; 2]);
 
+    let again = source.keeping(&[pair("past", "present")], &two.dims);
+    let text = match again.unwrap() {
+        gristmill::Source::Graph(g) => g.to_string(),
+        gristmill::Source::Onnx(_) => unreachable!("it is a graph"),
+    };
+    let clash = text.replace("input \"x\"", "input \"past\"");
+    let clash = gristmill::Source::from(&Graph::parse(&clash).unwrap());
+    let e = clash.keeping(&[pair("past", "doubled")], &two.dims);
+    let e = e.err().expect("the name is taken").to_string();
+    assert!(e.contains("the graph has a variable of that name"), "{e}");
+
     let error = |pairs: &[(String, String)], dims| {
         let kept = source.keeping(pairs, dims);
         kept.err().expect("it is refused").to_string()

@@ -285,9 +285,7 @@ impl CompileArgs {
     /// The model of a file, with the state that flags ask for.
     pub fn source(&self, model: &Path) -> Result<Source> {
         let pair = |flag: &String| {
-            let parts = flag.split_once('=');
-            let (input, output) = parts
-                .ok_or_else(|| Error::invalid(format!("--keep {flag:?}: expected INPUT=OUTPUT")))?;
+            let (input, output) = parse::pair(flag, "--keep", "INPUT=OUTPUT")?;
             Ok((input.to_owned(), output.to_owned()))
         };
         let pairs = self.keep.iter().map(pair).collect::<Result<Vec<_>>>()?;

@@ -16,10 +16,10 @@ const MAX_RESULTS: usize = 8;
 /// The kernels, with those joined that update variables.
 pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     let assigned: BTreeSet<NodeId> = g.nodes().filter_map(|(_, n)| assigned_by(g, n)).collect();
-    if assigned.len() < 2 {
+    let (Some(&first), 2..) = (assigned.first(), assigned.len()) else {
         return kernels;
-    }
-    let mut joiner = Joiner::new(g, kernels);
+    };
+    let mut joiner = Joiner::new(g, kernels, first);
     joiner.join_all(&joiner.updates(&assigned));
     let kernels = joiner.kernels.into_iter();
     kernels.filter(|k| !k.members.is_empty()).collect()
@@ -43,15 +43,18 @@ struct Joiner<'g> {
     kernels: Vec<Kernel>,
     /// The kernel that stores the results of each node.
     stored_by: Vec<Option<usize>>,
+    /// The first node that makes what is assigned: nothing before it waits for an update.
+    first: NodeId,
 }
 
 impl<'g> Joiner<'g> {
-    fn new(g: &'g Graph, kernels: Vec<Kernel>) -> Joiner<'g> {
+    fn new(g: &'g Graph, kernels: Vec<Kernel>, first: NodeId) -> Joiner<'g> {
         Joiner {
             g,
             ordered: g.ordered(),
             stored_by: stored_by(g, &kernels),
             kernels,
+            first,
         }
     }
 
@@ -181,7 +184,7 @@ impl<'g> Joiner<'g> {
             let Def::Node(id, _) = self.g.value(v).def else {
                 continue;
             };
-            if !seen.insert(id) {
+            if id < self.first || !seen.insert(id) {
                 continue;
             }
             match self.stored_by[id.0 as usize] {

@@ -60,17 +60,34 @@ fn kept<'p>(g: &Graph, pairs: &'p [(String, String)]) -> Result<Vec<Kept<'p>>> {
     Ok(kept)
 }
 
+/// Errors with the name of a variable that the graph has.
+fn check_free(g: &Graph, name: &str) -> Result<()> {
+    let own = (String::new(), name.to_owned());
+    match g.variables().contains_key(&own) {
+        true => Err(Error::invalid(format!(
+            "input {name:?}: the graph has a variable of that name"
+        ))),
+        false => Ok(()),
+    }
+}
+
+fn number<'n>(
+    what: &str,
+    name: &str,
+    known: impl Iterator<Item = &'n str> + Clone,
+) -> Result<usize> {
+    let found = known.clone().position(|known| known == name);
+    found.ok_or_else(|| Error::invalid(unknown(what, name, known)))
+}
+
 impl<'p> Kept<'p> {
     fn of(g: &Graph, name: &'p str, output: &str) -> Result<Kept<'p>> {
-        let outputs: Vec<&str> = g.outputs.iter().map(|o| o.name.as_str()).collect();
-        let inputs: Vec<&str> = g.input_names.iter().map(String::as_str).collect();
-        let number = |what: &str, name: &str, known: &[&str]| {
-            let found = known.iter().position(|known| *known == name);
-            found.ok_or_else(|| Error::invalid(unknown(what, name, known.iter().copied())))
-        };
+        check_free(g, name)?;
+        let inputs = g.input_names.iter().map(String::as_str);
+        let outputs = g.outputs.iter().map(|o| o.name.as_str());
         let (i, o) = (
-            number("input", name, &inputs)?,
-            number("output", output, &outputs)?,
+            number("input", name, inputs)?,
+            number("output", output, outputs)?,
         );
         let (ty, result) = (g.ty(g.inputs[i]), g.ty(g.outputs[o].value));
         if ty != result {

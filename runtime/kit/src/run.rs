@@ -48,7 +48,7 @@ impl Ready {
         };
         let missing = state::set(&flags, &variables(&program), &resources)?;
         if let (Some(path), false) = (&args.state, missing.is_empty()) {
-            eprintln!("{}", state::missing_text(path, &missing));
+            output::message(&state::missing_text(path, &missing));
         }
         let options = ExecOptions {
             pool: Arc::new(Pool::new(args.threads.unwrap_or_else(n_cores))),
