@@ -3,7 +3,7 @@
 use crate::cuda::{unchecked, with_driver_of};
 use gristmill::cost::Bytes;
 use gristmill::interp::{self, compare::allclose};
-use gristmill::ir::{Dim, Graph, GraphBuilder, ScalarOp};
+use gristmill::ir::{Dim, Graph, GraphBuilder, ReduceKind, ScalarOp};
 use gristmill::place::Pin;
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::{DType, ErrorKind, Executable, Tensor, compile};
@@ -203,6 +203,72 @@ fn a_run_is_one_launch_of_a_graph_and_nothing_else() {
             }
         },
     );
+}
+
+/// A step of momentum: the velocity `v` and the weights `w`, both variables; the output is the mean of the new weights.
+fn momentum() -> Graph {
+    let mut b = GraphBuilder::new("momentum");
+    let gradient = b.input("gradient", DType::F32, [8usize, 16]);
+    let start = random(4, &[8, 16]).remove(0);
+    let (v, w) = (b.variable("v", start.clone()), b.variable("w", start));
+    let (v, w, decay) = (v.unwrap(), w.unwrap(), b.scalar(DType::F32, 0.9));
+    let kept = b.map(ScalarOp::Mul, &[v, decay]).unwrap();
+    let v = b.add_(kept, gradient).unwrap();
+    let w = b.map(ScalarOp::Sub, &[w, v]).unwrap();
+    let (_, w) = (b.assign_variable("v", v), b.assign_variable("w", w));
+    let mean = b.reduce(ReduceKind::Mean, w.unwrap(), &[0, 1], false);
+    b.output("mean", mean.unwrap());
+    b.finish().unwrap()
+}
+
+/// Copies to the device, from it, and on it.
+fn copies(calls: &[String]) -> [usize; 3] {
+    [
+        "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyDtoDAsync_v2",
+    ]
+    .map(|name| count(calls, name))
+}
+
+#[test]
+fn variables_stay_on_their_device() {
+    logged("variables_stay_on_their_device", "delay=0", |log| {
+        let graph = momentum();
+        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+        let inputs = random(5, &[8, 16]);
+        let executable = compiled.for_inputs(&inputs).unwrap();
+        let mut store = interp::Store::new();
+        let mut step = || {
+            let expected = interp::run_with_state(&graph, &inputs, &mut store).unwrap();
+            log.calls();
+            let found = executable.run(&inputs).unwrap().into_tensors();
+            let close = allclose(&expected[0], &found[0], 0.0, 0.0);
+            assert!(close.scaled_err() < 1e-5, "{close}");
+            (log.calls(), store.get("", "w").unwrap().clone())
+        };
+        // The gradient and the initial values, and the mean.
+        assert_eq!(copies(&step().0), [3, 1, 0]);
+        step();
+        for _ in 0..3 {
+            // New values to where the next run reads them; what the caller gives and gets crosses within the graph.
+            let calls = step().0;
+            assert_eq!(
+                (copies(&calls), count(&calls, "cuGraphLaunch")),
+                ([0, 0, 2], 1)
+            );
+        }
+        let (_, expected) = step();
+        let weights = compiled.resources().get("", "w").unwrap().unwrap();
+        assert!(allclose(&expected, &weights, 0.0, 0.0).scaled_err() < 1e-5);
+        assert_eq!(copies(&log.calls()), [0, 1, 0]);
+        // A value that was asked for is still there.
+        assert_eq!(copies(&step().0), [0, 0, 2]);
+        compiled.resources().set("", "w", &weights).unwrap();
+        log.calls();
+        executable.run(&inputs).unwrap();
+        assert_eq!(copies(&log.calls()), [1, 0, 1]);
+    });
 }
 
 /// A call with an argument: `has(call, "cuStreamWaitEvent", "stream=4112")`.

@@ -124,7 +124,7 @@ fn all_shapes_have_one_state() {
     assert_eq!(add_to_total(&model, &[1.0]), 1.0);
     assert_eq!(add_to_total(&model, &[2.0, 3.0]), 6.0);
     assert_eq!(add_to_total(&model, &[4.0]), 10.0);
-    let total = model.resources().get("", "total").unwrap();
+    let total = model.resources().get("", "total").unwrap().unwrap();
     assert_eq!(total.as_slice::<f32>(), [10.0]);
     model.resources().set("", "total", &zero).unwrap();
     assert_eq!(add_to_total(&model, &[5.0, 5.0]), 10.0);
@@ -160,7 +160,7 @@ fn callers_of_any_shapes_lose_no_assignment() {
             });
         }
     });
-    let total = model.resources().get("", "total").unwrap();
+    let total = model.resources().get("", "total").unwrap().unwrap();
     assert_eq!(total.as_slice::<f32>(), [50.0 * (1 + 2 + 3 + 4) as f32]);
     assert_eq!(total.dtype(), DType::F32);
 }

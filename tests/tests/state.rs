@@ -5,6 +5,7 @@ mod updates;
 use super::multi_device::options;
 use crate::process::gristmill;
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ScalarOp};
+use gristmill::testing::nvrtc_or_left_out;
 use gristmill::{Compiled, DType, Tensor, compile};
 use gristmill_runtime::program::StepKind;
 
@@ -13,7 +14,11 @@ fn reals(values: &[f32]) -> Tensor {
 }
 
 fn value(model: &Compiled, name: &str) -> Vec<f32> {
-    let value = model.resources().get("", name).expect("it was assigned");
+    let value = model
+        .resources()
+        .get("", name)
+        .unwrap()
+        .expect("it was assigned");
     value.as_slice::<f32>().to_vec()
 }
 
@@ -57,7 +62,11 @@ fn run(model: &Compiled, x: &[f32], at: i64) -> gristmill::Result<Vec<f32>> {
 
 #[test]
 fn a_run_that_fails_assigns_nothing() {
-    for (in_segments, devices) in [(false, "cpu:1"), (true, "cpu:1"), (false, "cpu:2")] {
+    let hosts = [(false, "cpu:1"), (true, "cpu:1"), (false, "cpu:2")];
+    let emulated = [(false, "emu:1"), (true, "emu:1"), (false, "cpu:1,emu:1")];
+    let has_compiler = nvrtc_or_left_out("variables of emulated GPUs").is_some();
+    let emulated = emulated.into_iter().filter(|_| has_compiler);
+    for (in_segments, devices) in hosts.into_iter().chain(emulated) {
         let graph = counter(in_segments);
         let parsed = Graph::parse(&graph.to_string()).unwrap();
         for graph in [graph, parsed] {
@@ -102,7 +111,17 @@ fn a_variable_may_grow_from_run_to_run() {
     let y = b.map(ScalarOp::Neg, &[grown]).unwrap();
     b.output("y", y);
     b.output("past", past);
-    let model = compile(&b.finish().unwrap(), &options("cpu:1", 2)).unwrap();
+    let graph = b.finish().unwrap();
+    let has_compiler = nvrtc_or_left_out("variables of emulated GPUs").is_some();
+    for devices in ["cpu:1", "emu:1"]
+        .iter()
+        .take(1 + usize::from(has_compiler))
+    {
+        grow(&compile(&graph, &options(devices, 2)).unwrap());
+    }
+}
+
+fn grow(model: &Compiled) {
     let step = |p: usize, x: f32| {
         let past = Tensor::zeros(DType::Bool, &[p]).unwrap();
         let x = Tensor::from_slice(&[x, x], &[1, 2]).unwrap();
@@ -240,7 +259,7 @@ fn variables_are_saved_and_come_back() {
 
     let resources = gristmill::Resources::default();
     resources.load(folder.path().join("s")).unwrap();
-    let value = resources.get("a", "b/sum").unwrap();
+    let value = resources.get("a", "b/sum").unwrap().unwrap();
     assert_eq!(value.as_slice::<f32>(), [3.0, 6.0]);
     resources.set("", "sum", &reals(&[1.0])).unwrap();
     resources.save(folder.path().join("s")).unwrap();
@@ -261,10 +280,10 @@ fn variables_are_saved_and_come_back() {
     let wrong = gristmill::Resources::default();
     wrong.set("a", "b/sum", &Tensor::scalar(1i64)).unwrap();
     wrong.save(folder.path().join("s")).unwrap();
-    let before = resources.get("a", "b/sum");
+    let before = resources.get("a", "b/sum").unwrap();
     let e = resources.load(folder.path().join("s")).unwrap_err();
     assert!(e.to_string().contains("is f32, expected i64"), "{e}");
-    assert_eq!(resources.get("a", "b/sum"), before);
+    assert_eq!(resources.get("a", "b/sum").unwrap(), before);
 }
 
 /// The sum of `x` and of `past`, the latter of `c` elements.

@@ -258,7 +258,8 @@ impl Assembler<'_> {
         };
         let part = &*part;
         let limit = self.settings.memory_limits.get(&part.device).copied();
-        let has_residents = !self.is_region && !part.device.kind.has_own_memory();
+        let has_residents = !self.is_region;
+        let is_on_host = !part.device.kind.has_own_memory();
         let scratch = compiled
             .plans
             .iter()
@@ -269,7 +270,10 @@ impl Assembler<'_> {
             in_place: in_place(&part.device, &compiled),
             limit_bytes: limit,
             has_residents,
-            updates_in_place: has_residents && self.is_alone && self.settings.updates_in_place,
+            updates_in_place: has_residents
+                && is_on_host
+                && self.is_alone
+                && self.settings.updates_in_place,
             ..Needs::default()
         };
         if part.device.kind == DeviceKind::Gpu {

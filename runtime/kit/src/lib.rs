@@ -337,7 +337,7 @@ pub unsafe extern "C" fn get(
         let (model, name) = unsafe { (model(handle)?, text("name", name)?) };
         let variable = state::variable(&model.variables, name)?;
         let resources = &model.options.resources;
-        let held = resources.get(&variable.container, &variable.name);
+        let held = resources.get(&variable.container, &variable.name)?;
         let held = held.ok_or_else(|| {
             Error::invalid(format!("variable {name:?} is read before it was assigned"))
         })?;

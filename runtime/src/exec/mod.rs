@@ -24,8 +24,8 @@
 //! Their workers ask a [`Driver`] and do not wait: for kernels in one queue, for copies from and to other partitions in two others, ordered by
 //! events where a step depends on a copy. The caller's tensors cross through pinned memory. A run of such a partition ends when its device has
 //! finished, failed or not; then the status words of its launches are looked at. A partition's requests are captured when it runs for the second time,
-//! and replayed from then on: as a whole, or, where it receives, sends to other devices, or has control flow or variables, piece by piece between
-//! these (`segments`), its steps in program order. Not while it is profiled.
+//! and replayed from then on: as a whole, or, where it receives, sends to other devices, or has control flow, piece by piece between
+//! these (`segments`), its steps in program order. Not while it is profiled. Its variables stay there (`resident`).
 //!
 //! All-reduces by a library are asked of the queues that compute, one group of communicators for each executor: lanes take turns on every device in one
 //! order, so theirs follow each other everywhere. Since a device that has come to one waits for the others, its worker waits with an eye on the
@@ -48,6 +48,7 @@ mod memory;
 mod pool;
 mod profile;
 mod rendezvous;
+mod resident;
 mod resources;
 mod segments;
 mod shortage;
@@ -72,7 +73,7 @@ use memory::Memory;
 use pool::{Core, Errand, Helper, Hired};
 use profile::Profile;
 use rendezvous::{Rendezvous, SlotSpec};
-use resources::Residents;
+use resident::Residents;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -201,6 +202,7 @@ impl Executor {
             ..Shared::new(program, options, threads_per_device, patience)?
         });
         shared.try_memory()?;
+        let residents = shared.residents(&options.resources)?;
         let leads = Lead::all(&shared);
         options.pool.start(leads.len())?;
         Ok(Executor {
@@ -211,7 +213,7 @@ impl Executor {
             resources: options.resources.clone(),
             has_state: shared.program.has_state(),
             assigns: shared.program.assigns(),
-            residents: Residents::of(&shared.program, &options.resources)?,
+            residents,
             shared,
         })
     }
@@ -506,6 +508,19 @@ impl Shared {
             taken.map_err(|e| shortage::explain(e, &self.program, index))?;
         }
         Ok(())
+    }
+
+    /// Declares the variables that the program uses where they are; frames on devices get their places.
+    fn residents(&self, resources: &Resources) -> Result<Residents, Error> {
+        let memory_of = |i: usize| lock(&self.workers[i]).frame.addresses.memory.clone();
+        let residents = Residents::of(&self.program, resources, &memory_of)
+            .map_err(|(partition, e)| shortage::explain(e, &self.program, partition))?;
+        residents.places(|partition, variable, addresses| {
+            let frame = &mut lock(&self.workers[partition]).frame;
+            frame.variables.places[variable as usize] = addresses;
+            frame.bind();
+        });
+        Ok(residents)
     }
 
     /// Leases the memory of a run and gives it back: errors belong to the constructor.

@@ -1,8 +1,9 @@
 //! Variables: state that outlives a run, in containers that sessions can share.
 
+use super::resident::{At, OnDevice, Place, Value};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::program::{Program, Resident, VariableSpec};
+use crate::program::{Resident, VariableSpec};
 #[cfg(feature = "safetensors")]
 use crate::safetensors::{self, Saved};
 use crate::sync::{alone, lock, shared};
@@ -32,13 +33,13 @@ pub(crate) struct Variable {
     state: RwLock<State>,
 }
 
-/// The tensors of a variable: at most one of each, the spare ones for what comes next.
+/// The values of a variable: at most one of each, and memory for what comes next.
 #[derive(Default)]
 struct State {
     /// The value after the last run that ended well; `None` when it was never assigned.
-    value: Option<Tensor>,
+    value: Option<Value>,
     /// The value that a part of the run in progress has assigned.
-    pending: Option<Tensor>,
+    pending: Option<Value>,
     /// The value that the part in progress is going to assign.
     next: Option<Tensor>,
     /// Memory for later assignments.
@@ -89,14 +90,12 @@ impl fmt::Debug for Resources {
 
 impl Resources {
     /// The current value of a variable, `None` if there is no such variable or it was never assigned.
-    /// Waits for the end of a run that assigns variables.
-    pub fn get(&self, container: &str, name: &str) -> Option<Tensor> {
+    /// Waits for the end of a run that assigns variables. Errors when the value is on a device that is lost.
+    pub fn get(&self, container: &str, name: &str) -> Result<Option<Tensor>, Error> {
         let _reading = self.begin_as(false);
-        let variable = lock(&self.variables)
-            .get(&(container.to_owned(), name.to_owned()))?
-            .clone();
-        let state = shared(&variable.state);
-        state.value.clone()
+        let key = (container.to_owned(), name.to_owned());
+        let variable = lock(&self.variables).get(&key).cloned();
+        variable.map_or(Ok(None), |v| v.committed())
     }
 
     /// Begins a run that may assign, when no other is in progress any more.
@@ -151,12 +150,11 @@ impl Resources {
         let variables = lock(&self.variables);
         let mut values = Vec::new();
         for ((container, name), variable) in variables.iter() {
-            let state = shared(&variable.state);
-            variable.check_whole(&state)?;
-            values.extend(state.value.iter().map(|value| Saved {
+            variable.check_whole(&shared(&variable.state))?;
+            values.extend(variable.committed()?.map(|value| Saved {
                 container: container.clone(),
                 name: name.clone(),
-                value: value.clone(),
+                value,
             }));
         }
         Ok(values)
@@ -178,8 +176,7 @@ impl Resources {
         for saved in values {
             let spec = VariableSpec::new(&saved.container, &saved.name, saved.value.dtype());
             let variable = self.declare(&spec)?;
-            let unused = alone(&variable.state).pending.replace(saved.value);
-            alone(&variable.state).keep(unused);
+            alone(&variable.state).assign(Value::new(At::Host(saved.value)));
         }
         transaction.commit();
         Ok(())
@@ -233,7 +230,7 @@ impl Resources {
 impl State {
     fn of(initial: Option<&Tensor>) -> State {
         State {
-            value: initial.cloned(),
+            value: initial.map(|t| Value::new(At::Host(t.clone()))),
             ..State::default()
         }
     }
@@ -241,24 +238,85 @@ impl State {
     fn commit(&mut self) {
         if let Some(assigned) = self.pending.take() {
             let old = self.value.replace(assigned);
-            self.keep(old);
+            self.recycle(old);
             self.is_torn = false;
         }
     }
 
     fn roll_back(&mut self) {
         let assigned = self.pending.take();
-        self.keep(assigned);
+        self.recycle(assigned);
     }
 
-    fn keep(&mut self, unused: Option<Tensor>) {
-        let room = MOST_SPARE - self.spare.len().min(MOST_SPARE);
-        self.spare.extend(unused.into_iter().take(room));
+    /// Takes the value that a part of a run, or a call between runs, assigns.
+    fn assign(&mut self, value: Value) {
+        let old = self.pending.replace(value);
+        self.recycle(old);
+    }
+
+    fn recycle(&mut self, unused: Option<Value>) {
+        if let Some(At::Host(tensor)) = unused.map(|value| value.at) {
+            self.keep(tensor);
+        }
+    }
+
+    fn keep(&mut self, unused: Tensor) {
+        if self.spare.len() < MOST_SPARE {
+            self.spare.push(unused);
+        }
     }
 
     /// The value as the run in progress sees it.
-    fn current(&self) -> Option<&Tensor> {
+    fn current(&self) -> Option<&Value> {
         self.pending.as_ref().or(self.value.as_ref())
+    }
+
+    /// The same, to be moved.
+    fn current_mut(&mut self) -> Option<&mut Value> {
+        self.pending.as_mut().or(self.value.as_mut())
+    }
+
+    /// Brings the current value to where a device's partition reads it, unless it is there.
+    fn load(&mut self, place: &Place) -> Result<(), Error> {
+        if self.current().is_none_or(|value| place.value.holds(value)) {
+            return Ok(());
+        }
+        self.vacate(&place.value, None)?;
+        let Some(value) = self.current_mut() else {
+            return Ok(());
+        };
+        match place.next.as_ref().filter(|next| next.holds(value)) {
+            Some(next) => place.value.copy(next),
+            None => place.value.take(value),
+        }
+    }
+
+    /// Moves what is in memory of a device that is about to be written: to `refuge` on the device where that is possible, and to the
+    /// host otherwise.
+    fn vacate(&mut self, at: &Arc<OnDevice>, refuge: Option<&Arc<OnDevice>>) -> Result<(), Error> {
+        let is_taken = |slot: &Option<Value>, place| slot.as_ref().is_some_and(|v| v.is_at(place));
+        for is_pending in [false, true] {
+            let [slot, other] = match is_pending {
+                false => [&self.value, &self.pending],
+                true => [&self.pending, &self.value],
+            };
+            if !is_taken(slot, at) {
+                continue;
+            }
+            let refuge = refuge.filter(|place| !is_taken(other, place) && place.fits(at));
+            let slot = match is_pending {
+                false => &mut self.value,
+                true => &mut self.pending,
+            };
+            if let Some(value) = slot {
+                match refuge {
+                    Some(place) => value.move_to(place)?,
+                    None => value.on_host().map(|_| ())?,
+                }
+            }
+        }
+        at.clear();
+        Ok(())
     }
 
     /// Memory of a shape that no one else holds. After the first assignment there are two pieces of it, used in turn.
@@ -281,8 +339,31 @@ impl Variable {
         let mut own = lock(&self.initial);
         if let (None, Some(initial)) = (&*own, initial) {
             *own = Some(initial.clone());
-            alone(&self.state).value.get_or_insert(initial.clone());
+            let value = || Value::new(At::Host(initial.clone()));
+            alone(&self.state).value.get_or_insert_with(value);
         }
+    }
+
+    /// The value after the last run that ended well, and between runs.
+    fn committed(&self) -> Result<Option<Tensor>, Error> {
+        if let Some(At::Host(tensor)) = shared(&self.state).value.as_ref().map(|v| &v.at) {
+            return Ok(Some(tensor.clone()));
+        }
+        let state = &mut *alone(&self.state);
+        let value = state.value.as_mut();
+        value.map(|v| v.on_host().cloned()).transpose()
+    }
+
+    /// Brings the current value to the host, where it is on a device.
+    fn settle(&self) -> Result<(), Error> {
+        let is_away = |value: &Value| matches!(value.at, At::Device(_));
+        if !shared(&self.state).current().is_some_and(is_away) {
+            return Ok(());
+        }
+        let state = &mut *alone(&self.state);
+        state
+            .current_mut()
+            .map_or(Ok(()), |value| value.on_host().map(|_| ()))
     }
 
     /// Errors when a run that failed has changed a part of the value.
@@ -298,7 +379,7 @@ impl Variable {
     }
 
     /// The value of a shape. Errors when it was never assigned, or has another shape.
-    fn checked<'s>(&self, state: &'s State, shape: &[usize]) -> Result<&'s Tensor, Error> {
+    fn checked<'s>(&self, state: &'s State, shape: &[usize]) -> Result<&'s Value, Error> {
         self.check_whole(state)?;
         let Some(value) = state.current() else {
             return Err(Error::invalid(format!(
@@ -322,8 +403,9 @@ impl Variable {
         shape: &[usize],
         take: impl FnOnce(&[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        self.settle()?;
         let state = shared(&self.state);
-        take(self.checked(&state, shape)?.as_bytes())
+        take(self.checked(&state, shape)?.here()?.as_bytes())
     }
 
     /// Sets the value, from the end of the run on, by `fill`, which writes its bytes.
@@ -333,22 +415,24 @@ impl Variable {
         fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut state = alone(&self.state);
-        let assigned = state.pending.take();
-        state.keep(assigned);
+        state.roll_back();
         let mut value = state.room(self.dtype, shape)?;
         fill(value.as_bytes_mut())?;
-        state.pending = Some(value);
+        state.assign(Value::new(At::Host(value)));
         Ok(())
     }
 
     /// Addresses of the value that a part of a run reads, and of the one that it is going to assign.
-    fn bind(&self, resident: &Resident, in_place: bool) -> Result<[*mut u8; 2], Error> {
+    pub(super) fn bind(&self, resident: &Resident, in_place: bool) -> Result<[*mut u8; 2], Error> {
+        if resident.read.is_some() {
+            self.settle()?;
+        }
         let Some(assigned) = &resident.assigned else {
             let Some(read) = &resident.read else {
                 return Ok([ptr::null_mut(); 2]);
             };
             let state = shared(&self.state);
-            let value = self.checked(&state, read)?;
+            let value = self.checked(&state, read)?.here()?;
             return Ok([value.as_ptr().cast_mut(), ptr::null_mut()]);
         };
         let mut state = alone(&self.state);
@@ -360,87 +444,59 @@ impl Variable {
         }
         let room = state.room(self.dtype, assigned)?;
         let assigned = state.next.insert(room).as_mut_ptr();
-        let value = state.current();
-        let value = value.map_or(ptr::null_mut(), |t| t.as_ptr().cast_mut());
+        let value = match (&resident.read, state.current()) {
+            (Some(_), Some(value)) => value.here()?.as_ptr().cast_mut(),
+            _ => ptr::null_mut(),
+        };
         Ok([value, assigned])
     }
 
-    /// Ends a part of a run: with what it assigned if it ended `well`.
-    fn end(&self, well: bool) {
+    /// Brings the value that a part of a run reads into memory of a device, and leaves nothing where it is going to assign.
+    pub(super) fn bind_on_device(&self, resident: &Resident, place: &Place) -> Result<(), Error> {
         let state = &mut *alone(&self.state);
-        let Some(next) = state.next.take() else {
-            return;
-        };
-        let unused = match well {
-            true => state.pending.replace(next),
-            false => Some(next),
-        };
-        state.keep(unused);
+        if let Some(read) = &resident.read {
+            self.checked(state, read)?;
+            state.load(place)?;
+        }
+        let next = place.next.as_ref();
+        next.map_or(Ok(()), |next| state.vacate(next, Some(&place.value)))
+    }
+
+    /// Ends a part of a run: with what it assigned if it ended `well`.
+    pub(super) fn end(&self, well: bool) {
+        let state = &mut *alone(&self.state);
+        match state.next.take() {
+            Some(next) if well => state.assign(Value::new(At::Host(next))),
+            Some(next) => state.keep(next),
+            None => {}
+        }
+    }
+
+    /// The same for what a part of a run that ended well assigned on a device.
+    pub(super) fn end_on_device(&self, next: &Arc<OnDevice>) {
+        alone(&self.state).assign(next.filled());
+    }
+
+    /// A run that failed has changed a part of the value.
+    pub(super) fn tear(&self) {
+        alone(&self.state).is_torn = true;
     }
 }
 
 impl State {
     /// The address of the value, which is about to be changed where it is. Those who hold the tensor keep it as it was.
     fn bind_in_place(&mut self) -> Result<[*mut u8; 2], Error> {
-        let Some(value) = &mut self.value else {
+        let Some(Value {
+            number,
+            at: At::Host(value),
+        }) = &mut self.value
+        else {
             return Err(Error::internal("a variable without a value is changed"));
         };
         if !value.is_unique() {
             *value = Tensor::from_bytes(value.dtype(), value.shape(), value.as_bytes())?;
         }
+        *number = Value::fresh();
         Ok([value.as_mut_ptr(); 2])
-    }
-}
-
-/// Variables that a program uses where they are.
-pub(crate) struct Residents(Vec<Place>);
-
-struct Place {
-    variable: Arc<Variable>,
-    resident: Resident,
-    in_place: bool,
-}
-
-impl Residents {
-    /// The residents of a validated program, declared where need be.
-    pub(crate) fn of(program: &Program, resources: &Resources) -> Result<Residents, Error> {
-        let place = |resident: Resident| {
-            let spec = &program.variables[resident.variable as usize];
-            Ok(Place {
-                variable: resources.declare(spec)?,
-                in_place: spec.in_place,
-                resident,
-            })
-        };
-        let all = program.residents().into_iter().map(place);
-        Ok(Residents(all.collect::<Result<_, Error>>()?))
-    }
-
-    /// Calls `take` with the number of each and the addresses of its value and of the next one, for a run that
-    /// holds a transaction. They stay until [`Residents::end`], which follows.
-    pub(crate) fn bind(&self, mut take: impl FnMut(u32, [*mut u8; 2])) -> Result<(), Error> {
-        self.0.iter().try_for_each(|place| {
-            let addresses = place.variable.bind(&place.resident, place.in_place)?;
-            take(place.resident.variable, addresses);
-            Ok(())
-        })
-    }
-
-    /// True when some are changed where they are, which cannot be taken back.
-    pub(crate) fn is_in_place(&self) -> bool {
-        self.0.iter().any(|place| place.in_place)
-    }
-
-    /// Ends what [`Residents::bind`] began. `is_changing` after a failure if values were being changed where they are.
-    pub(crate) fn end(&self, well: bool, is_changing: bool) {
-        for place in &self.0 {
-            if place.resident.assigned.is_none() {
-                continue;
-            }
-            place.variable.end(well);
-            if !well && is_changing && place.in_place {
-                alone(&place.variable.state).is_torn = true;
-            }
-        }
     }
 }

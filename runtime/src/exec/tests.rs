@@ -935,7 +935,7 @@ fn variables_outlive_runs_and_executors() {
     assert_eq!(run(&second).unwrap(), [21.0, 42.0]);
     assert_eq!(run(&first).unwrap(), [31.0, 62.0]);
     assert_eq!(
-        resources.get("c", "v").unwrap().as_slice::<f32>(),
+        resources.get("c", "v").unwrap().unwrap().as_slice::<f32>(),
         [31.0, 62.0]
     );
     resources.reset("c");
@@ -966,7 +966,7 @@ fn variables_outlive_runs_and_executors() {
         error.ends_with("has the shape [3], and is read as [2]"),
         "{error}"
     );
-    assert_eq!(resources.get("c", "v").unwrap().shape(), [3]);
+    assert_eq!(resources.get("c", "v").unwrap().unwrap().shape(), [3]);
 }
 
 /// Both ways between devices 0 and 1 take `latency_ns`, and a microsecond for each byte.

@@ -12,7 +12,8 @@ use std::sync::Arc;
 pub struct MemoryUse {
     /// The partition's arena and those of its sub-programs.
     pub arena_bytes: usize,
-    /// Variables that are used where they are: their values, and the new ones that are not written over the old ones.
+    /// Variables that are used where they are: their values, and the new ones that are not written over the old ones. A device with
+    /// memory of its own has room for both, even if only one is used.
     pub variable_bytes: usize,
     /// Constants, sub-programs' included; one that is shared counts once.
     pub constant_bytes: usize,
@@ -56,7 +57,17 @@ impl Partition {
             Loc::Assigned(i) => !is_in_place(i),
             _ => false,
         });
-        let by_place: BTreeMap<Loc, usize> = own.map(|b| (b.loc, b.size_bytes())).collect();
+        let mut by_place: BTreeMap<Loc, usize> = own.map(|b| (b.loc, b.size_bytes())).collect();
+        if self.device.kind.has_own_memory() {
+            by_place
+                .values_mut()
+                .for_each(|bytes| *bytes = (*bytes).max(1));
+            for (loc, bytes) in by_place.clone() {
+                if let Loc::Assigned(i) = loc {
+                    by_place.entry(Loc::Variable(i)).or_insert(bytes);
+                }
+            }
+        }
         by_place
             .values()
             .fold(0, |sum, &bytes| sum.saturating_add(bytes))

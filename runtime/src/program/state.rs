@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Resident {
     /// Index into [`Program::variables`].
     pub(crate) variable: u32,
+    /// Number of the partition with the buffers.
+    pub(crate) partition: usize,
     /// Shape of the value that a run reads.
     pub(crate) read: Option<Vec<usize>>,
     /// Shape of the value that it assigns.
@@ -18,12 +20,15 @@ impl Program {
     /// The variables that are used where they are, in order.
     pub(crate) fn residents(&self) -> Vec<Resident> {
         let mut found: BTreeMap<u32, Resident> = BTreeMap::new();
-        for buffer in self.partitions.iter().flat_map(|p| &p.buffers) {
+        let partitions = self.partitions.iter().enumerate();
+        let buffers = partitions.flat_map(|(i, p)| p.buffers.iter().map(move |b| (i, b)));
+        for (partition, buffer) in buffers {
             let (Loc::Variable(variable) | Loc::Assigned(variable)) = buffer.loc else {
                 continue;
             };
             let resident = found.entry(variable).or_insert(Resident {
                 variable,
+                partition,
                 read: None,
                 assigned: None,
             });
@@ -113,8 +118,8 @@ fn check_places(
     expect(!is_resident || depth == 0, "used in place by a sub-program");
     expect(partitions.len() < 2, "used in place on two devices");
     expect(
-        partitions.iter().all(on_host),
-        "used in place on a device with memory of its own",
+        !variable.in_place || partitions.iter().all(on_host),
+        "assigned in place on a device with memory of its own",
     );
     expect(
         all().all(|(_, b)| b.dtype == variable.dtype),

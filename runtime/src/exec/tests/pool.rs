@@ -209,7 +209,7 @@ fn no_assignment_of_concurrent_runs_is_lost() {
         }
     });
     let runs = (n_callers * n_runs) as f32;
-    let value = options.resources.get("c", "v").unwrap();
+    let value = options.resources.get("c", "v").unwrap().unwrap();
     assert_eq!(value.as_slice::<f32>(), [1.0 + runs, 2.0 + 2.0 * runs]);
 }
 

@@ -64,7 +64,7 @@ impl Session {
     }
 
     fn value(&self) -> Tensor {
-        self.resources.get("c", "v").unwrap()
+        self.resources.get("c", "v").unwrap().unwrap()
     }
 
     fn run(&self, y: f32) -> Result<Vec<f32>, String> {

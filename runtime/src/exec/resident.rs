@@ -1,0 +1,286 @@
+//! Variables that a program uses where they are: on the host, or in memory of a device, where they stay between runs.
+//!
+//! A device's partition has fixed memory for each of them, so that its requests can be captured: for the value that a run reads, and
+//! for the one that it assigns. The next run begins with a copy on the device from the second to the first. A value crosses to the
+//! host when someone there asks for it, and from there when the host, or another device, has assigned it.
+
+use super::memory::{Block, Memory};
+use super::resources::{Resources, Variable};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::program::{Program, Resident};
+use crate::tensor::Tensor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A value of a variable.
+pub(super) struct Value {
+    /// Differs from that of every other value of the process.
+    pub(super) number: u64,
+    pub(super) at: At,
+}
+
+/// The place of a value.
+pub(super) enum At {
+    Host(Tensor),
+    Device(Arc<OnDevice>),
+}
+
+impl Value {
+    pub(super) fn new(at: At) -> Value {
+        Value {
+            number: Value::fresh(),
+            at,
+        }
+    }
+
+    /// A number for another value.
+    pub(super) fn fresh() -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        LAST.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn shape(&self) -> &[usize] {
+        match &self.at {
+            At::Host(tensor) => tensor.shape(),
+            At::Device(place) => &place.shape,
+        }
+    }
+
+    pub(super) fn is_at(&self, place: &Arc<OnDevice>) -> bool {
+        matches!(&self.at, At::Device(own) if Arc::ptr_eq(own, place))
+    }
+
+    /// The tensor of a value that is on the host.
+    pub(super) fn here(&self) -> Result<&Tensor, Error> {
+        match &self.at {
+            At::Host(tensor) => Ok(tensor),
+            At::Device(_) => Err(Error::internal("a variable's value is on a device")),
+        }
+    }
+
+    /// Brings the value to the host.
+    pub(super) fn on_host(&mut self) -> Result<&Tensor, Error> {
+        if let At::Device(place) = &self.at {
+            self.at = At::Host(place.read()?);
+        }
+        self.here()
+    }
+
+    /// Moves a value that is on a device to another place there.
+    pub(super) fn move_to(&mut self, place: &Arc<OnDevice>) -> Result<(), Error> {
+        if !place.holds(self) {
+            place.take(self)?;
+        }
+        self.at = At::Device(place.clone());
+        Ok(())
+    }
+}
+
+/// Memory of a device for values of a variable.
+pub(super) struct OnDevice {
+    memory: Memory,
+    block: Block,
+    dtype: DType,
+    shape: Vec<usize>,
+    /// Number of the value that it holds, 0 for none. Changed under the lock of the variable's state.
+    number: AtomicU64,
+}
+
+impl OnDevice {
+    fn new(memory: &Memory, dtype: DType, shape: &[usize]) -> Result<Arc<OnDevice>, Error> {
+        let size_bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        Ok(Arc::new(OnDevice {
+            block: memory.allocate(size_bytes)?,
+            memory: memory.clone(),
+            dtype,
+            shape: shape.to_vec(),
+            number: AtomicU64::new(0),
+        }))
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+
+    /// True when both are in the same memory.
+    fn is_beside(&self, other: &OnDevice) -> bool {
+        match (self.memory.driver(), other.memory.driver()) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            _ => false,
+        }
+    }
+
+    /// True when a value of the other place can be moved here.
+    pub(super) fn fits(&self, other: &OnDevice) -> bool {
+        self.is_beside(other) && self.shape == other.shape
+    }
+
+    pub(super) fn holds(&self, value: &Value) -> bool {
+        self.number.load(Ordering::Relaxed) == value.number
+    }
+
+    /// Forgets the value that it holds.
+    pub(super) fn clear(&self) {
+        self.number.store(0, Ordering::Relaxed);
+    }
+
+    /// The value that a run has left here.
+    pub(super) fn filled(self: &Arc<OnDevice>) -> Value {
+        let value = Value::new(At::Device(self.clone()));
+        self.number.store(value.number, Ordering::Relaxed);
+        value
+    }
+
+    /// Copies a value of the same shape here. From another memory it comes through the host, where it stays then.
+    pub(super) fn take(&self, value: &mut Value) -> Result<(), Error> {
+        if let At::Device(from) = &value.at
+            && self.is_beside(from)
+        {
+            return self.copy(from);
+        }
+        self.clear();
+        let bytes = value.on_host()?.as_bytes();
+        // SAFETY: the place has the value's size; the caller holds the lock of the variable's state, and no run uses the place.
+        unsafe { self.memory.write(self.block.as_ptr(), bytes)? };
+        self.number.store(value.number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Copies what another place in the same memory holds, which has the same size.
+    pub(super) fn copy(&self, from: &OnDevice) -> Result<(), Error> {
+        self.clear();
+        let (source, target) = (from.block.as_ptr(), self.block.as_ptr());
+        // SAFETY: both places have the value's size; the caller holds the lock of the variable's state, and no run writes them.
+        unsafe { self.memory.copy(source, target, self.size_bytes())? };
+        let number = from.number.load(Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn read(&self) -> Result<Tensor, Error> {
+        let mut tensor = Tensor::zeros(self.dtype, &self.shape)?;
+        // SAFETY: the place has the tensor's size, and no run writes it while the variable's state is locked.
+        unsafe {
+            self.memory
+                .read(self.block.as_ptr(), tensor.as_bytes_mut())?
+        };
+        Ok(tensor)
+    }
+}
+
+/// Memory of a device for a variable that a program uses there.
+pub(super) struct Place {
+    /// Of the value that a run reads, or, if it reads none, of the one before that which it assigns.
+    pub(super) value: Arc<OnDevice>,
+    /// Of the value that a run assigns.
+    pub(super) next: Option<Arc<OnDevice>>,
+}
+
+impl Place {
+    fn new(memory: &Memory, dtype: DType, resident: &Resident) -> Result<Place, Error> {
+        let assigned = resident.assigned.as_ref();
+        let shape = resident.read.as_ref().or(assigned);
+        let shape = shape.map_or(&[][..], Vec::as_slice);
+        let next = assigned.map(|shape| OnDevice::new(memory, dtype, shape));
+        Ok(Place {
+            value: OnDevice::new(memory, dtype, shape)?,
+            next: next.transpose()?,
+        })
+    }
+
+    /// Of the value, and of the next one.
+    fn addresses(&self) -> [*mut u8; 2] {
+        let next = self.next.as_ref();
+        let next = next.map_or(std::ptr::null_mut(), |next| next.block.as_ptr());
+        [self.value.block.as_ptr(), next]
+    }
+}
+
+/// Variables that a program uses where they are.
+pub(crate) struct Residents(Vec<Use>);
+
+struct Use {
+    variable: Arc<Variable>,
+    resident: Resident,
+    in_place: bool,
+    /// On a device with memory of its own.
+    place: Option<Place>,
+}
+
+impl Residents {
+    /// The residents of a validated program, declared where need be, and with memory where the device of their partition has its own.
+    /// The error comes with the number of the partition.
+    pub(crate) fn of(
+        program: &Program,
+        resources: &Resources,
+        memory_of: &dyn Fn(usize) -> Memory,
+    ) -> Result<Residents, (usize, Error)> {
+        let one = |resident: Resident| {
+            let spec = &program.variables[resident.variable as usize];
+            let memory = memory_of(resident.partition);
+            let variable = resources.declare(spec)?;
+            let place = memory
+                .driver()
+                .map(|_| Place::new(&memory, spec.dtype, &resident));
+            Ok(Use {
+                variable,
+                in_place: spec.in_place,
+                place: place.transpose()?,
+                resident,
+            })
+        };
+        let all = program.residents().into_iter().map(|resident| {
+            let partition = resident.partition;
+            one(resident).map_err(|e| (partition, e))
+        });
+        Ok(Residents(all.collect::<Result<_, _>>()?))
+    }
+
+    /// Calls `take` with the partition and the number of each that is on a device, and with the addresses of its value and of the next
+    /// one, which stay.
+    pub(crate) fn places(&self, mut take: impl FnMut(usize, u32, [*mut u8; 2])) {
+        for one in &self.0 {
+            if let Some(place) = &one.place {
+                take(
+                    one.resident.partition,
+                    one.resident.variable,
+                    place.addresses(),
+                );
+            }
+        }
+    }
+
+    /// Calls `take` with the number of each that is on the host and the addresses of its value and of the next one, for a run that
+    /// holds a transaction. They stay until [`Residents::end`], which follows.
+    pub(crate) fn bind(&self, mut take: impl FnMut(u32, [*mut u8; 2])) -> Result<(), Error> {
+        self.0.iter().try_for_each(|one| {
+            if let Some(place) = &one.place {
+                return one.variable.bind_on_device(&one.resident, place);
+            }
+            let addresses = one.variable.bind(&one.resident, one.in_place)?;
+            take(one.resident.variable, addresses);
+            Ok(())
+        })
+    }
+
+    /// True when some are changed where they are, which cannot be taken back.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.0.iter().any(|one| one.in_place)
+    }
+
+    /// Ends what [`Residents::bind`] began. `is_changing` after a failure if values were being changed where they are.
+    pub(crate) fn end(&self, well: bool, is_changing: bool) {
+        for one in self.0.iter().filter(|one| one.resident.assigned.is_some()) {
+            let next = one.place.as_ref().and_then(|place| place.next.as_ref());
+            match next {
+                Some(next) if well => one.variable.end_on_device(next),
+                Some(_) => {}
+                None => one.variable.end(well),
+            }
+            if !well && is_changing && one.in_place {
+                one.variable.tear();
+            }
+        }
+    }
+}
