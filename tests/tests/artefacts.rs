@@ -35,6 +35,8 @@ struct Case<'c> {
     compiled: &'c Compiled,
     inputs: &'c [Tensor],
     expected: Vec<(String, Tensor)>,
+    /// The file of the state after one run.
+    saved: Vec<u8>,
 }
 
 impl<'c> Case<'c> {
@@ -46,7 +48,10 @@ impl<'c> Case<'c> {
     ) -> Case<'c> {
         let outputs = compiled.run_ordered(inputs).unwrap();
         let expected = outputs.iter().map(|(name, t)| (name.to_owned(), t.clone()));
+        let file = folder.join("expected.safetensors");
+        compiled.resources().save(&file).unwrap();
         Case {
+            saved: std::fs::read(file).unwrap(),
             folder,
             model,
             compiled,
@@ -73,8 +78,17 @@ impl<'c> Case<'c> {
         npy::write_npz(&path, names.zip(self.inputs)).unwrap();
         let threads = threads.to_string();
         let words = ["--inputs", "in.npz", "--outputs", "out.npz", "--threads"];
-        let words = words.map(str::to_owned).into_iter().chain([threads]);
-        run(self.folder, "model", &words.collect::<Vec<_>>());
+        let mut words: Vec<String> = words.map(str::to_owned).into_iter().collect();
+        words.push(threads);
+        let has_state = !self.compiled.resources().names().is_empty();
+        if has_state {
+            words.extend(["--save-state", "state.safetensors"].map(str::to_owned));
+        }
+        run(self.folder, "model", &words);
+        if has_state {
+            let saved = std::fs::read(self.folder.join("state.safetensors")).unwrap();
+            assert!(saved == self.saved, "the state of {:?}", self.model);
+        }
         let got = npy::read_npz(self.folder.join("out.npz")).unwrap();
         let got: Vec<_> = got.iter().map(|(name, t)| (name, t)).collect();
         assert_eq!(got.len(), self.expected.len());
@@ -134,6 +148,8 @@ fn random_graphs_give_the_bits_of_the_compiler() {
         let sizes = RandomOptions {
             n_nodes: 4 + seed as usize % 16,
             allow_empty_axes: seed % 5 == 0,
+            n_variables: seed as usize % 3,
+            initial_values: true,
             ..RandomOptions::default()
         };
         let (graph, inputs) = random_graph(seed, &sizes);

@@ -25,7 +25,7 @@ pub fn exports() -> Vec<PathBuf> {
 }
 
 /// Opens a file that a test has written.
-fn open(path: &Path) -> Result<Image, gristmill_runtime::Error> {
+pub fn open(path: &Path) -> Result<Image, gristmill_runtime::Error> {
     // SAFETY: tests write their files themselves, and change no file that is open.
     unsafe { Image::open(path) }
 }

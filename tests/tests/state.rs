@@ -1,5 +1,6 @@
 //! Variables: their types, initial values, growth, and runs that fail.
 
+mod graphs;
 mod updates;
 
 use super::multi_device::options;

@@ -24,6 +24,9 @@ pub struct RandomOptions {
     pub allow_empty_axes: bool,
     /// Variables that are read and assigned, in regions too.
     pub n_variables: usize,
+    /// True when some variables have an initial value, so that a run begins with what the one before has left. The others are assigned
+    /// before they are read.
+    pub initial_values: bool,
     /// Extents that axes of inputs have now and then, beside those up to `max_extent`. No constant has a multiple of one, so that they can
     /// become symbols: see [`super::with_symbols`].
     pub large_extents: Vec<usize>,
@@ -41,6 +44,7 @@ impl Default for RandomOptions {
             max_extent: 7,
             allow_empty_axes: false,
             n_variables: 0,
+            initial_values: false,
             large_extents: Vec::new(),
             special_values: false,
         }
@@ -96,7 +100,7 @@ pub(super) struct Generator<'a> {
     /// Values of variables after the nodes so far.
     store: Store,
     pub(super) variables: Vec<Variable>,
-    options: &'a RandomOptions,
+    pub(super) options: &'a RandomOptions,
 }
 
 const FLOAT_UNARY: &[ScalarOp] = &[

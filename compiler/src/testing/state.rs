@@ -9,6 +9,8 @@ use gristmill_runtime::Tensor;
 pub(super) struct Variable {
     name: String,
     ty: Type,
+    /// Its value before the first run; without one, the graph assigns it before anything reads it.
+    initial: Option<Tensor>,
 }
 
 impl Variable {
@@ -18,7 +20,7 @@ impl Variable {
             name: self.name.clone(),
             dtype: self.ty.dtype,
             shape: self.ty.shape.0.clone(),
-            initial: None,
+            initial: self.initial.clone().map(Into::into),
         }
     }
 
@@ -90,13 +92,18 @@ fn counting_body(variable: &Variable) -> Graph {
 }
 
 impl Generator<'_> {
-    /// A variable of a random type, assigned before anything reads it.
+    /// A variable of a random type, which has an initial value or is assigned before anything reads it.
     pub(super) fn add_variable(&mut self) {
         let value = self.fresh_value();
+        let has_initial = self.options.initial_values && self.rng.one_in(2);
         let variable = Variable {
             name: format!("v{}", self.variables.len()),
             ty: Type::new(value.dtype(), value.shape().iter().copied()),
+            initial: has_initial.then(|| value.clone()),
         };
+        if has_initial {
+            return self.variables.push(variable);
+        }
         let operand = Operand::New(value, true);
         if self.try_add(variable.assign(), vec![operand], Vec::new()) {
             self.variables.push(variable);
