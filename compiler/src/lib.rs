@@ -36,6 +36,7 @@ pub mod guide;
 pub mod ir;
 pub mod onnx;
 pub mod place;
+pub mod train;
 
 pub use compiled::{Compiled, Executable, Outputs, Source, compile, prepare};
 pub use cost::{Bytes, Measured, Nanos};

@@ -91,7 +91,7 @@ impl GraphBuilder {
     /// The type of an operand; an error that names the caller's line when it is no value of this
     /// builder.
     #[track_caller]
-    fn operand(&self, v: ValueId) -> Result<&Type> {
+    pub(crate) fn operand(&self, v: ValueId) -> Result<&Type> {
         let at = Location::caller();
         match self.own(v) {
             Ok(()) => Ok(self.graph.ty(v)),

@@ -1,0 +1,336 @@
+//! One step of training: variables changed by their gradients.
+
+use super::Optimizer;
+use crate::error::{Error, Result};
+use crate::ir::{GraphBuilder, ReduceKind, ScalarOp, ValueId};
+use gristmill_runtime::{DType, Tensor};
+use regex_lite::Regex;
+
+/// A variable that a step changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the session's own container.
+    pub name: String,
+    /// The value that the step reads, `f32` or `f64`.
+    pub value: ValueId,
+    /// Gradient of the loss by it, of the same type.
+    pub gradient: ValueId,
+}
+
+/// Decay of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum WeightDecay {
+    /// None.
+    #[default]
+    None,
+    /// The gradient of `decay / 2 * sum(w^2)` is added to that of the loss: `weight_decay` of PyTorch's `SGD` and `Adam`.
+    L2(f64),
+    /// `w *= 1 - rate * decay` before the step: `AdamW`.
+    Decoupled(f64),
+}
+
+/// Settings of the parameters whose names match a pattern.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// A regular expression that is looked for anywhere in a name.
+    pub pattern: String,
+    /// Factor of the learning rate.
+    pub rate_factor: f64,
+    /// Their own decay.
+    pub weight_decay: WeightDecay,
+}
+
+/// All that a step does with gradients, in this order: clip, decay, move, average.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// The optimiser.
+    pub optimizer: Optimizer,
+    /// Decay of the parameters without a group.
+    pub weight_decay: WeightDecay,
+    /// A parameter belongs to the first group whose pattern matches its name.
+    pub groups: Vec<Group>,
+    /// The greatest norm of all gradients together; they are scaled down to it where they exceed it. A norm that is not a
+    /// number scales nothing. (Pascanu et al., 2013, algorithm 1; PyTorch adds 1e-6 to the norm.)
+    pub clip_norm: Option<f64>,
+    /// Decay of the average of each parameter, which is its value before the first step: `a -= (1 - decay) * (a - w)`.
+    pub average: Option<f64>,
+}
+
+impl<O: Into<Optimizer>> From<O> for Update {
+    /// The optimiser alone.
+    fn from(optimizer: O) -> Update {
+        Update {
+            optimizer: optimizer.into(),
+            weight_decay: WeightDecay::None,
+            groups: Vec::new(),
+            clip_norm: None,
+            average: None,
+        }
+    }
+}
+
+/// Values of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Number of the step, from 1: `i64`.
+    pub number: ValueId,
+    /// Its learning rate: `f64`.
+    pub learning_rate: ValueId,
+    /// The norm of all gradients together before they are clipped, `f64`; `None` unless they are.
+    pub norm: Option<ValueId>,
+    /// The new values of the parameters, in order.
+    pub values: Vec<ValueId>,
+}
+
+impl Update {
+    /// Adds a step to a graph: each parameter is assigned its new value.
+    ///
+    /// Errors with `InvalidInput` on settings out of range and patterns that are none; on a parameter that is not `f32` or
+    /// `f64`, whose gradient has another type, whose shape is symbolic, or whose name comes twice.
+    pub fn apply(&self, b: &mut GraphBuilder, parameters: &[Parameter]) -> Result<Step> {
+        self.check()?;
+        check_parameters(b, parameters)?;
+        let groups = self.patterns()?;
+        let start = Tensor::from_slice(&[0i64], &[])?;
+        let done = b.variable("optimizer/step", start)?;
+        let one = b.scalar(DType::I64, 1.0);
+        let number = b.add_(done, one)?;
+        let number = b.assign_variable("optimizer/step", number)?;
+        let n = b.cast(done, DType::F64)?;
+        let learning_rate = self.optimizer.learning_rate().build(b, n)?;
+        let zero = b.scalar(DType::F64, 0.0);
+        let is_first = b.map(ScalarOp::Eq, &[n, zero])?;
+        let (norm, clip) = self.clip(b, parameters)?.unzip();
+        let mut values = Vec::new();
+        for parameter in parameters {
+            let mut slots = Slots {
+                dtype: b.operand(parameter.value)?.dtype,
+                b,
+                parameter,
+                number: n,
+                is_first,
+                rate: learning_rate,
+            };
+            let group = groups.iter().find(|(r, _)| r.is_match(&parameter.name));
+            values.push(self.step(&mut slots, group.map(|(_, group)| *group), clip)?);
+        }
+        Ok(Step {
+            number,
+            learning_rate,
+            norm,
+            values,
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.optimizer.check()?;
+        let decays = self.groups.iter().map(|g| g.weight_decay);
+        for decay in decays.chain([self.weight_decay]) {
+            let (WeightDecay::L2(x) | WeightDecay::Decoupled(x)) = decay else {
+                continue;
+            };
+            check_number("weight decay", x, x >= 0.0)?;
+        }
+        for group in &self.groups {
+            check_number("factor of the learning rate", group.rate_factor, true)?;
+        }
+        if let Some(norm) = self.clip_norm {
+            check_number("norm of gradients", norm, norm > 0.0)?;
+        }
+        let average = self.average.unwrap_or(0.0);
+        check_number("decay of averages", average, (0.0..1.0).contains(&average))
+    }
+
+    fn patterns(&self) -> Result<Vec<(Regex, &Group)>> {
+        let one = |group: &'_ Group| {
+            let pattern = &group.pattern;
+            let regex = Regex::new(pattern);
+            regex.map_err(|e| Error::invalid(format!("pattern {pattern:?}: {e}")))
+        };
+        let pair = |group| Ok((one(group)?, group));
+        self.groups.iter().map(pair).collect()
+    }
+
+    /// The norm of all gradients, and their factor.
+    fn clip(
+        &self,
+        b: &mut GraphBuilder,
+        parameters: &[Parameter],
+    ) -> Result<Option<(ValueId, ValueId)>> {
+        let Some(most) = self.clip_norm else {
+            return Ok(None);
+        };
+        let mut sum = b.scalar(DType::F64, 0.0);
+        for p in parameters {
+            let square = b.mul(p.gradient, p.gradient)?;
+            let axes: Vec<usize> = (0..b.operand(square)?.rank()).collect();
+            let square = b.reduce(ReduceKind::Sum, square, &axes, false)?;
+            let square = b.cast(square, DType::F64)?;
+            sum = b.add_(sum, square)?;
+        }
+        let norm = b.map(ScalarOp::Sqrt, &[sum])?;
+        let (most, one) = (b.scalar(DType::F64, most), b.scalar(DType::F64, 1.0));
+        let is_over = b.map(ScalarOp::Gt, &[norm, most])?;
+        let factor = b.div(most, norm)?;
+        let factor = b.map(ScalarOp::Select, &[is_over, factor, one])?;
+        Ok(Some((norm, factor)))
+    }
+
+    /// The new value of a parameter, assigned.
+    fn step(&self, s: &mut Slots, group: Option<&Group>, clip: Option<ValueId>) -> Result<ValueId> {
+        let decay = group.map_or(self.weight_decay, |group| group.weight_decay);
+        if let Some(group) = group {
+            let factor = s.b.scalar(DType::F64, group.rate_factor);
+            s.rate = s.b.mul(s.rate, factor)?;
+        }
+        let (mut w, mut g) = (s.parameter.value, s.parameter.gradient);
+        let before = w;
+        if let Some(factor) = clip {
+            let factor = s.own(factor)?;
+            g = s.b.mul(g, factor)?;
+        }
+        match decay {
+            WeightDecay::None => {}
+            WeightDecay::L2(decay) => g = s.add_scaled(g, w, decay)?,
+            WeightDecay::Decoupled(decay) => {
+                let (decay, one) = (s.b.scalar(DType::F64, decay), s.b.scalar(DType::F64, 1.0));
+                let part = s.b.mul(s.rate, decay)?;
+                let kept = s.b.sub(one, part)?;
+                let kept = s.own(kept)?;
+                w = s.b.mul(w, kept)?;
+            }
+        }
+        let difference = self.optimizer.difference(s, g)?;
+        let w = s.b.sub(w, difference)?;
+        let w = s.b.assign_variable(&s.parameter.name, w)?;
+        if let Some(decay) = self.average {
+            s.follow(before, w, decay)?;
+        }
+        Ok(w)
+    }
+}
+
+fn check_number(name: &str, x: f64, is_good: bool) -> Result<()> {
+    match is_good && x.is_finite() {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{name}: {x} is out of range"))),
+    }
+}
+
+fn check_parameters(b: &GraphBuilder, parameters: &[Parameter]) -> Result<()> {
+    for (i, p) in parameters.iter().enumerate() {
+        let (ty, gradient) = (b.operand(p.value)?, b.operand(p.gradient)?);
+        let name = &p.name;
+        let expect = |good: bool, why: String| match good {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("parameter {name:?}: {why}"))),
+        };
+        let is_real = matches!(ty.dtype, DType::F32 | DType::F64);
+        expect(is_real, format!("it is {ty}, expected f32 or f64"))?;
+        expect(
+            ty == gradient,
+            format!("it is {ty}, its gradient {gradient}"),
+        )?;
+        expect(
+            ty.static_shape().is_some(),
+            format!("it is {ty}, expected known extents"),
+        )?;
+        let is_new = parameters[..i].iter().all(|other| other.name != *name);
+        expect(is_new, "it comes twice".into())?;
+    }
+    Ok(())
+}
+
+/// A parameter under construction, and what the optimiser keeps of it.
+pub(super) struct Slots<'b> {
+    pub(super) b: &'b mut GraphBuilder,
+    parameter: &'b Parameter,
+    dtype: DType,
+    /// The number of steps that are done, `f64`.
+    number: ValueId,
+    /// True in the first step.
+    pub(super) is_first: ValueId,
+    /// Its learning rate, `f64`.
+    pub(super) rate: ValueId,
+}
+
+impl Slots<'_> {
+    /// A constant of the parameter's dtype.
+    pub(super) fn real(&mut self, value: f64) -> ValueId {
+        self.b.scalar(self.dtype, value)
+    }
+
+    /// A scalar of `f64` in the parameter's dtype.
+    pub(super) fn own(&mut self, scalar: ValueId) -> Result<ValueId> {
+        self.b.cast(scalar, self.dtype)
+    }
+
+    /// The learning rate in the parameter's dtype.
+    pub(super) fn rate(&mut self) -> Result<ValueId> {
+        self.own(self.rate)
+    }
+
+    /// `x + k * y`.
+    pub(super) fn add_scaled(&mut self, x: ValueId, y: ValueId, k: f64) -> Result<ValueId> {
+        let k = self.real(k);
+        let scaled = self.b.mul(y, k)?;
+        self.b.add_(x, scaled)
+    }
+
+    /// `1 - decay^t` in step `t`, `f64`.
+    pub(super) fn correction(&mut self, decay: f64) -> Result<ValueId> {
+        let (decay, one) = (
+            self.b.scalar(DType::F64, decay),
+            self.b.scalar(DType::F64, 1.0),
+        );
+        let t = self.b.add_(self.number, one)?;
+        let power = self.b.map(ScalarOp::Pow, &[decay, t])?;
+        self.b.sub(one, power)
+    }
+
+    fn slot(&self, slot: &str) -> String {
+        format!("optimizer/{}/{slot}", self.parameter.name)
+    }
+
+    fn read_named(&mut self, name: &str) -> Result<ValueId> {
+        let ty = self.b.operand(self.parameter.value)?;
+        let shape = ty.static_shape().unwrap_or_default();
+        let zeros = Tensor::zeros(self.dtype, &shape)?;
+        self.b.variable(name, zeros)
+    }
+
+    /// A slot as the last step left it, zero at first.
+    pub(super) fn read(&mut self, slot: &str) -> Result<ValueId> {
+        self.read_named(&self.slot(slot))
+    }
+
+    /// Keeps a value in a slot, and gives it.
+    pub(super) fn write(&mut self, slot: &str, value: ValueId) -> Result<ValueId> {
+        let name = self.slot(slot);
+        self.b.assign_variable(&name, value)
+    }
+
+    /// Moves a slot to `decay` times itself and `1 - decay` times `x`, and gives it.
+    pub(super) fn average(&mut self, slot: &str, x: ValueId, decay: f64) -> Result<ValueId> {
+        let old = self.read(slot)?;
+        let (kept, entering) = (self.real(decay), self.real(1.0 - decay));
+        let entering = self.b.mul(x, entering)?;
+        let kept = self.b.mul(old, kept)?;
+        let new = self.b.add_(kept, entering)?;
+        self.write(slot, new)
+    }
+
+    /// Moves the parameter's average towards its new value.
+    fn follow(&mut self, before: ValueId, new: ValueId, decay: f64) -> Result<ValueId> {
+        let name = format!("average/{}", self.parameter.name);
+        let old = self.read_named(&name)?;
+        let old = self
+            .b
+            .map(ScalarOp::Select, &[self.is_first, before, old])?;
+        let difference = self.b.sub(old, new)?;
+        let part = self.real(1.0 - decay);
+        let part = self.b.mul(difference, part)?;
+        let moved = self.b.sub(old, part)?;
+        self.b.assign_variable(&name, moved)
+    }
+}
