@@ -18,6 +18,7 @@
 //! |---|---|
 //! | read a model | [`onnx::load`], or [`ir::Graph::parse`] for the text form |
 //! | build a graph | [`ir::GraphBuilder`] |
+//! | differentiate a graph | [`autodiff::grad`] |
 //! | compile | [`compile`] with [`Options`]: devices, dims, limits, precision |
 //! | run | [`Compiled::run`] by name, [`Executable::run_into`] without allocation of outputs |
 //! | compile ahead of time | [`aot::write`] |
@@ -31,6 +32,7 @@
 
 // The promised API: everything that the front page of the documentation lists.
 pub mod aot;
+pub mod autodiff;
 pub mod dump;
 pub mod guide;
 pub mod ir;

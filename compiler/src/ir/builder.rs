@@ -88,15 +88,28 @@ impl GraphBuilder {
         ))
     }
 
+    /// [`GraphBuilder::own`] as an error at the caller's line.
+    pub(crate) fn check_own(&self, v: ValueId, at: &Location<'_>) -> Result<()> {
+        let own = self.own(v);
+        own.map_err(|message| Error::invalid(message).at_origin(&line_of(at)))
+    }
+
+    /// The graph so far, for passes that append to it.
+    pub(crate) fn graph_mut(&mut self) -> &mut Graph {
+        &mut self.graph
+    }
+
+    /// A value that a pass has appended, as one that this builder gives out.
+    pub(crate) fn adopted(&self, v: ValueId) -> ValueId {
+        v.of(self.id)
+    }
+
     /// The type of an operand; an error that names the caller's line when it is no value of this
     /// builder.
     #[track_caller]
     pub(crate) fn operand(&self, v: ValueId) -> Result<&Type> {
-        let at = Location::caller();
-        match self.own(v) {
-            Ok(()) => Ok(self.graph.ty(v)),
-            Err(message) => Err(Error::invalid(message).at_origin(&line_of(at))),
-        }
+        self.check_own(v, Location::caller())?;
+        Ok(self.graph.ty(v))
     }
 
     /// Origin of the nodes to come, e.g. a node path of the user's model.

@@ -3,7 +3,7 @@
 //! # How to add an op
 //!
 //! An element-wise op is one entry of [`scalar`], with its expansion or its primitive code. Any other
-//! op is six edits; `RoiAlign` is an example of all of them.
+//! op is seven edits; `RoiAlign` is an example of the first six.
 //!
 //! 1. An entry of the table in [`ops`]: name, attributes, operands, class, and the columns. The class
 //!    decides the kind of cluster and of phase. [`work`] has arithmetic and [`axes`] transpositions
@@ -15,6 +15,7 @@
 //! 5. A handler in `onnx::ops`.
 //! 6. Operands in `codegen::testing::cases`, from which both back ends are compared with the
 //!    evaluator, under the tolerance of the table.
+//! 7. A rule in [`gradient`], with a case in `autodiff::tests::ops`, or the reason why there is none.
 //!
 //! Missing cases and rules are named by tests, a missing evaluator, arithmetic or lowering by the
 //! compiler.
@@ -31,6 +32,8 @@ pub mod constant;
 pub mod dim;
 #[doc(hidden)]
 pub mod eval;
+#[doc(hidden)]
+pub mod gradient;
 #[doc(hidden)]
 pub mod graph;
 mod infer;

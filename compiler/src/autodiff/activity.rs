@@ -1,0 +1,104 @@
+//! Activity analysis: the nodes between the loss and the values that it is differentiated by.
+//!
+//! A value is *varied* when it depends on one of them through floating-point results, and *useful* when the loss depends
+//! on it (Hascoet and Pascual, ACM TOMS 39(3), 2013, section 2). Values that are both get cotangents. Dependence ends at
+//! integers and `bool`, at ops of zero gradient, and at values that count as constants.
+
+use super::name_of;
+use crate::error::{Error, Result};
+use crate::ir::gradient::{Gradient, no_gradient};
+use crate::ir::{Graph, Node, ValueId};
+
+/// Varied and useful values of a graph.
+pub struct Activity {
+    varied: Vec<bool>,
+    useful: Vec<bool>,
+    stopped: Vec<bool>,
+}
+
+impl Activity {
+    /// Analyses a graph; the values are all of it.
+    pub fn new(graph: &Graph, loss: ValueId, wrt: &[ValueId], stop: &[ValueId]) -> Activity {
+        let n = graph.n_values();
+        let mut activity = Activity {
+            varied: marked(n, wrt),
+            useful: marked(n, &[loss]),
+            stopped: marked(n, stop),
+        };
+        activity.spread_varied(graph);
+        activity.spread_useful(graph);
+        activity
+    }
+
+    fn spread_varied(&mut self, graph: &Graph) {
+        for (_, node) in graph.nodes() {
+            let is_varied = node.inputs.iter().any(|v| self.varied[v.0 as usize]);
+            if !is_varied || is_constant(node) {
+                continue;
+            }
+            for &v in &node.outputs {
+                self.varied[v.0 as usize] |= self.passes(graph, v);
+            }
+        }
+    }
+
+    fn spread_useful(&mut self, graph: &Graph) {
+        for (_, node) in graph.nodes().rev() {
+            let passes = |v: &ValueId| self.useful[v.0 as usize] && self.passes(graph, *v);
+            if is_constant(node) || !node.outputs.iter().any(passes) {
+                continue;
+            }
+            let inputs = node.inputs.iter();
+            inputs.for_each(|v| self.useful[v.0 as usize] = true);
+        }
+    }
+
+    /// True for a result whose cotangent reaches the operands of its node.
+    pub fn passes(&self, graph: &Graph, v: ValueId) -> bool {
+        graph.ty(v).dtype.is_float() && !self.stopped[v.0 as usize]
+    }
+
+    /// True for a value that gets a cotangent.
+    pub fn is_active(&self, v: ValueId) -> bool {
+        self.varied[v.0 as usize] && self.useful[v.0 as usize]
+    }
+
+    /// True for a node that passes cotangents on.
+    pub fn is_active_node(&self, graph: &Graph, node: &Node) -> bool {
+        let gives = |&v: &ValueId| self.is_active(v) && self.passes(graph, v);
+        !is_constant(node)
+            && node.outputs.iter().any(gives)
+            && node.inputs.iter().any(|&v| self.is_active(v))
+    }
+
+    /// Errors, naming the first node, when an active node has no gradient.
+    pub fn check_rules(&self, graph: &Graph) -> Result<()> {
+        let active = graph.nodes().filter(|(_, n)| self.is_active_node(graph, n));
+        for (_, node) in active {
+            if let Gradient::None(why) = node.op.spec().gradient {
+                return Err(no_gradient(node, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Errors when the loss does not depend on a value.
+    pub fn check_used(&self, graph: &Graph, v: ValueId) -> Result<()> {
+        if self.is_active(v) {
+            return Ok(());
+        }
+        let name = name_of(graph, v);
+        let message = format!("the loss does not depend on {name:?} through floating-point values");
+        Err(Error::invalid(message))
+    }
+}
+
+fn is_constant(node: &Node) -> bool {
+    matches!(node.op.spec().gradient, Gradient::Zero)
+}
+
+fn marked(n: usize, values: &[ValueId]) -> Vec<bool> {
+    let mut marks = vec![false; n];
+    values.iter().for_each(|v| marks[v.0 as usize] = true);
+    marks
+}

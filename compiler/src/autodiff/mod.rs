@@ -1,0 +1,165 @@
+//! Reverse-mode differentiation: a pass that adds gradients to a graph.
+//!
+//! [`grad`] works on a finished graph, [`GraphBuilder::grad`] on one under construction. The rules are a column of the op
+//! table, [`ir::gradient`](crate::ir::gradient); this pass finds the nodes that need them ([`activity`]) and walks them
+//! backwards ([`sweep`]).
+//!
+//! A value gets the sum of the contributions of its uses: the last use first, added from left to right. Gradients are
+//! made of ops of the table, so that they can be differentiated themselves, and have the origins `grad(ORIGIN)` and the
+//! device requests of the nodes that they belong to.
+//!
+//! ```
+//! use gristmill::ir::GraphBuilder;
+//! use gristmill::DType;
+//! let mut b = GraphBuilder::new("square");
+//! let x = b.input("x", DType::F32, [] as [usize; 0]);
+//! let y = b.mul(x, x)?;
+//! let dx = b.grad(y, &[x])?[0];
+//! b.output("dx", dx);
+//! # b.finish()?;
+//! # Ok::<(), gristmill::Error>(())
+//! ```
+
+mod activity;
+mod sweep;
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, Result};
+use crate::ir::verify::verify;
+use crate::ir::{Def, Graph, GraphBuilder, Op, ValueId};
+use activity::Activity;
+use std::collections::BTreeSet;
+use std::panic::Location;
+use sweep::Sweep;
+
+/// Options of a differentiation.
+#[derive(Clone, Debug, Default)]
+pub struct GradOptions {
+    /// Gives zeros for a value that the loss does not depend on, which is an error otherwise.
+    pub allow_unused: bool,
+    /// Values that count as constants: no gradient flows to their operands.
+    pub stop: Vec<ValueId>,
+}
+
+/// A copy of the graph with an output `grad/NAME` for each value of `wrt`, in this order: the gradient of `loss`.
+///
+/// NAME is that of the input, output or variable, or the number of the value. A name that is taken gets a number behind it.
+///
+/// Errors with `InvalidInput` when `loss` is not one floating-point element, when a value of `wrt` is not of a
+/// floating-point type, and when `loss` does not depend on it; with `Unsupported`, naming the node, when an op between
+/// them has no gradient.
+pub fn grad(graph: &Graph, loss: ValueId, wrt: &[ValueId], options: &GradOptions) -> Result<Graph> {
+    let mut out = graph.clone();
+    let gradients = append_gradients(&mut out, loss, wrt, options)?;
+    let mut taken: BTreeSet<String> = out.outputs.iter().map(|o| o.name.clone()).collect();
+    for (&v, &gradient) in wrt.iter().zip(&gradients) {
+        let name = free_name(&format!("grad/{}", name_of(graph, v)), &mut taken);
+        out.add_output(&name, gradient);
+    }
+    verify(&out)?;
+    Ok(out)
+}
+
+impl GraphBuilder {
+    /// Gradients of `loss`, one per value of `wrt`: see [`grad`]. Open scopes do not apply to their nodes, which are where
+    /// those of the loss are.
+    #[track_caller]
+    pub fn grad(&mut self, loss: ValueId, wrt: &[ValueId]) -> Result<Vec<ValueId>> {
+        self.grad_with(loss, wrt, &GradOptions::default())
+    }
+
+    /// [`GraphBuilder::grad`] with options.
+    #[track_caller]
+    pub fn grad_with(
+        &mut self,
+        loss: ValueId,
+        wrt: &[ValueId],
+        options: &GradOptions,
+    ) -> Result<Vec<ValueId>> {
+        let at = Location::caller();
+        for v in [&[loss], wrt, &options.stop].concat() {
+            self.check_own(v, at)?;
+        }
+        let gradients = append_gradients(self.graph_mut(), loss, wrt, options)?;
+        Ok(gradients.into_iter().map(|v| self.adopted(v)).collect())
+    }
+}
+
+/// Appends the gradients of `loss` to a graph, and gives them in the order of `wrt`.
+fn append_gradients(
+    graph: &mut Graph,
+    loss: ValueId,
+    wrt: &[ValueId],
+    options: &GradOptions,
+) -> Result<Vec<ValueId>> {
+    check_values(graph, [&[loss], wrt, &options.stop].concat())?;
+    check_loss(graph, loss)?;
+    wrt.iter().try_for_each(|&v| check_wrt(graph, v))?;
+    let activity = Activity::new(graph, loss, wrt, &options.stop);
+    activity.check_rules(graph)?;
+    if !options.allow_unused {
+        wrt.iter()
+            .try_for_each(|&v| activity.check_used(graph, v))?;
+    }
+    let mut sweep = Sweep::new(graph, &activity);
+    sweep.run(loss)?;
+    wrt.iter().map(|&v| sweep.gradient(v)).collect()
+}
+
+fn check_values(graph: &Graph, values: Vec<ValueId>) -> Result<()> {
+    match values.iter().find(|v| v.0 as usize >= graph.n_values()) {
+        None => Ok(()),
+        Some(v) => Err(Error::invalid(format!(
+            "value {} is not of graph {:?}",
+            v.0, graph.name
+        ))),
+    }
+}
+
+fn check_loss(graph: &Graph, loss: ValueId) -> Result<()> {
+    let ty = graph.ty(loss);
+    if ty.dtype.is_float() && ty.shape.n_elements().is(1) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "loss {:?} is {ty}: expected one floating-point element",
+        name_of(graph, loss)
+    )))
+}
+
+fn check_wrt(graph: &Graph, v: ValueId) -> Result<()> {
+    let ty = graph.ty(v);
+    if ty.dtype.is_float() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{:?} is {ty}: only floating-point values have gradients",
+        name_of(graph, v)
+    )))
+}
+
+/// Name of a value for messages and outputs.
+fn name_of(graph: &Graph, v: ValueId) -> String {
+    if let Some(output) = graph.outputs.iter().find(|o| o.value == v) {
+        return output.name.clone();
+    }
+    if let Def::Input(i) = graph.value(v).def {
+        return graph.input_names[i as usize].clone();
+    }
+    match graph.def_node(v).map(|n| &n.op) {
+        Some(Op::ReadVariable { name, .. }) => name.clone(),
+        _ => v.0.to_string(),
+    }
+}
+
+/// The name, or with the least number from 2 on behind it, that is not taken.
+fn free_name(name: &str, taken: &mut BTreeSet<String>) -> String {
+    let mut free = name.to_owned();
+    let mut n = 1;
+    while !taken.insert(free.clone()) {
+        n += 1;
+        free = format!("{name}#{n}");
+    }
+    free
+}

@@ -1,0 +1,141 @@
+//! The reverse sweep: cotangents from the loss backwards.
+
+use super::activity::Activity;
+use crate::error::{Error, Result};
+use crate::ir::gradient::{Gradient, Vjp, gradient_origin};
+use crate::ir::{Def, Graph, Node, NodeId, Op, Origin, Requested, ScalarOp, ValueId};
+use gristmill_runtime::Tensor;
+
+/// A graph under differentiation.
+pub struct Sweep<'g> {
+    graph: &'g mut Graph,
+    activity: &'g Activity,
+    /// Cotangents of each value by its uses, the last use first; none is zero.
+    contributions: Vec<Vec<ValueId>>,
+}
+
+impl<'g> Sweep<'g> {
+    /// A sweep over the nodes that the graph has now.
+    pub fn new(graph: &'g mut Graph, activity: &'g Activity) -> Sweep<'g> {
+        let contributions = vec![Vec::new(); graph.n_values()];
+        Sweep {
+            graph,
+            activity,
+            contributions,
+        }
+    }
+
+    /// Computes the cotangents of all active values.
+    pub fn run(&mut self, loss: ValueId) -> Result<()> {
+        let n_nodes = self.graph.n_nodes() as u32;
+        if self.activity.is_active(loss) {
+            let seed = self.full(loss, 1.0)?;
+            self.contributions[loss.0 as usize].push(seed);
+        }
+        for id in (0..n_nodes).rev().map(NodeId) {
+            self.pull_back(id)?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of a value once all its users are behind; zeros where nothing uses it.
+    pub fn gradient(&mut self, v: ValueId) -> Result<ValueId> {
+        match self.cotangent(v)? {
+            Some(g) => Ok(g),
+            None => self.full(v, 0.0),
+        }
+    }
+
+    /// Passes the cotangents of a node's results on to its operands.
+    fn pull_back(&mut self, id: NodeId) -> Result<()> {
+        let node = self.graph.node(id);
+        if !self.activity.is_active_node(self.graph, node) {
+            return Ok(());
+        }
+        let node = node.clone();
+        let cotangents = self.cotangents(&node)?;
+        if cotangents.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let gradients = self.apply_rule(&node, cotangents)?;
+        for (v, gradient) in node.inputs.iter().zip(gradients).rev() {
+            self.contributions[v.0 as usize].extend(gradient);
+        }
+        Ok(())
+    }
+
+    fn cotangents(&mut self, node: &Node) -> Result<Vec<Option<ValueId>>> {
+        let mut cotangents = Vec::new();
+        for &v in &node.outputs {
+            let passes = self.activity.passes(self.graph, v);
+            cotangents.push(if passes { self.cotangent(v)? } else { None });
+        }
+        Ok(cotangents)
+    }
+
+    fn apply_rule(
+        &mut self,
+        node: &Node,
+        cotangents: Vec<Option<ValueId>>,
+    ) -> Result<Vec<Option<ValueId>>> {
+        let Gradient::Rule(rule) = node.op.spec().gradient else {
+            let message = format!("{}: an active node has no gradient rule", node.op.name());
+            return Err(Error::internal(message).at_origin(&node.origin));
+        };
+        let needed = node.inputs.iter().map(|&v| self.activity.is_active(v));
+        let needed = needed.collect();
+        let mut vjp = Vjp::new(self.graph, node.clone(), cotangents, needed);
+        rule(&mut vjp)?;
+        Ok(vjp.into_gradients())
+    }
+
+    /// The sum of a value's contributions so far, which takes their place.
+    fn cotangent(&mut self, v: ValueId) -> Result<Option<ValueId>> {
+        let parts = std::mem::take(&mut self.contributions[v.0 as usize]);
+        let mut parts = parts.into_iter();
+        let Some(mut sum) = parts.next() else {
+            return Ok(None);
+        };
+        for part in parts {
+            sum = self.emit(v, Op::Map(ScalarOp::Add), &[sum, part])?;
+        }
+        self.contributions[v.0 as usize].push(sum);
+        Ok(Some(sum))
+    }
+
+    /// A tensor of the type of a value with equal elements.
+    fn full(&mut self, like: ValueId, element: f64) -> Result<ValueId> {
+        let ty = self.graph.ty(like).clone();
+        let (origin, _) = self.place(like);
+        let element = Tensor::from_f64s(ty.dtype, &[], &[element])?;
+        let scalar = self.graph.add_constant(element, &origin);
+        if ty.rank() == 0 {
+            return Ok(scalar);
+        }
+        let shape = ty.shape.0;
+        self.emit(like, Op::Broadcast { shape }, &[scalar])
+    }
+
+    /// Emits a node that belongs to a value.
+    fn emit(&mut self, of: ValueId, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
+        let (origin, device) = self.place(of);
+        let result = self.graph.add1(op, inputs, &origin)?;
+        let last = NodeId(self.graph.n_nodes() as u32 - 1);
+        self.graph.node_mut(last).device = device;
+        Ok(result)
+    }
+
+    /// Origin and device request of nodes that belong to a value.
+    fn place(&self, of: ValueId) -> (Origin, Requested) {
+        match self.graph.value(of).def {
+            Def::Input(i) => {
+                let name = Origin::new(&self.graph.input_names[i as usize]);
+                (gradient_origin(&name), None)
+            }
+            Def::Node(id, _) => {
+                let node = self.graph.node(id);
+                (gradient_origin(&node.origin), node.device.clone())
+            }
+        }
+    }
+}

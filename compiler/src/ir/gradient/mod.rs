@@ -1,0 +1,41 @@
+//! Gradients, a column of the op table: the rule by which each op passes cotangents of its results to its operands.
+//!
+//! A rule computes the vector-Jacobian product of one node. It sees the node through [`Vjp`] and emits ops of the table,
+//! so that gradients have gradients. The pass `autodiff` applies the rules to a graph.
+//!
+//! Rules hold for symbolic extents. At kinks they follow PyTorch and JAX: `relu` and `abs` have the slope 0 at 0, ties of
+//! `max` and `min` share, and the borders of `clamp` belong to its interior.
+
+pub(super) mod contract;
+pub(super) mod conv;
+pub(super) mod index;
+pub(super) mod map;
+pub(super) mod norm;
+pub(super) mod pool;
+pub(super) mod reduce;
+pub(super) mod scatter;
+pub(super) mod state;
+pub(super) mod view;
+mod vjp;
+
+pub use vjp::Vjp;
+pub(crate) use vjp::{gradient_origin, no_gradient};
+
+use crate::error::Result;
+
+/// Computes the cotangents of a node's operands from those of its results.
+pub type Rule = fn(&mut Vjp) -> Result<()>;
+
+/// Gradient of an op.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradient {
+    /// A rule gives the cotangents of the operands.
+    Rule(Rule),
+    /// The derivative is zero wherever it exists, or no operand and result are both floating point.
+    Zero,
+    /// There is no gradient, for this reason: a node on the path of a gradient is an error.
+    None(&'static str),
+}
+
+/// Reason of ops whose rule is still to be written.
+pub(super) const NO_RULE: Gradient = Gradient::None("there is no gradient rule yet");

@@ -1,0 +1,146 @@
+//! Gradients of pooling.
+
+use super::super::axes::invert;
+use super::super::dim::Dim;
+use super::super::graph::ValueId;
+use super::super::ops::{Op, PoolKind, Window};
+use super::super::scalar::ScalarOp;
+use super::Vjp;
+use super::conv::channels_first;
+use crate::error::Result;
+use gristmill_runtime::Tensor;
+
+/// Windows of a pooling.
+struct Pool {
+    size: Vec<usize>,
+    window: Window,
+    ceil: bool,
+}
+
+pub fn pool(v: &mut Vjp) -> Result<()> {
+    let Op::Pool {
+        kind,
+        size,
+        window,
+        ceil,
+        layout,
+    } = v.op()
+    else {
+        return v.refuse("the op is no pooling");
+    };
+    let of = Pool { size, window, ceil };
+    let perm = channels_first(v.ty(v.x(0)).rank(), layout);
+    let g = v.g()?;
+    let g = v.transpose(g, perm.clone())?;
+    let x = v.transpose(v.x(0), perm.clone())?;
+    let gradient = match kind {
+        PoolKind::Max => max(v, &of, g, x)?,
+        PoolKind::Avg => mean(v, &of, g, x, false)?,
+        PoolKind::AvgIncludePad => mean(v, &of, g, x, true)?,
+    };
+    let gradient = v.transpose(gradient, invert(&perm))?;
+    v.give(0, gradient)
+}
+
+/// To the first maximum of each window, in row-major order.
+fn max(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId) -> Result<ValueId> {
+    let op = Op::MaxPoolIndices {
+        size: of.size.clone(),
+        window: of.window.clone(),
+        ceil: of.ceil,
+    };
+    let results = v.emit_all(op, &[x])?;
+    scattered(v, g, results[1], x)
+}
+
+pub fn max_pool_indices(v: &mut Vjp) -> Result<()> {
+    let g = v.g()?;
+    let gradient = scattered(v, g, v.result(1), v.x(0))?;
+    v.give(0, gradient)
+}
+
+/// Zeros like `x` with `g` added at row-major positions; -1 is none.
+fn scattered(v: &mut Vjp, g: ValueId, at: ValueId, x: ValueId) -> Result<ValueId> {
+    let n = v.ty(g).shape.n_elements();
+    let is_none = v.compare(ScalarOp::Lt, at, 0.0)?;
+    let g = v.drop_where(is_none, g)?;
+    let at = v.drop_where(is_none, at)?;
+    let updates = v.reshape(g, &[n.clone()])?;
+    let at = v.reshape(at, &[n, 1.into()])?;
+    let ty = v.ty(x).clone();
+    let zeros = v.full(ty.dtype, &[ty.shape.n_elements()], 0.0)?;
+    let sum = v.add_at(zeros, at, updates)?;
+    v.reshape(sum, &ty.shape)
+}
+
+/// The cotangent over the number of elements, spread over each window by a transposed convolution with ones.
+fn mean(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId, counts_pads: bool) -> Result<ValueId> {
+    let (shape, windows) = (v.shape(x), v.shape(g));
+    let n_axes = of.size.len();
+    let extents = |shape: &[Dim]| shape[2..].iter().map(Dim::as_usize).collect();
+    let (Some(n), Some(n_windows)): (Option<Vec<usize>>, Option<Vec<usize>>) =
+        (extents(&shape), extents(&windows))
+    else {
+        return v.refuse("a mean is pooled along an axis of symbolic extent");
+    };
+    let mut g = g;
+    for i in 0..n_axes {
+        let counts = of.counts(i, n[i], n_windows[i], counts_pads);
+        g = divided(v, g, 2 + i, &counts)?;
+    }
+    let images = shape[0].product(&shape[1]);
+    let flat = |spatial: &[Dim]| [&[images.clone(), 1.into()], spatial].concat();
+    let g = v.reshape(g, &flat(&windows[2..]))?;
+    let taps: Vec<Dim> = [1, 1].iter().chain(&of.size).map(|&n| n.into()).collect();
+    let dtype = v.ty(g).dtype;
+    let ones = v.full(dtype, &taps, 1.0)?;
+    let spread = v.emit(of.spread(&n, &n_windows), &[g, ones])?;
+    v.reshape(spread, &shape)
+}
+
+/// The quotient by numbers along an axis.
+fn divided(v: &mut Vjp, g: ValueId, axis: usize, counts: &[f64]) -> Result<ValueId> {
+    let ty = v.ty(g).clone();
+    let mut shape = vec![1; ty.rank()];
+    shape[axis] = counts.len();
+    let counts = Tensor::from_f64s(ty.dtype, &shape, counts)?;
+    let counts = v.emit(Op::constant(counts), &[])?;
+    v.div(g, counts)
+}
+
+impl Pool {
+    /// Elements of each window along spatial axis `i` of extent `n`, those of the padding among them where they count. A window
+    /// without any passes nothing on; it is given 1.
+    fn counts(&self, i: usize, n: usize, n_windows: usize, counts_pads: bool) -> Vec<f64> {
+        let w = &self.window;
+        let (low, high) = (w.pads_low[i], w.pads_high[i]);
+        let inside = if counts_pads {
+            0..low + n + high
+        } else {
+            low..low + n
+        };
+        let count = |window: usize| {
+            let taps = (0..self.size[i]).map(|tap| window * w.strides[i] + tap * w.dilations[i]);
+            taps.filter(|at| inside.contains(at)).count().max(1) as f64
+        };
+        (0..n_windows).map(count).collect()
+    }
+
+    /// The transposed convolution that gives each element the sum over its windows.
+    fn spread(&self, n: &[usize], n_windows: &[usize]) -> Op {
+        let mut window = self.window.clone();
+        let mut output_pads = Vec::new();
+        for i in 0..n.len() {
+            let reach = (self.size[i] - 1) * window.dilations[i] + 1;
+            let end = n_windows[i].saturating_sub(1) * window.strides[i] + reach;
+            let needed = window.pads_low[i] + n[i];
+            window.pads_high[i] = end.saturating_sub(needed);
+            output_pads.push(needed.saturating_sub(end));
+        }
+        Op::ConvTranspose {
+            window,
+            output_pads,
+            groups: 1,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Gradients of writes at computed positions.
+
+use super::super::graph::ValueId;
+use super::super::ops::{Op, ScatterKind};
+use super::super::scalar::ScalarOp::Eq;
+use super::Vjp;
+use crate::error::Result;
+use gristmill_runtime::DType;
+
+/// The positions that a scatter writes.
+enum Positions {
+    Elements { axis: usize },
+    Tuples,
+}
+
+impl Positions {
+    fn write(&self, kind: ScatterKind) -> Op {
+        match *self {
+            Positions::Elements { axis } => Op::ScatterElements { axis, kind },
+            Positions::Tuples => Op::ScatterNd { kind },
+        }
+    }
+
+    fn read(&self) -> Op {
+        match *self {
+            Positions::Elements { axis } => Op::GatherElements { axis },
+            Positions::Tuples => Op::GatherNd { batch_dims: 0 },
+        }
+    }
+}
+
+/// A scatter under differentiation.
+struct Scatter<'v, 'g> {
+    v: &'v mut Vjp<'g>,
+    at: Positions,
+    g: ValueId,
+}
+
+pub fn scatter(v: &mut Vjp) -> Result<()> {
+    let (kind, at) = match v.op() {
+        Op::ScatterElements { axis, kind } => (kind, Positions::Elements { axis }),
+        Op::ScatterNd { kind } => (kind, Positions::Tuples),
+        _ => return v.refuse("the op is no scatter"),
+    };
+    let g = v.g()?;
+    let mut of = Scatter { v, at, g };
+    match kind {
+        ScatterKind::Add => of.add(),
+        ScatterKind::Set => of.set(),
+        ScatterKind::Mul => of.mul(),
+        ScatterKind::Max | ScatterKind::Min => of.extremum(),
+    }
+}
+
+impl Scatter<'_, '_> {
+    /// A copy of `data` with `updates` joined in.
+    fn write(&mut self, kind: ScatterKind, data: ValueId, updates: ValueId) -> Result<ValueId> {
+        let indices = self.v.x(1);
+        self.v.emit(self.at.write(kind), &[data, indices, updates])
+    }
+
+    /// The elements at the positions of the updates.
+    fn read(&mut self, data: ValueId) -> Result<ValueId> {
+        let indices = self.v.x(1);
+        self.v.emit(self.at.read(), &[data, indices])
+    }
+
+    fn add(&mut self) -> Result<()> {
+        self.v.give(0, self.g)?;
+        if self.v.needs(2) {
+            let read = self.read(self.g)?;
+            self.v.give(2, read)?;
+        }
+        Ok(())
+    }
+
+    /// Written elements of the data have no gradient, nor do updates that a later one replaced.
+    fn set(&mut self) -> Result<()> {
+        if self.v.needs(0) {
+            let zeros = self.v.zeros_like(self.v.x(2))?;
+            let kept = self.write(ScatterKind::Set, self.g, zeros)?;
+            self.v.give(0, kept)?;
+        }
+        if self.v.needs(2) {
+            let is_last = self.winners()?;
+            let read = self.read(self.g)?;
+            let gradient = self.v.keep(is_last, read)?;
+            self.v.give(2, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// True for the updates that the result holds: their numbers are written in their place, and read back.
+    fn winners(&mut self) -> Result<ValueId> {
+        let data = self.v.shape(self.v.x(0));
+        let updates = self.v.ty(self.v.x(2)).clone();
+        let count = Op::Iota {
+            dtype: DType::I64,
+            shape: vec![updates.shape.n_elements()],
+            axis: 0,
+        };
+        let numbers = self.v.emit(count, &[])?;
+        let numbers = self.v.reshape(numbers, &updates.shape)?;
+        let nobody = self.v.full(DType::I64, &data, -1.0)?;
+        let written = self.write(ScatterKind::Set, nobody, numbers)?;
+        let read = self.read(written)?;
+        self.v.map(Eq, &[read, numbers])
+    }
+
+    /// The product of the other factors of an element.
+    fn mul(&mut self) -> Result<()> {
+        if self.v.needs(0) {
+            let ones = self.ones_like(self.v.x(0))?;
+            let others = self.write(ScatterKind::Mul, ones, self.v.x(2))?;
+            let gradient = self.v.mul(self.g, others)?;
+            self.v.give(0, gradient)?;
+        }
+        if self.v.needs(2) {
+            self.mul_updates()?;
+        }
+        Ok(())
+    }
+
+    fn ones_like(&mut self, v: ValueId) -> Result<ValueId> {
+        let ty = self.v.ty(v).clone();
+        self.v.full(ty.dtype, &ty.shape, 1.0)
+    }
+
+    /// By division where no update of the element is 0. An update that is 0 counts as 1, and gets the product if it is the only
+    /// one.
+    fn mul_updates(&mut self) -> Result<()> {
+        let (data, updates) = (self.v.x(0), self.v.x(2));
+        let dtype = self.v.ty(updates).dtype;
+        let is_zero = self.v.compare(Eq, updates, 0.0)?;
+        let zeros = self.v.cast(is_zero, dtype)?;
+        let none = self.v.zeros_like(data)?;
+        let n_zeros = self.write(ScatterKind::Add, none, zeros)?;
+        let n_zeros = self.read(n_zeros)?;
+        let others_are_not = self.v.map(Eq, &[n_zeros, zeros])?;
+        let factors = self.v.replace(is_zero, 1.0, updates)?;
+        let all = self.write(ScatterKind::Mul, data, factors)?;
+        let all = self.v.mul(self.g, all)?;
+        let all = self.read(all)?;
+        let gradient = self.v.div(all, factors)?;
+        let gradient = self.v.keep(others_are_not, gradient)?;
+        self.v.give(2, gradient)
+    }
+
+    /// Data and updates that are equal to the result share.
+    fn extremum(&mut self) -> Result<()> {
+        let (data, updates, y) = (self.v.x(0), self.v.x(2), self.v.y());
+        let own = self.equal(data, y)?;
+        let reached = self.read(y)?;
+        let theirs = self.equal(updates, reached)?;
+        let n = self.write(ScatterKind::Add, own, theirs)?;
+        let share = self.v.div(self.g, n)?;
+        if self.v.needs(0) {
+            let gradient = self.v.mul(own, share)?;
+            self.v.give(0, gradient)?;
+        }
+        if self.v.needs(2) {
+            let share = self.read(share)?;
+            let gradient = self.v.mul(theirs, share)?;
+            self.v.give(2, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// 1 where two values are equal, else 0.
+    fn equal(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
+        let dtype = self.v.ty(a).dtype;
+        let is_equal = self.v.map(Eq, &[a, b])?;
+        self.v.cast(is_equal, dtype)
+    }
+}
