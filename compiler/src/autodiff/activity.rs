@@ -32,28 +32,31 @@ impl Activity {
 
     fn spread_varied(&mut self, graph: &Graph) {
         for (_, node) in graph.nodes() {
-            let is_varied = node.inputs.iter().any(|v| self.varied[v.0 as usize]);
-            if !is_varied || is_constant(node) {
-                continue;
-            }
-            for &v in &node.outputs {
-                self.varied[v.0 as usize] |= self.passes(graph, v);
+            if is_any(&self.varied, &node.inputs) {
+                let passing = self.passing(graph, node);
+                mark(&mut self.varied, &passing);
             }
         }
     }
 
     fn spread_useful(&mut self, graph: &Graph) {
         for (_, node) in graph.nodes().rev() {
-            let passes = |v: &ValueId| self.useful[v.0 as usize] && self.passes(graph, *v);
-            if is_constant(node) || !node.outputs.iter().any(passes) {
-                continue;
+            if is_any(&self.useful, &self.passing(graph, node)) {
+                mark(&mut self.useful, &node.inputs);
             }
-            let inputs = node.inputs.iter();
-            inputs.for_each(|v| self.useful[v.0 as usize] = true);
         }
     }
 
-    /// True for a result whose cotangent reaches the operands of its node.
+    /// The results of a node whose cotangents reach its operands.
+    fn passing(&self, graph: &Graph, node: &Node) -> Vec<ValueId> {
+        if matches!(node.op.spec().gradient, Gradient::Zero) {
+            return Vec::new();
+        }
+        let results = node.outputs.iter().copied();
+        results.filter(|&v| self.passes(graph, v)).collect()
+    }
+
+    /// True for a value whose cotangent reaches the operands of its node, unless the op's gradient is zero.
     pub fn passes(&self, graph: &Graph, v: ValueId) -> bool {
         graph.ty(v).dtype.is_float() && !self.stopped[v.0 as usize]
     }
@@ -65,10 +68,8 @@ impl Activity {
 
     /// True for a node that passes cotangents on.
     pub fn is_active_node(&self, graph: &Graph, node: &Node) -> bool {
-        let gives = |&v: &ValueId| self.is_active(v) && self.passes(graph, v);
-        !is_constant(node)
-            && node.outputs.iter().any(gives)
-            && node.inputs.iter().any(|&v| self.is_active(v))
+        let is_any_active = |values: &[ValueId]| values.iter().any(|&v| self.is_active(v));
+        is_any_active(&self.passing(graph, node)) && is_any_active(&node.inputs)
     }
 
     /// Errors, naming the first node, when an active node has no gradient.
@@ -82,23 +83,27 @@ impl Activity {
         Ok(())
     }
 
-    /// Errors when the loss does not depend on a value.
-    pub fn check_used(&self, graph: &Graph, v: ValueId) -> Result<()> {
-        if self.is_active(v) {
+    /// Errors when the loss does not depend on one of some values.
+    pub fn check_used(&self, graph: &Graph, wrt: &[ValueId]) -> Result<()> {
+        let Some(&v) = wrt.iter().find(|&&v| !self.is_active(v)) else {
             return Ok(());
-        }
+        };
         let name = name_of(graph, v);
         let message = format!("the loss does not depend on {name:?} through floating-point values");
         Err(Error::invalid(message))
     }
 }
 
-fn is_constant(node: &Node) -> bool {
-    matches!(node.op.spec().gradient, Gradient::Zero)
-}
-
 fn marked(n: usize, values: &[ValueId]) -> Vec<bool> {
     let mut marks = vec![false; n];
-    values.iter().for_each(|v| marks[v.0 as usize] = true);
+    mark(&mut marks, values);
     marks
+}
+
+fn mark(marks: &mut [bool], values: &[ValueId]) {
+    values.iter().for_each(|v| marks[v.0 as usize] = true);
+}
+
+fn is_any(marks: &[bool], values: &[ValueId]) -> bool {
+    values.iter().any(|v| marks[v.0 as usize])
 }

@@ -52,13 +52,18 @@ pub struct GradOptions {
 pub fn grad(graph: &Graph, loss: ValueId, wrt: &[ValueId], options: &GradOptions) -> Result<Graph> {
     let mut out = graph.clone();
     let gradients = append_gradients(&mut out, loss, wrt, options)?;
-    let mut taken: BTreeSet<String> = out.outputs.iter().map(|o| o.name.clone()).collect();
-    for (&v, &gradient) in wrt.iter().zip(&gradients) {
-        let name = free_name(&format!("grad/{}", name_of(graph, v)), &mut taken);
-        out.add_output(&name, gradient);
-    }
+    name_outputs(&mut out, wrt, &gradients);
     verify(&out)?;
     Ok(out)
+}
+
+fn name_outputs(graph: &mut Graph, wrt: &[ValueId], gradients: &[ValueId]) {
+    let names: Vec<String> = wrt.iter().map(|&v| name_of(graph, v)).collect();
+    let mut taken = graph.outputs.iter().map(|o| o.name.clone()).collect();
+    for (name, &gradient) in names.iter().zip(gradients) {
+        let name = free_name(&format!("grad/{name}"), &mut taken);
+        graph.add_output(&name, gradient);
+    }
 }
 
 impl GraphBuilder {
@@ -78,9 +83,8 @@ impl GraphBuilder {
         options: &GradOptions,
     ) -> Result<Vec<ValueId>> {
         let at = Location::caller();
-        for v in [&[loss], wrt, &options.stop].concat() {
-            self.check_own(v, at)?;
-        }
+        let values = arguments(loss, wrt, options);
+        values.iter().try_for_each(|&v| self.check_own(v, at))?;
         let gradients = append_gradients(self.graph_mut(), loss, wrt, options)?;
         Ok(gradients.into_iter().map(|v| self.adopted(v)).collect())
     }
@@ -93,21 +97,25 @@ fn append_gradients(
     wrt: &[ValueId],
     options: &GradOptions,
 ) -> Result<Vec<ValueId>> {
-    check_values(graph, [&[loss], wrt, &options.stop].concat())?;
+    check_values(graph, &arguments(loss, wrt, options))?;
     check_loss(graph, loss)?;
     wrt.iter().try_for_each(|&v| check_wrt(graph, v))?;
     let activity = Activity::new(graph, loss, wrt, &options.stop);
     activity.check_rules(graph)?;
     if !options.allow_unused {
-        wrt.iter()
-            .try_for_each(|&v| activity.check_used(graph, v))?;
+        activity.check_used(graph, wrt)?;
     }
     let mut sweep = Sweep::new(graph, &activity);
     sweep.run(loss)?;
     wrt.iter().map(|&v| sweep.gradient(v)).collect()
 }
 
-fn check_values(graph: &Graph, values: Vec<ValueId>) -> Result<()> {
+/// All values that a call names.
+fn arguments(loss: ValueId, wrt: &[ValueId], options: &GradOptions) -> Vec<ValueId> {
+    [&[loss], wrt, &options.stop].concat()
+}
+
+fn check_values(graph: &Graph, values: &[ValueId]) -> Result<()> {
     match values.iter().find(|v| v.0 as usize >= graph.n_values()) {
         None => Ok(()),
         Some(v) => Err(Error::invalid(format!(
@@ -141,15 +149,19 @@ fn check_wrt(graph: &Graph, v: ValueId) -> Result<()> {
 
 /// Name of a value for messages and outputs.
 fn name_of(graph: &Graph, v: ValueId) -> String {
-    if let Some(output) = graph.outputs.iter().find(|o| o.value == v) {
-        return output.name.clone();
-    }
+    let output = graph.outputs.iter().find(|o| o.value == v);
+    let name = output.map(|o| &o.name).or_else(|| source_name(graph, v));
+    name.map_or_else(|| v.0.to_string(), String::clone)
+}
+
+/// Name of an input or a variable.
+fn source_name(graph: &Graph, v: ValueId) -> Option<&String> {
     if let Def::Input(i) = graph.value(v).def {
-        return graph.input_names[i as usize].clone();
+        return graph.input_names.get(i as usize);
     }
-    match graph.def_node(v).map(|n| &n.op) {
-        Some(Op::ReadVariable { name, .. }) => name.clone(),
-        _ => v.0.to_string(),
+    match &graph.def_node(v)?.op {
+        Op::ReadVariable { name, .. } => Some(name),
+        _ => None,
     }
 }
 

@@ -1,9 +1,10 @@
 //! The reverse sweep: cotangents from the loss backwards.
 
 use super::activity::Activity;
-use crate::error::{Error, Result};
-use crate::ir::gradient::{Gradient, Vjp, gradient_origin};
-use crate::ir::{Def, Graph, Node, NodeId, Op, Origin, Requested, ScalarOp, ValueId};
+use super::name_of;
+use crate::error::Result;
+use crate::ir::gradient::{Gradient, Rule, Vjp, gradient_origin, no_gradient};
+use crate::ir::{Graph, Node, NodeId, Op, Origin, Requested, ScalarOp, ValueId};
 use gristmill_runtime::Tensor;
 
 /// A graph under differentiation.
@@ -28,12 +29,18 @@ impl<'g> Sweep<'g> {
     /// Computes the cotangents of all active values.
     pub fn run(&mut self, loss: ValueId) -> Result<()> {
         let n_nodes = self.graph.n_nodes() as u32;
-        if self.activity.is_active(loss) {
-            let seed = self.full(loss, 1.0)?;
-            self.contributions[loss.0 as usize].push(seed);
-        }
+        self.seed(loss)?;
         for id in (0..n_nodes).rev().map(NodeId) {
             self.pull_back(id)?;
+        }
+        Ok(())
+    }
+
+    /// The derivative of the loss by itself.
+    fn seed(&mut self, loss: ValueId) -> Result<()> {
+        if self.activity.is_active(loss) {
+            let one = self.full(loss, 1.0)?;
+            self.contributions[loss.0 as usize].push(one);
         }
         Ok(())
     }
@@ -78,10 +85,7 @@ impl<'g> Sweep<'g> {
         node: &Node,
         cotangents: Vec<Option<ValueId>>,
     ) -> Result<Vec<Option<ValueId>>> {
-        let Gradient::Rule(rule) = node.op.spec().gradient else {
-            let message = format!("{}: an active node has no gradient rule", node.op.name());
-            return Err(Error::internal(message).at_origin(&node.origin));
-        };
+        let rule = rule_of(node)?;
         let needed = node.inputs.iter().map(|&v| self.activity.is_active(v));
         let needed = needed.collect();
         let mut vjp = Vjp::new(self.graph, node.clone(), cotangents, needed);
@@ -92,23 +96,28 @@ impl<'g> Sweep<'g> {
     /// The sum of a value's contributions so far, which takes their place.
     fn cotangent(&mut self, v: ValueId) -> Result<Option<ValueId>> {
         let parts = std::mem::take(&mut self.contributions[v.0 as usize]);
-        let mut parts = parts.into_iter();
-        let Some(mut sum) = parts.next() else {
+        let sum = self.sum(v, &parts)?;
+        self.contributions[v.0 as usize].extend(sum);
+        Ok(sum)
+    }
+
+    /// The sum of contributions to a value, from left to right.
+    fn sum(&mut self, of: ValueId, parts: &[ValueId]) -> Result<Option<ValueId>> {
+        let Some((&first, others)) = parts.split_first() else {
             return Ok(None);
         };
-        for part in parts {
-            sum = self.emit(v, Op::Map(ScalarOp::Add), &[sum, part])?;
+        let mut sum = first;
+        for &part in others {
+            sum = self.emit(of, Op::Map(ScalarOp::Add), &[sum, part])?;
         }
-        self.contributions[v.0 as usize].push(sum);
         Ok(Some(sum))
     }
 
     /// A tensor of the type of a value with equal elements.
     fn full(&mut self, like: ValueId, element: f64) -> Result<ValueId> {
         let ty = self.graph.ty(like).clone();
-        let (origin, _) = self.place(like);
         let element = Tensor::from_f64s(ty.dtype, &[], &[element])?;
-        let scalar = self.graph.add_constant(element, &origin);
+        let scalar = self.graph.add_constant(element, &self.origin_of(like));
         if ty.rank() == 0 {
             return Ok(scalar);
         }
@@ -118,24 +127,32 @@ impl<'g> Sweep<'g> {
 
     /// Emits a node that belongs to a value.
     fn emit(&mut self, of: ValueId, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
-        let (origin, device) = self.place(of);
+        let (origin, device) = (self.origin_of(of), self.device_of(of));
         let result = self.graph.add1(op, inputs, &origin)?;
         let last = NodeId(self.graph.n_nodes() as u32 - 1);
         self.graph.node_mut(last).device = device;
         Ok(result)
     }
 
-    /// Origin and device request of nodes that belong to a value.
-    fn place(&self, of: ValueId) -> (Origin, Requested) {
-        match self.graph.value(of).def {
-            Def::Input(i) => {
-                let name = Origin::new(&self.graph.input_names[i as usize]);
-                (gradient_origin(&name), None)
-            }
-            Def::Node(id, _) => {
-                let node = self.graph.node(id);
-                (gradient_origin(&node.origin), node.device.clone())
-            }
+    /// Origin of nodes that belong to a value.
+    fn origin_of(&self, v: ValueId) -> Origin {
+        match self.graph.def_node(v) {
+            Some(node) => gradient_origin(&node.origin),
+            None => gradient_origin(&Origin::new(&name_of(self.graph, v))),
         }
+    }
+
+    /// Device request of nodes that belong to a value.
+    fn device_of(&self, v: ValueId) -> Requested {
+        let node = self.graph.def_node(v)?;
+        node.device.clone()
+    }
+}
+
+fn rule_of(node: &Node) -> Result<Rule> {
+    match node.op.spec().gradient {
+        Gradient::Rule(rule) => Ok(rule),
+        Gradient::None(why) => Err(no_gradient(node, why)),
+        Gradient::Zero => Err(no_gradient(node, "it is zero")),
     }
 }

@@ -81,3 +81,90 @@ fn gradients_of_inner_values_are_total() {
     let found: Vec<f64> = results.iter().flat_map(|t| t.to_f64s()).collect();
     assert_eq!(found, [32.0, 8.0, 1.0]);
 }
+
+/// A convolution, pooling, a normalised layer and cross-entropy.
+fn classifier() -> (Graph, ValueId, Vec<ValueId>) {
+    let mut b = GraphBuilder::new("classifier");
+    let x = b.input(
+        "x",
+        DType::F32,
+        [Dim::from("batch"), 1.into(), 6.into(), 6.into()],
+    );
+    let target = b.input("target", DType::I64, [Dim::from("batch"), 1.into()]);
+    let filters = b.input("filters", DType::F32, [2usize, 1, 3, 3]);
+    let gamma = b.input("gamma", DType::F32, [8usize]);
+    let beta = b.input("beta", DType::F32, [8usize]);
+    let w = b.input("w", DType::F32, [8usize, 3]);
+    let window = crate::ir::Window {
+        strides: vec![1, 1],
+        dilations: vec![1, 1],
+        pads_low: vec![0, 0],
+        pads_high: vec![0, 0],
+    };
+    let layout = crate::ir::Layout::ChannelsFirst;
+    let conv = Op::Conv {
+        window: window.clone(),
+        groups: 1,
+        layout,
+    };
+    let pool = Op::Pool {
+        kind: crate::ir::PoolKind::Max,
+        size: vec![2, 2],
+        window: crate::ir::Window {
+            strides: vec![2, 2],
+            ..window
+        },
+        ceil: false,
+        layout,
+    };
+    let norm = Op::LayerNorm {
+        axis: 1,
+        epsilon: crate::ir::Real(1e-5),
+    };
+    let y = b.add1(conv, &[x, filters]).unwrap();
+    let y = b.add1(pool, &[y]).unwrap();
+    let y = b.reshape(y, [Dim::from("batch"), 8.into()]).unwrap();
+    let y = b.add1(norm, &[y, gamma, beta]).unwrap();
+    let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+    let y = b.matmul(y, w).unwrap();
+    let y = b.add1(Op::Softmax { axis: 1, log: true }, &[y]).unwrap();
+    let y = b
+        .add1(Op::GatherElements { axis: 1 }, &[y, target])
+        .unwrap();
+    let mean = b.reduce(ReduceKind::Mean, y, &[0, 1], false).unwrap();
+    let loss = b.map(ScalarOp::Neg, &[mean]).unwrap();
+    b.output("loss", loss);
+    (b.finish().unwrap(), loss, vec![filters, gamma, beta, w])
+}
+
+#[test]
+fn compiled_gradients_are_those_of_the_interpreter() {
+    let (graph, loss, wrt) = classifier();
+    let d = grad(&graph, loss, &wrt, &GradOptions::default()).unwrap();
+    let f32s = |shape: &[usize]| {
+        let values = reals(shape).value.to_f64s();
+        Tensor::from_f64s(DType::F32, shape, &values).unwrap()
+    };
+    let inputs = [
+        f32s(&[2, 1, 6, 6]),
+        Tensor::from_slice(&[2i64, 0], &[2, 1]).unwrap(),
+        f32s(&[2, 1, 3, 3]),
+        f32s(&[8]),
+        f32s(&[8]),
+        f32s(&[8, 3]),
+    ];
+    let expected = run(&d, &inputs).unwrap();
+    let compiled = crate::compile(&d, &crate::Options::default()).unwrap();
+    let names = d.input_names.iter().map(String::as_str);
+    let found = compiled.run(names.zip(inputs)).unwrap();
+    for (output, expected) in d.outputs.iter().zip(&expected) {
+        let pairs = found[output.name.as_str()]
+            .to_f64s()
+            .into_iter()
+            .zip(expected.to_f64s());
+        for (found, expected) in pairs {
+            let is_near = (found - expected).abs() <= 1e-5 * expected.abs().max(0.1);
+            assert!(is_near, "{}: {found}, expected {expected}", output.name);
+        }
+    }
+}

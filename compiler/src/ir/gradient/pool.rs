@@ -65,7 +65,7 @@ fn scattered(v: &mut Vjp, g: ValueId, at: ValueId, x: ValueId) -> Result<ValueId
     let is_none = v.compare(ScalarOp::Lt, at, 0.0)?;
     let g = v.drop_where(is_none, g)?;
     let at = v.drop_where(is_none, at)?;
-    let updates = v.reshape(g, &[n.clone()])?;
+    let updates = v.reshape(g, std::slice::from_ref(&n))?;
     let at = v.reshape(at, &[n, 1.into()])?;
     let ty = v.ty(x).clone();
     let zeros = v.full(ty.dtype, &[ty.shape.n_elements()], 0.0)?;
