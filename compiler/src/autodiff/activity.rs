@@ -7,7 +7,12 @@
 use super::name_of;
 use crate::error::{Error, Result};
 use crate::ir::gradient::{Gradient, no_gradient};
-use crate::ir::{Graph, Node, ValueId};
+use crate::ir::{Graph, Node, Op, ValueId};
+use std::collections::BTreeSet;
+
+/// Reason of reads behind an assignment.
+const READ_BACK: &str =
+    "the variable was assigned before in the same run; the result of the assignment has a gradient";
 
 /// Varied and useful values of a graph.
 pub struct Activity {
@@ -78,6 +83,28 @@ impl Activity {
         for (_, node) in active {
             if let Gradient::None(why) = node.op.spec().gradient {
                 return Err(no_gradient(node, why));
+            }
+        }
+        self.check_reads(graph)
+    }
+
+    /// Errors when the loss depends on the read of a variable to which the run has assigned a varied value: the dependence
+    /// goes through the state, where no gradient flows.
+    fn check_reads(&self, graph: &Graph) -> Result<()> {
+        let mut assigned = BTreeSet::new();
+        for (_, node) in graph.nodes() {
+            match &node.op {
+                Op::AssignVariable { container, name } if is_any(&self.varied, &node.inputs) => {
+                    assigned.insert((container, name));
+                }
+                Op::ReadVariable {
+                    container, name, ..
+                } if assigned.contains(&(container, name))
+                    && is_any(&self.useful, &node.outputs) =>
+                {
+                    return Err(no_gradient(node, READ_BACK));
+                }
+                _ => {}
             }
         }
         Ok(())

@@ -4,6 +4,9 @@
 //! table, [`ir::gradient`](crate::ir::gradient); this pass finds the nodes that need them ([`activity`]) and walks them
 //! backwards ([`sweep`]).
 //!
+//! Gradients are those of values. Of a variable that is read twice, each read is a value of its own, and the gradient
+//! of one counts the uses of that read alone.
+//!
 //! A value gets the sum of the contributions of its uses: the last use first, added from left to right. Gradients are
 //! made of ops of the table, so that they can be differentiated themselves, and have the origins `grad(ORIGIN)` and the
 //! device requests of the nodes that they belong to.
@@ -29,7 +32,6 @@ use crate::error::{Error, Result};
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, GraphBuilder, Op, ValueId};
 use activity::Activity;
-use std::collections::BTreeSet;
 use std::panic::Location;
 use sweep::Sweep;
 
@@ -59,9 +61,8 @@ pub fn grad(graph: &Graph, loss: ValueId, wrt: &[ValueId], options: &GradOptions
 
 fn name_outputs(graph: &mut Graph, wrt: &[ValueId], gradients: &[ValueId]) {
     let names: Vec<String> = wrt.iter().map(|&v| name_of(graph, v)).collect();
-    let mut taken = graph.outputs.iter().map(|o| o.name.clone()).collect();
     for (name, &gradient) in names.iter().zip(gradients) {
-        let name = free_name(&format!("grad/{name}"), &mut taken);
+        let name = free_name(graph, &format!("grad/{name}"));
         graph.add_output(&name, gradient);
     }
 }
@@ -85,7 +86,10 @@ impl GraphBuilder {
         let at = Location::caller();
         let values = arguments(loss, wrt, options);
         values.iter().try_for_each(|&v| self.check_own(v, at))?;
-        let gradients = append_gradients(self.graph_mut(), loss, wrt, options)?;
+        // Appended to a copy, so that an error leaves no nodes behind.
+        let mut graph = self.graph().clone();
+        let gradients = append_gradients(&mut graph, loss, wrt, options)?;
+        *self.graph_mut() = graph;
         Ok(gradients.into_iter().map(|v| self.adopted(v)).collect())
     }
 }
@@ -165,13 +169,17 @@ fn source_name(graph: &Graph, v: ValueId) -> Option<&String> {
     }
 }
 
-/// The name, or with the least number from 2 on behind it, that is not taken.
-fn free_name(name: &str, taken: &mut BTreeSet<String>) -> String {
+/// The name, or with the least number from 2 on behind it, that no output has.
+fn free_name(graph: &Graph, name: &str) -> String {
     let mut free = name.to_owned();
     let mut n = 1;
-    while !taken.insert(free.clone()) {
+    while has_output(graph, &free) {
         n += 1;
         free = format!("{name}#{n}");
     }
     free
+}
+
+fn has_output(graph: &Graph, name: &str) -> bool {
+    graph.outputs.iter().any(|o| o.name == name)
 }

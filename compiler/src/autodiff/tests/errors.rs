@@ -139,3 +139,30 @@ fn stopped_values_are_constants() {
     assert_eq!(results[0].to_f64s(), [9.0]);
     assert_eq!(results[1].to_f64s(), [3.0]);
 }
+
+#[test]
+fn gradients_do_not_flow_through_state() {
+    let mut b = GraphBuilder::new("state");
+    let x = b.input("x", DType::F64, [] as [usize; 0]);
+    let old = b.variable("w", Tensor::scalar(2.0)).unwrap();
+    let product = b.mul(x, old).unwrap();
+    let new = b.assign_variable("w", product).unwrap();
+    b.set_origin("/model/w");
+    let again = b.read_variable("w", DType::F64, [] as [usize; 0]).unwrap();
+    assert!(b.grad(new, &[x, old]).is_ok());
+    let n_nodes = b.graph().n_nodes();
+    let e = b.grad(again, &[x]).unwrap_err();
+    assert_eq!(b.graph().n_nodes(), n_nodes);
+    insta::assert_snapshot!(e, @r#"in node "/model/w": read_variable: no gradient: the variable was assigned before in the same run; the result of the assignment has a gradient"#);
+}
+
+#[test]
+fn errors_leave_no_nodes_behind() {
+    let mut b = GraphBuilder::new("partial");
+    let x = b.input("x", DType::F64, [] as [usize; 0]);
+    let all = b.all_reduce(ReduceKind::Max, &[x, x]).unwrap();
+    let loss = b.map(ScalarOp::Tanh, &[all[0]]).unwrap();
+    let n_nodes = b.graph().n_nodes();
+    assert!(b.grad(loss, &[x]).is_err());
+    assert_eq!(b.graph().n_nodes(), n_nodes);
+}

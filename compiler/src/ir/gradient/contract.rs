@@ -63,20 +63,25 @@ pub fn attention(v: &mut Vjp) -> Result<()> {
     let Op::Attention { scale, causal } = v.op() else {
         return v.refuse("the op is no attention");
     };
-    let (g, q, k) = (v.g()?, v.x(0), v.x(1));
-    let p = probabilities(v, scale.0, causal)?;
-    let to_values = product_at(v, p, g)?;
-    v.give(2, to_values)?;
+    let (g, p) = (v.g()?, probabilities(v, scale.0, causal)?);
+    if v.needs(2) {
+        let to_values = product_at(v, p, g)?;
+        v.give(2, to_values)?;
+    }
     let to_probabilities = product_bt(v, g, v.x(2))?;
     let last = v.ty(p).rank() - 1;
     let ds = softmax_back(v, to_probabilities, p, last)?;
-    let scaled = v.times(ds, scale.0)?;
-    let to_queries = v.emit(Op::MatMul, &[scaled, k])?;
-    v.give(0, to_queries)?;
-    let to_keys = product_at(v, scaled, q)?;
-    v.give(1, to_keys)?;
     if v.n_operands() > 3 {
         v.give(3, ds)?;
+    }
+    let scaled = v.times(ds, scale.0)?;
+    if v.needs(0) {
+        let to_queries = v.emit(Op::MatMul, &[scaled, v.x(1)])?;
+        v.give(0, to_queries)?;
+    }
+    if v.needs(1) {
+        let to_keys = product_at(v, scaled, v.x(0))?;
+        v.give(1, to_keys)?;
     }
     Ok(())
 }

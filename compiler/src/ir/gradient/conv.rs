@@ -1,7 +1,8 @@
 //! Gradients of convolutions, computed channels first: by operands transposed from and to the other layout.
 //!
-//! The gradient of the input is the transposed convolution of the same window, that of the weights a convolution of the
-//! input, its batch as channels, with the cotangent as weights, strides and dilations exchanged.
+//! The gradient of the input is the transposed convolution of the same window, for strides of 1 as a convolution by the
+//! flipped weights. That of the weights is a convolution of the input, its batch as channels, with the cotangent as
+//! weights, strides and dilations exchanged.
 
 use super::super::axes::invert;
 use super::super::dim::Dim;
@@ -63,6 +64,88 @@ fn weights_first(rank: usize, layout: Layout) -> Vec<usize> {
 }
 
 fn input_gradient(v: &mut Vjp, of: &Conv, g: ValueId, x: ValueId, w: ValueId) -> Result<ValueId> {
+    let sizes = v.shape(w);
+    match full_window(of, &sizes) {
+        Some(window) => full_convolution(v, of.groups, window, g, w),
+        None => transposed_convolution(v, of, g, x, w),
+    }
+}
+
+/// Window of the convolution that undoes one of stride 1: padded so that each tap meets each element.
+fn full_window(of: &Conv, sizes: &[Dim]) -> Option<Window> {
+    let mut window = of.window.clone();
+    for (i, size) in sizes[2..].iter().enumerate() {
+        let reach = size
+            .as_usize()?
+            .checked_sub(1)?
+            .checked_mul(window.dilations[i])?;
+        window.pads_low[i] = reach.checked_sub(window.pads_low[i])?;
+        window.pads_high[i] = reach.checked_sub(window.pads_high[i])?;
+    }
+    let is_dense = window.strides.iter().all(|&s| s == 1);
+    let is_split = sizes[0].exact_div(&of.groups.into()).is_some();
+    (is_dense && is_split).then_some(window)
+}
+
+/// A convolution with the flipped weights, inputs and outputs of each group exchanged. It has faster kernels than the
+/// transposed convolution of the same result.
+fn full_convolution(
+    v: &mut Vjp,
+    groups: usize,
+    window: Window,
+    g: ValueId,
+    w: ValueId,
+) -> Result<ValueId> {
+    let w = flipped(v, w)?;
+    let w = exchanged_in_groups(v, w, groups)?;
+    let op = Op::Conv {
+        window,
+        groups,
+        layout: Layout::ChannelsFirst,
+    };
+    v.emit(op, &[g, w])
+}
+
+/// The spatial axes reversed.
+fn flipped(v: &mut Vjp, w: ValueId) -> Result<ValueId> {
+    let sizes = v.shape(w);
+    let last = |(i, n): (usize, &Dim)| match i {
+        0 | 1 => Dim::constant(0),
+        _ => n.clone() - 1.into(),
+    };
+    let op = Op::Slice {
+        starts: sizes.iter().enumerate().map(last).collect(),
+        steps: (0..sizes.len())
+            .map(|i| if i < 2 { 1 } else { -1 })
+            .collect(),
+        sizes,
+    };
+    v.emit(op, &[w])
+}
+
+/// `[groups * m, c, ..]` as `[groups * c, m, ..]`.
+fn exchanged_in_groups(v: &mut Vjp, w: ValueId, groups: usize) -> Result<ValueId> {
+    let shape = v.shape(w);
+    let n = Dim::from(groups);
+    let Some(m) = shape[0].exact_div(&n).filter(|_| groups > 1) else {
+        return exchanged(v, w);
+    };
+    let (c, spatial) = (shape[1].clone(), &shape[2..]);
+    let split = [&[n, m.clone(), c.clone()], spatial].concat();
+    let joined = [&[c.scale(groups as i64), m], spatial].concat();
+    let w = v.reshape(w, &split)?;
+    let perm = [0, 2, 1].into_iter().chain(3..split.len()).collect();
+    let w = v.transpose(w, perm)?;
+    v.reshape(w, &joined)
+}
+
+fn transposed_convolution(
+    v: &mut Vjp,
+    of: &Conv,
+    g: ValueId,
+    x: ValueId,
+    w: ValueId,
+) -> Result<ValueId> {
     let (extents, sizes) = (v.shape(x), v.shape(w));
     let mut output_pads = Vec::new();
     for i in 0..of.window.strides.len() {
@@ -85,9 +168,10 @@ fn left_over(window: &Window, i: usize, extent: &Dim, size: &Dim) -> Option<usiz
     if stride == 1 {
         return Some(0);
     }
-    let reach = size.as_usize()?.checked_sub(1)? * window.dilations[i] + 1;
-    let padded = extent.as_usize()? + window.pads_low[i] + window.pads_high[i];
-    Some(padded.checked_sub(reach)? % stride)
+    let reach = (size.clone() - 1.into()).scale(window.dilations[i] as i64) + 1.into();
+    let pads = window.pads_low[i].saturating_add(window.pads_high[i]);
+    let room = extent.clone() + pads.into() - reach;
+    Some(room.as_usize()? % stride)
 }
 
 /// The gradient of weights `w` by which `x` gives results of the cotangent `g`.

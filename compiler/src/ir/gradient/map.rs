@@ -26,9 +26,9 @@ pub fn gradient(op: ScalarOp) -> Gradient {
         Sin | Cos | Tan | Asin | Acos | Atan => Rule(unary),
         Sinh | Cosh | Tanh | Asinh | Acosh | Atanh | Erf => Rule(unary),
         Sigmoid | Gelu | GeluTanh | Silu | Softplus | Softsign | Mish => Rule(unary),
-        Relu | HardSwish | HardSigmoid { .. } | LeakyRelu { .. } => Rule(piecewise),
+        Relu | ThresholdedRelu { .. } | Shrink { .. } | ClampTo { .. } => Rule(gate),
+        HardSwish | HardSigmoid { .. } | LeakyRelu { .. } => Rule(piecewise),
         Elu { .. } | Selu { .. } | Celu { .. } => Rule(piecewise),
-        ThresholdedRelu { .. } | Shrink { .. } | ClampTo { .. } => Rule(piecewise),
         Add => Rule(add),
         Sub => Rule(sub),
         Mul => Rule(mul),
@@ -237,56 +237,51 @@ fn gelu_tanh(v: &mut Vjp, x: ValueId) -> Result<ValueId> {
     v.add(flat, bend)
 }
 
+/// Ops of slope 1 in one region and 0 elsewhere.
+fn gate(v: &mut Vjp) -> Result<()> {
+    let (op, g) = (scalar_op(v)?, v.g()?);
+    let is_open = open_region(v, op)?;
+    let gradient = v.keep(is_open, g)?;
+    v.give(0, gradient)
+}
+
+fn open_region(v: &mut Vjp, op: ScalarOp) -> Result<ValueId> {
+    let x = v.x(0);
+    match op {
+        Relu => v.with_number(Gt, v.y(), 0.0),
+        ThresholdedRelu { alpha } => v.with_number(Gt, x, alpha.0),
+        Shrink { lo, .. } => {
+            let (low, high) = (v.with_number(Lt, x, lo.0)?, v.with_number(Gt, x, -lo.0)?);
+            v.map(Or, &[low, high])
+        }
+        ClampTo { lo, hi } => {
+            let (low, high) = (v.real(x, lo.0)?, v.real(x, hi.0)?);
+            both(v, (Ge, x, low), (Le, x, high))
+        }
+        _ => v.refuse("the op is no gate"),
+    }
+}
+
 /// Ops of one operand that are defined by cases.
 fn piecewise(v: &mut Vjp) -> Result<()> {
     let (op, g) = (scalar_op(v)?, v.g()?);
     let (x, y) = (v.x(0), v.y());
     let gradient = match op {
-        Relu => {
-            let is_on = v.compare(Gt, y, 0.0)?;
-            v.keep(is_on, g)?
-        }
         HardSwish => hard_swish(v, x, g)?,
         HardSigmoid { alpha, .. } => {
             let scaled = v.times(g, alpha.0)?;
-            let inside = between(v, y, Gt, 0.0, Lt, 1.0)?;
+            let (zero, one) = (v.real(y, 0.0)?, v.real(y, 1.0)?);
+            let inside = both(v, (Gt, y, zero), (Lt, y, one))?;
             v.keep(inside, scaled)?
         }
         LeakyRelu { alpha } => {
             let below = v.times(g, alpha.0)?;
-            let is_above = v.compare(Gt, x, 0.0)?;
+            let is_above = v.with_number(Gt, x, 0.0)?;
             v.select(is_above, g, below)?
         }
-        Elu { .. } | Selu { .. } | Celu { .. } => exponential_unit(v, op, x, y, g)?,
-        ThresholdedRelu { alpha } => {
-            let is_on = v.compare(Gt, x, alpha.0)?;
-            v.keep(is_on, g)?
-        }
-        Shrink { lo, .. } => {
-            let (low, high) = (v.compare(Lt, x, lo.0)?, v.compare(Gt, x, -lo.0)?);
-            let outside = v.map(Or, &[low, high])?;
-            v.keep(outside, g)?
-        }
-        ClampTo { lo, hi } => {
-            let inside = between(v, x, Ge, lo.0, Le, hi.0)?;
-            v.keep(inside, g)?
-        }
-        _ => return v.refuse("the op is not in the table of derivatives"),
+        _ => exponential_unit(v, op, x, y, g)?,
     };
     v.give(0, gradient)
-}
-
-/// Both comparisons, by `low` with `a` and by `high` with `b`.
-fn between(
-    v: &mut Vjp,
-    x: ValueId,
-    low: ScalarOp,
-    a: f64,
-    high: ScalarOp,
-    b: f64,
-) -> Result<ValueId> {
-    let (above, below) = (v.compare(low, x, a)?, v.compare(high, x, b)?);
-    v.map(And, &[above, below])
 }
 
 /// 0 up to -3, `g` from 3 on, `g (x/3 + 1/2)` in between.
@@ -294,8 +289,8 @@ fn hard_swish(v: &mut Vjp, x: ValueId, g: ValueId) -> Result<ValueId> {
     let slope = v.times(x, 1.0 / 3.0)?;
     let slope = v.plus(slope, 0.5)?;
     let middle = v.mul(g, slope)?;
-    let is_low = v.compare(Le, x, -3.0)?;
-    let is_high = v.compare(Ge, x, 3.0)?;
+    let is_low = v.with_number(Le, x, -3.0)?;
+    let is_high = v.with_number(Ge, x, 3.0)?;
     let upper = v.select(is_high, g, middle)?;
     v.drop_where(is_low, upper)
 }
@@ -318,7 +313,7 @@ fn exponential_unit(
         _ => return v.refuse("the op is not an exponential unit"),
     };
     let below = v.mul(g, slope)?;
-    let is_above = v.compare(Gt, x, 0.0)?;
+    let is_above = v.with_number(Gt, x, 0.0)?;
     v.select(is_above, above, below)
 }
 
@@ -386,7 +381,7 @@ fn pow(v: &mut Vjp) -> Result<()> {
 /// `g b a^(b - 1)`, and 0 where `b` is 0.
 fn pow_base(v: &mut Vjp) -> Result<()> {
     let (g, a, b) = (v.g()?, v.x(0), v.x(1));
-    let is_constant = v.compare(Eq, b, 0.0)?;
+    let is_constant = v.with_number(Eq, b, 0.0)?;
     let safe = v.replace(is_constant, 1.0, b)?;
     let reduced = v.plus(safe, -1.0)?;
     let power = v.map(Pow, &[a, reduced])?;
@@ -399,7 +394,7 @@ fn pow_base(v: &mut Vjp) -> Result<()> {
 /// `g y ln a`, and 0 where `a` is 0 and `b` is not negative.
 fn pow_exponent(v: &mut Vjp) -> Result<()> {
     let (g, a, b) = (v.g()?, v.x(0), v.x(1));
-    let (no_base, is_up) = (v.compare(Eq, a, 0.0)?, v.compare(Ge, b, 0.0)?);
+    let (no_base, is_up) = (v.with_number(Eq, a, 0.0)?, v.with_number(Ge, b, 0.0)?);
     let is_flat = v.map(And, &[no_base, is_up])?;
     let safe = v.replace(is_flat, 1.0, a)?;
     let logarithm = v.map(Log, &[safe])?;
@@ -428,7 +423,7 @@ fn atan2(v: &mut Vjp) -> Result<()> {
     let (g, y, x) = (v.g()?, v.x(0), v.x(1));
     let (xx, yy) = (v.square(x)?, v.square(y)?);
     let norm = v.add(xx, yy)?;
-    let is_origin = v.compare(Eq, norm, 0.0)?;
+    let is_origin = v.with_number(Eq, norm, 0.0)?;
     let norm = v.replace(is_origin, 1.0, norm)?;
     let share = v.div(g, norm)?;
     let along = v.mul(share, x)?;
@@ -440,7 +435,7 @@ fn atan2(v: &mut Vjp) -> Result<()> {
 
 fn prelu(v: &mut Vjp) -> Result<()> {
     let (g, x, slope) = (v.g()?, v.x(0), v.x(1));
-    let is_above = v.compare(Gt, x, 0.0)?;
+    let is_above = v.with_number(Gt, x, 0.0)?;
     if v.needs(0) {
         let below = v.mul(g, slope)?;
         let gradient = v.select(is_above, g, below)?;
@@ -470,25 +465,30 @@ fn select(v: &mut Vjp) -> Result<()> {
 /// `min(max(x, low), high)`: the borders belong to `x`, and `low` counts where it is below `high`.
 fn clamp(v: &mut Vjp) -> Result<()> {
     let (g, x, low, high) = (v.g()?, v.x(0), v.x(1), v.x(2));
-    let over = v.map(Gt, &[x, high])?;
-    let under = v.map(Lt, &[x, low])?;
-    let crossed = v.map(Gt, &[low, high])?;
     if v.needs(0) {
-        let (from, to) = (v.map(Ge, &[x, low])?, v.map(Le, &[x, high])?);
-        let inside = v.map(And, &[from, to])?;
+        let inside = both(v, (Ge, x, low), (Le, x, high))?;
         let gradient = v.keep(inside, g)?;
         v.give(0, gradient)?;
     }
     if v.needs(1) {
-        let ordered = v.map(Lt, &[low, high])?;
-        let is_low = v.map(And, &[under, ordered])?;
+        let is_low = both(v, (Lt, x, low), (Lt, low, high))?;
         let gradient = v.keep(is_low, g)?;
         v.give(1, gradient)?;
     }
     if v.needs(2) {
+        let (over, crossed) = (v.map(Gt, &[x, high])?, v.map(Gt, &[low, high])?);
         let is_high = v.map(Or, &[over, crossed])?;
         let gradient = v.keep(is_high, g)?;
         v.give(2, gradient)?;
     }
     Ok(())
+}
+
+type Comparison = (ScalarOp, ValueId, ValueId);
+
+/// Two comparisons at once.
+fn both(v: &mut Vjp, one: Comparison, other: Comparison) -> Result<ValueId> {
+    let one = v.map(one.0, &[one.1, one.2])?;
+    let other = v.map(other.0, &[other.1, other.2])?;
+    v.map(And, &[one, other])
 }

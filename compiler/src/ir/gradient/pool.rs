@@ -62,7 +62,7 @@ pub fn max_pool_indices(v: &mut Vjp) -> Result<()> {
 /// Zeros like `x` with `g` added at row-major positions; -1 is none.
 fn scattered(v: &mut Vjp, g: ValueId, at: ValueId, x: ValueId) -> Result<ValueId> {
     let n = v.ty(g).shape.n_elements();
-    let is_none = v.compare(ScalarOp::Lt, at, 0.0)?;
+    let is_none = v.with_number(ScalarOp::Lt, at, 0.0)?;
     let g = v.drop_where(is_none, g)?;
     let at = v.drop_where(is_none, at)?;
     let updates = v.reshape(g, std::slice::from_ref(&n))?;

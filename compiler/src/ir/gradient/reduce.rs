@@ -76,9 +76,11 @@ fn extremum(v: &mut Vjp, of: &Reduction) -> Result<ValueId> {
 
 /// The product of the other elements: by division where none of them is 0. An element that is 0 counts as 1, and gets the
 /// product if it is the only one.
+///
+/// A second derivative holds where no element is 0.
 fn product(v: &mut Vjp, of: &Reduction) -> Result<ValueId> {
     let (x, dtype) = (v.x(0), v.ty(of.g).dtype);
-    let is_zero = v.compare(ScalarOp::Eq, x, 0.0)?;
+    let is_zero = v.with_number(ScalarOp::Eq, x, 0.0)?;
     let zeros = v.cast(is_zero, dtype)?;
     let n_zeros = v.reduce(ReduceKind::Sum, zeros, &of.axes)?;
     let others_are_not = v.map(ScalarOp::Eq, &[n_zeros, zeros])?;

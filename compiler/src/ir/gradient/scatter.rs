@@ -128,10 +128,11 @@ impl Scatter<'_, '_> {
 
     /// By division where no update of the element is 0. An update that is 0 counts as 1, and gets the product if it is the only
     /// one.
+    /// A second derivative holds where no update is 0.
     fn mul_updates(&mut self) -> Result<()> {
         let (data, updates) = (self.v.x(0), self.v.x(2));
         let dtype = self.v.ty(updates).dtype;
-        let is_zero = self.v.compare(Eq, updates, 0.0)?;
+        let is_zero = self.v.with_number(Eq, updates, 0.0)?;
         let zeros = self.v.cast(is_zero, dtype)?;
         let none = self.v.zeros_like(data)?;
         let n_zeros = self.write(ScatterKind::Add, none, zeros)?;

@@ -4,10 +4,11 @@ use super::super::axes::invert;
 use super::super::dim::Dim;
 use super::super::graph::ValueId;
 use super::super::ops::{Op, PadMode};
+use super::super::scalar::ScalarOp;
 use super::Vjp;
 use super::index::scatter_slices;
 use crate::error::Result;
-use gristmill_runtime::Tensor;
+use gristmill_runtime::DType;
 
 /// The sum over the repeated axes.
 pub fn broadcast(v: &mut Vjp) -> Result<()> {
@@ -193,29 +194,39 @@ fn pad_constant(v: &mut Vjp, low: &[usize]) -> Result<()> {
 fn pad_copies(v: &mut Vjp, low: &[usize], high: &[usize], mode: PadMode) -> Result<()> {
     let mut g = v.g()?;
     let shape = v.shape(v.x(0));
-    for axis in (0..shape.len()).filter(|&i| low[i] + high[i] > 0) {
-        let Some(n) = shape[axis].as_usize() else {
-            return v
-                .refuse("the padded axis has a symbolic extent and is not padded by a constant");
-        };
-        let sources = sources(n, low[axis], high[axis], mode);
-        let positions = Tensor::from_slice(&sources, &[sources.len()])?;
-        let positions = v.emit(Op::constant(positions), &[])?;
+    for axis in (0..shape.len()).filter(|&i| (low[i], high[i]) != (0, 0)) {
         let mut summed = v.shape(g);
-        summed[axis] = n.into();
-        g = scatter_slices(v, g, &summed, positions, axis)?;
+        let padded = std::mem::replace(&mut summed[axis], shape[axis].clone());
+        let at = sources(v, &shape[axis], low[axis], padded, mode)?;
+        g = scatter_slices(v, g, &summed, at, axis)?;
     }
     v.give(0, g)
 }
 
-/// The position that each element of a padded axis of `n` elements copies.
-fn sources(n: usize, low: usize, high: usize, mode: PadMode) -> Vec<i64> {
-    let (n, low, high) = (n as i64, low as i64, high as i64);
-    let source = |i: i64| match mode {
-        PadMode::Wrap => i.rem_euclid(n.max(1)),
-        PadMode::Reflect if i < 0 => -i,
-        PadMode::Reflect if i >= n => 2 * (n - 1) - i,
-        _ => i.clamp(0, (n - 1).max(0)),
+/// The position in an axis of `n` elements that each element of the padded axis copies.
+fn sources(v: &mut Vjp, n: &Dim, low: usize, padded: Dim, mode: PadMode) -> Result<ValueId> {
+    let Some(n) = n.as_usize() else {
+        return v.refuse("the padded axis has a symbolic extent and is not padded by a constant");
     };
-    (-low..n + high).map(source).collect()
+    let op = Op::Iota {
+        dtype: DType::I64,
+        shape: vec![padded],
+        axis: 0,
+    };
+    let i = v.emit(op, &[])?;
+    let i = v.plus(i, -(low as f64))?;
+    let last = n as f64 - 1.0;
+    match mode {
+        PadMode::Wrap => v.with_number(ScalarOp::Mod, i, n as f64),
+        PadMode::Reflect => {
+            let mirrored = v.map(ScalarOp::Abs, &[i])?;
+            let beyond = v.minus_from(last, mirrored)?;
+            let beyond = v.map(ScalarOp::Abs, &[beyond])?;
+            v.minus_from(last, beyond)
+        }
+        _ => {
+            let i = v.with_number(ScalarOp::Max, i, 0.0)?;
+            v.with_number(ScalarOp::Min, i, last)
+        }
+    }
 }

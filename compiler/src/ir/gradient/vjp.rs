@@ -309,8 +309,8 @@ impl Vjp<'_> {
         self.mul(a, a)
     }
 
-    /// A comparison with a number.
-    pub fn compare(&mut self, op: ScalarOp, a: ValueId, k: f64) -> Result<ValueId> {
+    /// An op of the value and a number.
+    pub fn with_number(&mut self, op: ScalarOp, a: ValueId, k: f64) -> Result<ValueId> {
         let k = self.real(a, k)?;
         self.map(op, &[a, k])
     }
