@@ -12,7 +12,9 @@ fn check_second(name: &str, operands: &[Operand], build: Build) {
     let gradients = |b: &mut GraphBuilder, x: &[ValueId]| {
         let results = build(b, x)?;
         let loss = weighted(b, &results)?;
-        b.grad_with(loss, x, &options)
+        let floats = x.iter().filter(|&&v| b.ty(v).dtype.is_float());
+        let floats: Vec<ValueId> = floats.copied().collect();
+        b.grad_with(loss, &floats, &options)
     };
     check_with(name, operands, &gradients, &options);
 }
@@ -65,5 +67,75 @@ fn tensor_ops() {
             Ok(vec![b.reduce(kind, squared, &[1], false)?])
         };
         check_second("reduce", &[x().batched()], &build);
+    }
+}
+
+#[test]
+fn windows_and_attention() {
+    let window = crate::ir::Window {
+        strides: vec![2],
+        dilations: vec![1],
+        pads_low: vec![1],
+        pads_high: vec![0],
+    };
+    let layout = crate::ir::Layout::ChannelsLast;
+    let pool = |kind| Op::Pool {
+        kind,
+        size: vec![2],
+        window: window.clone(),
+        ceil: false,
+        layout,
+    };
+    let conv = Op::Conv {
+        window: window.clone(),
+        groups: 1,
+        layout,
+    };
+    let attention = Op::Attention {
+        scale: Real(0.7),
+        causal: true,
+    };
+    let tanh = |op: Op| {
+        move |b: &mut GraphBuilder, x: &[ValueId]| {
+            let y = b.add1(op.clone(), x)?;
+            Ok(vec![b.map(ScalarOp::Tanh, &[y])?])
+        }
+    };
+    check_second("conv", &[reals(&[1, 5, 2]), reals(&[3, 2, 2])], &tanh(conv));
+    for kind in [crate::ir::PoolKind::Max, crate::ir::PoolKind::Avg] {
+        check_second("pool", &[reals(&[1, 5, 2])], &tanh(pool(kind)));
+    }
+    let qkv = [reals(&[1, 2, 2]), reals(&[1, 3, 2]), reals(&[1, 3, 2])];
+    check_second("attention", &qkv, &tanh(attention));
+}
+
+#[test]
+fn reads_and_writes_at_positions() {
+    let at = indices(&[3], &[0, 2, 0]);
+    let tanh = |op: Op| {
+        move |b: &mut GraphBuilder, x: &[ValueId]| {
+            let y = b.add1(op.clone(), x)?;
+            Ok(vec![b.map(ScalarOp::Tanh, &[y])?])
+        }
+    };
+    check_second("gather", &[reals(&[3, 2]), at.clone()], &|b, x| {
+        let y = b.add1(Op::Gather { axis: 0 }, x)?;
+        Ok(vec![b.mul(y, y)?])
+    });
+    for kind in [crate::ir::ScatterKind::Set, crate::ir::ScatterKind::Mul] {
+        let op = Op::ScatterElements { axis: 0, kind };
+        check_second(
+            "scatter",
+            &[reals(&[3]), at.clone(), reals(&[3])],
+            &tanh(op),
+        );
+    }
+    for mode in [crate::ir::PadMode::Reflect, crate::ir::PadMode::Wrap] {
+        let op = Op::Pad {
+            low: vec![1],
+            high: vec![2],
+            mode,
+        };
+        check_second("pad", &[reals(&[4])], &tanh(op));
     }
 }

@@ -75,27 +75,34 @@ fn scattered(v: &mut Vjp, g: ValueId, at: ValueId, x: ValueId) -> Result<ValueId
 
 /// The cotangent over the number of elements, spread over each window by a transposed convolution with ones.
 fn mean(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId, counts_pads: bool) -> Result<ValueId> {
-    let (shape, windows) = (v.shape(x), v.shape(g));
-    let n_axes = of.size.len();
-    let extents = |shape: &[Dim]| shape[2..].iter().map(Dim::as_usize).collect();
-    let (Some(n), Some(n_windows)): (Option<Vec<usize>>, Option<Vec<usize>>) =
-        (extents(&shape), extents(&windows))
-    else {
+    let (Some(n), Some(n_windows)) = (spatial(v, x), spatial(v, g)) else {
         return v.refuse("a mean is pooled along an axis of symbolic extent");
     };
-    let mut g = g;
-    for i in 0..n_axes {
+    let mut share = g;
+    for i in 0..n.len() {
         let counts = of.counts(i, n[i], n_windows[i], counts_pads);
-        g = divided(v, g, 2 + i, &counts)?;
+        share = divided(v, share, 2 + i, &counts)?;
     }
-    let images = shape[0].product(&shape[1]);
-    let flat = |spatial: &[Dim]| [&[images.clone(), 1.into()], spatial].concat();
-    let g = v.reshape(g, &flat(&windows[2..]))?;
+    let share = as_images(v, share)?;
     let taps: Vec<Dim> = [1, 1].iter().chain(&of.size).map(|&n| n.into()).collect();
     let dtype = v.ty(g).dtype;
     let ones = v.full(dtype, &taps, 1.0)?;
-    let spread = v.emit(of.spread(&n, &n_windows), &[g, ones])?;
+    let spread = v.emit(of.spread(&n, &n_windows), &[share, ones])?;
+    let shape = v.shape(x);
     v.reshape(spread, &shape)
+}
+
+/// Extents of the spatial axes.
+fn spatial(v: &Vjp, x: ValueId) -> Option<Vec<usize>> {
+    v.ty(x).shape.iter().skip(2).map(Dim::as_usize).collect()
+}
+
+/// `[n, c, ..]` as `[n * c, 1, ..]`.
+fn as_images(v: &mut Vjp, x: ValueId) -> Result<ValueId> {
+    let shape = v.shape(x);
+    let images = shape[0].product(&shape[1]);
+    let flat = [&[images, 1.into()], &shape[2..]].concat();
+    v.reshape(x, &flat)
 }
 
 /// The quotient by numbers along an axis.
@@ -115,9 +122,9 @@ impl Pool {
         let w = &self.window;
         let (low, high) = (w.pads_low[i], w.pads_high[i]);
         let inside = if counts_pads {
-            0..low + n + high
+            0..low.saturating_add(n).saturating_add(high)
         } else {
-            low..low + n
+            low..low.saturating_add(n)
         };
         let count = |window: usize| {
             let taps = (0..self.size[i]).map(|tap| window * w.strides[i] + tap * w.dilations[i]);
