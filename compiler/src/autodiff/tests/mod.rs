@@ -173,3 +173,22 @@ fn gradients_of(op: Op, operands: &[Operand]) -> Vec<Vec<f64>> {
     let results = run(&b.finish().unwrap(), &tensors).unwrap();
     results.iter().map(Tensor::to_f64s).collect()
 }
+
+/// Compares the results of a compiled graph with those of the interpreter.
+fn compare_compiled(graph: &Graph, inputs: &[Tensor]) -> Result<(), String> {
+    let expected = run(graph, inputs).map_err(|e| e.to_string())?;
+    let compiled = crate::compile(graph, &crate::Options::default()).map_err(|e| e.to_string())?;
+    let names = graph.input_names.iter().map(String::as_str);
+    let found = compiled.run(names.zip(inputs.iter().cloned()));
+    let found = found.map_err(|e| e.to_string())?;
+    for (output, expected) in graph.outputs.iter().zip(&expected) {
+        let found = found[output.name.as_str()].to_f64s();
+        for (found, expected) in found.into_iter().zip(expected.to_f64s()) {
+            let is_near = (found - expected).abs() <= 1e-5 * expected.abs().max(0.1);
+            if !is_near {
+                return Err(format!("{}: {found}, expected {expected}", output.name));
+            }
+        }
+    }
+    Ok(())
+}

@@ -317,24 +317,38 @@ fn every_rule_is_the_derivative() {
         assert_eq!(has_rule, of_op > 0, "cases of {name}");
     }
     for case in cases {
-        let name = format!("{:?}", case.op);
-        let batch = case
-            .operands
-            .iter()
-            .any(|o| o.dims.iter().any(|d| d.as_const().is_none()));
-        let op = if batch {
-            case.op.clone()
-        } else {
-            closed(&case.op)
-        };
+        let op = case.bound_op();
         let build = |b: &mut GraphBuilder, x: &[ValueId]| b.add(op.clone(), x);
-        check(&name, &case.operands, &build);
+        check(&format!("{op:?}"), &case.operands, &build);
     }
 }
 
-/// The op with symbols that no input has replaced by an extent.
-fn closed(op: &Op) -> Op {
-    op.map_dims(&|d| d.bind(&[("batch".to_owned(), 2)].into()))
+#[test]
+fn compiled_gradients_are_those_of_the_interpreter() {
+    let mut wrong = Vec::new();
+    for case in cases() {
+        let op = case.bound_op();
+        let build = |b: &mut GraphBuilder, x: &[ValueId]| b.add(op.clone(), x);
+        let (graph, loss, wrt) = graph_of(&case.operands, &build).unwrap();
+        let d = grad(&graph, loss, &wrt, &GradOptions::default()).unwrap();
+        let inputs: Vec<Tensor> = case.operands.iter().map(|o| o.value.clone()).collect();
+        if let Err(why) = compare_compiled(&d, &inputs) {
+            wrong.push(format!("{op:?}: {why}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+impl Case {
+    /// The op, its symbol bound where no input declares it.
+    fn bound_op(&self) -> Op {
+        let mut dims = self.operands.iter().flat_map(|o| &o.dims);
+        if dims.any(|d| d.as_const().is_none()) {
+            return self.op.clone();
+        }
+        let batch = [("batch".to_owned(), 2)].into();
+        self.op.map_dims(&|d| d.bind(&batch))
+    }
 }
 
 fn window(strides: &[usize], dilations: &[usize], low: &[usize], high: &[usize]) -> Window {

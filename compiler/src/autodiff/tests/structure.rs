@@ -153,18 +153,5 @@ fn compiled_gradients_are_those_of_the_interpreter() {
         f32s(&[8]),
         f32s(&[8, 3]),
     ];
-    let expected = run(&d, &inputs).unwrap();
-    let compiled = crate::compile(&d, &crate::Options::default()).unwrap();
-    let names = d.input_names.iter().map(String::as_str);
-    let found = compiled.run(names.zip(inputs)).unwrap();
-    for (output, expected) in d.outputs.iter().zip(&expected) {
-        let pairs = found[output.name.as_str()]
-            .to_f64s()
-            .into_iter()
-            .zip(expected.to_f64s());
-        for (found, expected) in pairs {
-            let is_near = (found - expected).abs() <= 1e-5 * expected.abs().max(0.1);
-            assert!(is_near, "{}: {found}, expected {expected}", output.name);
-        }
-    }
+    compare_compiled(&d, &inputs).unwrap();
 }
