@@ -13,5 +13,5 @@ mod tests;
 mod update;
 
 pub use optimizer::{Adam, Optimizer, Sgd};
-pub use schedule::Schedule;
+pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

@@ -1,7 +1,7 @@
 //! Learning rates as functions of the number of steps.
 
 use crate::error::{Error, Result};
-use crate::ir::{GraphBuilder, ScalarOp, ValueId};
+use crate::ir::{GraphBuilder, ScalarOp, ValueId, eval};
 use gristmill_runtime::DType;
 use std::f64::consts::PI;
 
@@ -10,50 +10,67 @@ use std::f64::consts::PI;
 pub enum Schedule {
     /// The same in every step.
     Constant(f64),
-    /// `initial * rate^(steps / per)`. With `staircase` the exponent is rounded down.
-    Exponential {
-        /// Rate of the first step.
-        initial: f64,
-        /// Factor per `per` steps.
-        rate: f64,
-        /// Steps until the rate has the factor.
-        per: u64,
-        /// Constant between multiples of `per`.
-        staircase: bool,
-    },
-    /// From `initial` to `last` along half a cosine, and `last` from step `steps` on (Loshchilov and Hutter, "SGDR", 2017,
-    /// equation 5, without restarts).
-    Cosine {
-        /// Rate of the first step.
-        initial: f64,
-        /// Rate at the end.
-        last: f64,
-        /// Steps until the end.
-        steps: u64,
-    },
-    /// From `initial` to `last` along a line, and `last` from step `steps` on.
-    Linear {
-        /// Rate of the first step.
-        initial: f64,
-        /// Rate at the end.
-        last: f64,
-        /// Steps until the end.
-        steps: u64,
-    },
-    /// `initial`, and from each step of the list on the rate beside it. Steps increase.
-    Piecewise {
-        /// Rate of the first step.
-        initial: f64,
-        /// Steps and rates.
-        changes: Vec<(u64, f64)>,
-    },
-    /// The rate of another schedule, times `(n + 1) / steps` in the first `steps` steps, where `n` are done.
-    WarmUp {
-        /// Steps until the whole rate holds.
-        steps: u64,
-        /// The other schedule; it counts steps from the begin of the warm-up.
-        then: Box<Schedule>,
-    },
+    /// By a factor.
+    Exponential(Exponential),
+    /// From one rate to another.
+    Decay(Decay),
+    /// By a table.
+    Piecewise(Piecewise),
+    /// From nothing to another schedule.
+    WarmUp(WarmUp),
+}
+
+/// `initial * rate^(n / per)` after `n` steps; with `staircase` the exponent is rounded down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exponential {
+    /// Rate of the first step.
+    pub initial: f64,
+    /// Factor per `per` steps, above 0.
+    pub rate: f64,
+    /// Steps until the rate has the factor.
+    pub per: u64,
+    /// Constant between multiples of `per`.
+    pub staircase: bool,
+}
+
+/// From `initial` to `last` within `steps` steps, and `last` from then on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decay {
+    /// Rate of the first step.
+    pub initial: f64,
+    /// Rate at the end.
+    pub last: f64,
+    /// Steps until the end.
+    pub steps: u64,
+    /// The way.
+    pub curve: Curve,
+}
+
+/// The way of a [`Decay`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Curve {
+    /// A line.
+    Line,
+    /// Half a cosine (Loshchilov and Hutter, "SGDR", 2017, equation 5, without restarts).
+    Cosine,
+}
+
+/// `initial`, and from each step of the list on the rate beside it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piecewise {
+    /// Rate of the first step.
+    pub initial: f64,
+    /// Steps, which increase, and rates.
+    pub changes: Vec<(u64, f64)>,
+}
+
+/// The rate of another schedule, times `(n + 1) / steps` in the first `steps` steps, where `n` are done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WarmUp {
+    /// Steps until the whole rate holds.
+    pub steps: u64,
+    /// The other schedule; it counts steps from the begin of the warm-up.
+    pub then: Box<Schedule>,
 }
 
 impl From<f64> for Schedule {
@@ -63,70 +80,67 @@ impl From<f64> for Schedule {
 }
 
 impl Schedule {
-    /// The rate after `n` steps.
-    pub fn at(&self, n: u64) -> f64 {
-        let part = |steps: u64| (n as f64 / steps as f64).min(1.0);
-        match self {
-            Schedule::Constant(rate) => *rate,
-            Schedule::Exponential {
-                initial,
-                rate,
-                per,
-                staircase,
-            } => {
-                let exponent = n as f64 / *per as f64;
-                initial
-                    * rate.powf(if *staircase {
-                        exponent.floor()
-                    } else {
-                        exponent
-                    })
-            }
-            Schedule::Cosine {
-                initial,
-                last,
-                steps,
-            } => last + (initial - last) * (1.0 + (PI * part(*steps)).cos()) / 2.0,
-            Schedule::Linear {
-                initial,
-                last,
-                steps,
-            } => initial + (last - initial) * part(*steps),
-            Schedule::Piecewise { initial, changes } => {
-                let reached = changes.iter().rfind(|(step, _)| n >= *step);
-                reached.map_or(*initial, |(_, rate)| *rate)
-            }
-            Schedule::WarmUp { steps, then } => {
-                then.at(n) * ((n + 1) as f64 / *steps as f64).min(1.0)
-            }
-        }
+    /// `initial * rate^floor(n / per)` after `n` steps.
+    pub fn staircase(initial: f64, rate: f64, per: u64) -> Schedule {
+        Schedule::Exponential(Exponential {
+            initial,
+            rate,
+            per,
+            staircase: true,
+        })
+    }
+
+    /// From `initial` to 0 along half a cosine.
+    pub fn cosine(initial: f64, steps: u64) -> Schedule {
+        Schedule::Decay(Decay {
+            initial,
+            last: 0.0,
+            steps,
+            curve: Curve::Cosine,
+        })
+    }
+
+    /// From `initial` to `last` along a line.
+    pub fn linear(initial: f64, last: f64, steps: u64) -> Schedule {
+        Schedule::Decay(Decay {
+            initial,
+            last,
+            steps,
+            curve: Curve::Line,
+        })
+    }
+
+    /// The schedule behind a warm-up.
+    pub fn warmed_up(self, steps: u64) -> Schedule {
+        let then = Box::new(self);
+        Schedule::WarmUp(WarmUp { steps, then })
+    }
+
+    /// The rate after `n` steps. Errors as [`Schedule::check`] does.
+    pub fn at(&self, n: u64) -> Result<f64> {
+        self.check()?;
+        self.rate(&mut Numbers, n as f64)
+    }
+
+    /// The rate as a scalar of `f64`, for the number of steps that are done, which is one too. Errors as
+    /// [`Schedule::check`] does.
+    pub fn build(&self, b: &mut GraphBuilder, n: ValueId) -> Result<ValueId> {
+        self.check()?;
+        self.rate(b, n)
     }
 
     /// Errors with `InvalidInput` on a length of no steps, steps that do not increase, and numbers that are not finite.
     pub fn check(&self) -> Result<()> {
         let is_good = match self {
             Schedule::Constant(rate) => rate.is_finite(),
-            Schedule::Exponential {
-                initial, rate, per, ..
-            } => initial.is_finite() && rate.is_finite() && *rate > 0.0 && *per > 0,
-            Schedule::Cosine {
-                initial,
-                last,
-                steps,
+            Schedule::Exponential(e) => {
+                are_finite(&[e.initial, e.rate]) && e.rate > 0.0 && e.per > 0
             }
-            | Schedule::Linear {
-                initial,
-                last,
-                steps,
-            } => initial.is_finite() && last.is_finite() && *steps > 0,
-            Schedule::Piecewise { initial, changes } => {
-                let increases = changes.windows(2).all(|pair| pair[0].0 < pair[1].0);
-                let mut rates = changes.iter().map(|(_, rate)| rate);
-                increases && initial.is_finite() && rates.all(|rate| rate.is_finite())
-            }
-            Schedule::WarmUp { steps, then } => {
-                then.check()?;
-                *steps > 0
+            Schedule::Decay(decay) => are_finite(&[decay.initial, decay.last]) && decay.steps > 0,
+            Schedule::Piecewise(table) => table.is_good(),
+            Schedule::WarmUp(up) => {
+                up.then.check()?;
+                up.steps > 0
             }
         };
         match is_good {
@@ -137,101 +151,129 @@ impl Schedule {
         }
     }
 
-    /// The rate as a scalar of `f64`, for the number of steps that are done, which is one too.
-    ///
-    /// Errors as [`Schedule::check`] does.
-    pub fn build(&self, b: &mut GraphBuilder, n: ValueId) -> Result<ValueId> {
-        self.check()?;
-        Nodes { b, n }.rate(self)
-    }
-}
-
-/// Scalars of `f64` under construction.
-struct Nodes<'b> {
-    b: &'b mut GraphBuilder,
-    /// The number of steps that are done.
-    n: ValueId,
-}
-
-impl Nodes<'_> {
-    fn real(&mut self, value: f64) -> ValueId {
-        self.b.scalar(DType::F64, value)
-    }
-
-    fn rate(&mut self, schedule: &Schedule) -> Result<ValueId> {
-        match schedule {
-            Schedule::Constant(rate) => Ok(self.real(*rate)),
-            Schedule::Exponential {
-                initial,
-                rate,
-                per,
-                staircase,
-            } => {
-                let mut exponent = self.quotient(*per)?;
-                if *staircase {
-                    exponent = self.b.map(ScalarOp::Floor, &[exponent])?;
-                }
-                let (initial, rate) = (self.real(*initial), self.real(*rate));
-                let factor = self.b.map(ScalarOp::Pow, &[rate, exponent])?;
-                self.b.mul(initial, factor)
-            }
-            Schedule::Cosine {
-                initial,
-                last,
-                steps,
-            } => {
-                let (part, pi) = (self.part(*steps)?, self.real(PI));
-                let angle = self.b.mul(part, pi)?;
-                let cosine = self.b.map(ScalarOp::Cos, &[angle])?;
-                let (one, half) = (self.real(1.0), self.real((initial - last) / 2.0));
-                let height = self.b.add_(one, cosine)?;
-                self.line(*last, half, height)
-            }
-            Schedule::Linear {
-                initial,
-                last,
-                steps,
-            } => {
-                let (part, span) = (self.part(*steps)?, self.real(last - initial));
-                self.line(*initial, span, part)
-            }
-            Schedule::Piecewise { initial, changes } => self.piecewise(*initial, changes),
-            Schedule::WarmUp { steps, then } => {
-                let (rate, one) = (self.rate(then)?, self.real(1.0));
-                let next = self.b.add_(self.n, one)?;
-                let steps = self.real(*steps as f64);
-                let part = self.b.div(next, steps)?;
-                let part = self.b.min(part, one)?;
-                self.b.mul(rate, part)
-            }
+    fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {
+        match self {
+            Schedule::Constant(rate) => Ok(a.real(*rate)),
+            Schedule::Exponential(e) => e.rate(a, n),
+            Schedule::Decay(decay) => decay.rate(a, n),
+            Schedule::Piecewise(table) => table.rate(a, n),
+            Schedule::WarmUp(up) => up.rate(a, n),
         }
     }
+}
 
-    /// `n / steps`.
-    fn quotient(&mut self, steps: u64) -> Result<ValueId> {
-        let steps = self.real(steps as f64);
-        self.b.div(self.n, steps)
-    }
+fn are_finite(numbers: &[f64]) -> bool {
+    numbers.iter().all(|x| x.is_finite())
+}
 
-    /// `min(n / steps, 1)`.
-    fn part(&mut self, steps: u64) -> Result<ValueId> {
-        let (quotient, one) = (self.quotient(steps)?, self.real(1.0));
-        self.b.min(quotient, one)
+/// Arithmetic in `f64`: of numbers, or of nodes.
+trait Arithmetic {
+    type Value: Copy;
+
+    fn real(&mut self, x: f64) -> Self::Value;
+    fn op(&mut self, op: ScalarOp, args: &[Self::Value]) -> Result<Self::Value>;
+
+    /// `x op k`.
+    fn with(&mut self, op: ScalarOp, x: Self::Value, k: f64) -> Result<Self::Value> {
+        let k = self.real(k);
+        self.op(op, &[x, k])
     }
 
     /// `start + slope * x`.
-    fn line(&mut self, start: f64, slope: ValueId, x: ValueId) -> Result<ValueId> {
-        let (start, rise) = (self.real(start), self.b.mul(slope, x)?);
-        self.b.add_(start, rise)
+    fn line(&mut self, start: f64, slope: f64, x: Self::Value) -> Result<Self::Value> {
+        let rise = self.with(ScalarOp::Mul, x, slope)?;
+        self.with(ScalarOp::Add, rise, start)
     }
 
-    fn piecewise(&mut self, initial: f64, changes: &[(u64, f64)]) -> Result<ValueId> {
-        let mut rate = self.real(initial);
-        for &(step, next) in changes {
-            let (step, next) = (self.real(step as f64), self.real(next));
-            let is_reached = self.b.map(ScalarOp::Ge, &[self.n, step])?;
-            rate = self.b.map(ScalarOp::Select, &[is_reached, next, rate])?;
+    /// `min(n / steps, 1)`.
+    fn part(&mut self, n: Self::Value, steps: u64) -> Result<Self::Value> {
+        let part = self.with(ScalarOp::Div, n, steps as f64)?;
+        self.with(ScalarOp::Min, part, 1.0)
+    }
+}
+
+impl Arithmetic for GraphBuilder {
+    type Value = ValueId;
+
+    fn real(&mut self, x: f64) -> ValueId {
+        self.scalar(DType::F64, x)
+    }
+
+    fn op(&mut self, op: ScalarOp, args: &[ValueId]) -> Result<ValueId> {
+        self.map(op, args)
+    }
+}
+
+struct Numbers;
+
+impl Arithmetic for Numbers {
+    type Value = f64;
+
+    fn real(&mut self, x: f64) -> f64 {
+        x
+    }
+
+    /// The op as the interpreter computes it; a comparison gives 0 or 1.
+    fn op(&mut self, op: ScalarOp, args: &[f64]) -> Result<f64> {
+        if let (ScalarOp::Select, [condition, then, other]) = (op, args) {
+            return Ok(if *condition == 0.0 { *other } else { *then });
+        }
+        let args: Vec<_> = args.iter().map(|x| (DType::F64, x.to_bits())).collect();
+        Ok(match eval::scalar::eval(op, &args)? {
+            (DType::Bool, bits) => bits as f64,
+            (_, bits) => f64::from_bits(bits),
+        })
+    }
+}
+
+impl Exponential {
+    fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {
+        let mut exponent = a.with(ScalarOp::Div, n, self.per as f64)?;
+        if self.staircase {
+            exponent = a.op(ScalarOp::Floor, &[exponent])?;
+        }
+        let base = a.real(self.rate);
+        let factor = a.op(ScalarOp::Pow, &[base, exponent])?;
+        a.with(ScalarOp::Mul, factor, self.initial)
+    }
+}
+
+impl Decay {
+    fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {
+        let part = a.part(n, self.steps)?;
+        if self.curve == Curve::Line {
+            return a.line(self.initial, self.last - self.initial, part);
+        }
+        let angle = a.with(ScalarOp::Mul, part, PI)?;
+        let cosine = a.op(ScalarOp::Cos, &[angle])?;
+        let height = a.with(ScalarOp::Add, cosine, 1.0)?;
+        a.line(self.last, (self.initial - self.last) / 2.0, height)
+    }
+}
+
+impl Piecewise {
+    fn is_good(&self) -> bool {
+        let increases = self.changes.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let mut rates = self.changes.iter().map(|(_, rate)| rate);
+        increases && self.initial.is_finite() && rates.all(|rate| rate.is_finite())
+    }
+
+    fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {
+        let mut rate = a.real(self.initial);
+        for &(step, next) in &self.changes {
+            let is_reached = a.with(ScalarOp::Ge, n, step as f64)?;
+            let next = a.real(next);
+            rate = a.op(ScalarOp::Select, &[is_reached, next, rate])?;
         }
         Ok(rate)
+    }
+}
+
+impl WarmUp {
+    fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {
+        let rate = self.then.rate(a, n)?;
+        let next = a.with(ScalarOp::Add, n, 1.0)?;
+        let part = a.part(next, self.steps)?;
+        a.op(ScalarOp::Mul, &[rate, part])
     }
 }

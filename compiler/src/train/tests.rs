@@ -1,4 +1,9 @@
-use super::{Adam, Group, Optimizer, Parameter, Schedule, Sgd, Update, WeightDecay};
+//! Steps of optimisers beside loops over single elements.
+
+use super::{
+    Adam, Curve, Decay, Exponential, Group, Optimizer, Parameter, Piecewise, Schedule, Sgd, Update,
+    WeightDecay,
+};
 use crate::ir::{Graph, GraphBuilder};
 use crate::{DType, ErrorKind, Options, Tensor, compile, interp};
 
@@ -49,7 +54,7 @@ fn compiled(update: &Update, dtype: DType, n: usize) -> Vec<[Vec<f64>; 2]> {
         let outputs = model.run_ordered(&tensors).unwrap();
         assert_eq!(outputs["number"].as_slice::<i64>(), [t as i64 + 1]);
         let rate = outputs["rate"].as_slice::<f64>()[0];
-        let expected = update.optimizer.learning_rate().at(t as u64);
+        let expected = update.optimizer.learning_rate().at(t as u64).unwrap();
         assert!(
             (rate - expected).abs() <= 1e-12 * expected.abs(),
             "{rate} {expected}"
@@ -95,18 +100,13 @@ fn check<S: Clone + Default>(update: &Update, step: &dyn Fn(usize, usize, &mut f
 
 #[test]
 fn gradient_descent_with_and_without_momentum() {
-    let rate = Schedule::Exponential {
-        initial: 0.1,
-        rate: 0.5,
-        per: 5,
-        staircase: true,
-    };
+    let rate = Schedule::staircase(0.1, 0.5, 5);
     let plain = Sgd {
         learning_rate: rate.clone(),
         ..Sgd::default()
     };
     check(&plain.clone().into(), &|_, t, w, g, _: &mut ()| {
-        *w -= rate.at(t as u64) * g
+        *w -= rate.at(t as u64).unwrap() * g
     });
     let heavy = Sgd {
         momentum: 0.9,
@@ -115,7 +115,7 @@ fn gradient_descent_with_and_without_momentum() {
     };
     check(&heavy.into(), &|_, t, w, g, v: &mut f64| {
         *v = if t == 0 { g } else { 0.9 * *v + 0.7 * g };
-        *w -= rate.at(t as u64) * *v;
+        *w -= rate.at(t as u64).unwrap() * *v;
     });
     let ahead = Sgd {
         momentum: 0.9,
@@ -124,7 +124,7 @@ fn gradient_descent_with_and_without_momentum() {
     };
     check(&ahead.into(), &|_, t, w, g, v: &mut f64| {
         *v = 0.9 * *v + g;
-        *w -= rate.at(t as u64) * (g + 0.9 * *v);
+        *w -= rate.at(t as u64).unwrap() * (g + 0.9 * *v);
     });
 }
 
@@ -138,14 +138,13 @@ fn adam(w: &mut f64, g: f64, t: usize, rate: f64, (m, v): &mut (f64, f64)) {
 
 #[test]
 fn adam_with_decay_of_both_kinds() {
-    let rate = Schedule::WarmUp {
-        steps: 4,
-        then: Box::new(Schedule::Cosine {
-            initial: 0.05,
-            last: 0.001,
-            steps: 20,
-        }),
-    };
+    let rate = Schedule::Decay(Decay {
+        initial: 0.05,
+        last: 0.001,
+        steps: 20,
+        curve: Curve::Cosine,
+    });
+    let rate = rate.warmed_up(4);
     let optimizer = Adam {
         learning_rate: rate.clone(),
         ..Adam::default()
@@ -167,7 +166,7 @@ fn adam_with_decay_of_both_kinds() {
         ..optimizer.into()
     };
     check(&update, &|i, t, w, mut g, kept: &mut (f64, f64)| {
-        let mut rate = rate.at(t as u64);
+        let mut rate = rate.at(t as u64).unwrap();
         match i {
             0 => *w *= 1.0 - 0.1 * rate,
             _ => {
@@ -243,28 +242,35 @@ fn a_norm_that_is_no_number_scales_nothing() {
 
 #[test]
 fn schedules_have_the_values_that_their_documentation_says() {
-    let line = Schedule::Linear {
-        initial: 1.0,
-        last: 0.0,
-        steps: 4,
+    let at = |schedule: &Schedule, steps: &[u64]| -> Vec<f64> {
+        steps.iter().map(|&n| schedule.at(n).unwrap()).collect()
     };
-    assert_eq!([0, 1, 4, 9].map(|n| line.at(n)), [1.0, 0.75, 0.0, 0.0]);
-    let steps = Schedule::Piecewise {
+    let line = Schedule::linear(1.0, 0.0, 4);
+    assert_eq!(at(&line, &[0, 1, 4, 9]), [1.0, 0.75, 0.0, 0.0]);
+    let steps = Schedule::Piecewise(Piecewise {
         initial: 1.0,
         changes: vec![(2, 0.5), (4, 0.1)],
-    };
-    assert_eq!(
-        [0, 1, 2, 3, 4, 99].map(|n| steps.at(n)),
-        [1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
-    );
-    let smooth = Schedule::Exponential {
+    });
+    let reached = [1.0, 1.0, 0.5, 0.5, 0.1, 0.1];
+    assert_eq!(at(&steps, &[0, 1, 2, 3, 4, 99]), reached);
+    let smooth = Schedule::Exponential(Exponential {
         initial: 2.0,
         rate: 0.25,
         per: 2,
         staircase: false,
-    };
-    assert_eq!([0, 1, 2].map(|n| smooth.at(n)), [2.0, 1.0, 0.5]);
-    for schedule in [line, steps, smooth] {
+    });
+    assert_eq!(at(&smooth, &[0, 1, 2]), [2.0, 1.0, 0.5]);
+    let stairs = Schedule::staircase(2.0, 0.25, 2);
+    assert_eq!(at(&stairs, &[0, 1, 2, 5]), [2.0, 2.0, 0.5, 0.125]);
+    let cosine = Schedule::cosine(4.0, 6);
+    assert_close(
+        &at(&cosine, &[0, 2, 3, 6, 7]),
+        &[4.0, 3.0, 2.0, 0.0, 0.0],
+        1e-15,
+    );
+    let warm = Schedule::from(3.0).warmed_up(3);
+    assert_eq!(at(&warm, &[0, 1, 2, 3]), [1.0, 2.0, 3.0, 3.0]);
+    for schedule in [line, steps, smooth, stairs, cosine, warm] {
         let update = Sgd {
             learning_rate: schedule,
             ..Sgd::default()
@@ -321,11 +327,7 @@ fn settings_and_parameters_out_of_range_are_refused() {
         ..Adam::default()
     });
     assert!(refused(&adam.into()).contains("expected decays from 0 to below 1"));
-    let stuck = Schedule::Cosine {
-        initial: 1.0,
-        last: 0.0,
-        steps: 0,
-    };
+    let stuck = Schedule::cosine(1.0, 0);
     let stuck = Sgd {
         learning_rate: stuck,
         ..Sgd::default()

@@ -101,17 +101,15 @@ impl Update {
         let zero = b.scalar(DType::F64, 0.0);
         let is_first = b.map(ScalarOp::Eq, &[n, zero])?;
         let (norm, clip) = self.clip(b, parameters)?.unzip();
+        let common = Common {
+            number: n,
+            is_first,
+            rate: learning_rate,
+        };
         let mut values = Vec::new();
         for parameter in parameters {
-            let mut slots = Slots {
-                dtype: b.operand(parameter.value)?.dtype,
-                b,
-                parameter,
-                number: n,
-                is_first,
-                rate: learning_rate,
-            };
             let group = groups.iter().find(|(r, _)| r.is_match(&parameter.name));
+            let mut slots = Slots::new(b, parameter, common)?;
             values.push(self.step(&mut slots, group.map(|(_, group)| *group), clip)?);
         }
         Ok(Step {
@@ -178,28 +176,18 @@ impl Update {
 
     /// The new value of a parameter, assigned.
     fn step(&self, s: &mut Slots, group: Option<&Group>, clip: Option<ValueId>) -> Result<ValueId> {
-        let decay = group.map_or(self.weight_decay, |group| group.weight_decay);
         if let Some(group) = group {
             let factor = s.b.scalar(DType::F64, group.rate_factor);
             s.rate = s.b.mul(s.rate, factor)?;
         }
-        let (mut w, mut g) = (s.parameter.value, s.parameter.gradient);
-        let before = w;
+        let before = s.parameter.value;
+        let mut g = s.parameter.gradient;
         if let Some(factor) = clip {
             let factor = s.own(factor)?;
             g = s.b.mul(g, factor)?;
         }
-        match decay {
-            WeightDecay::None => {}
-            WeightDecay::L2(decay) => g = s.add_scaled(g, w, decay)?,
-            WeightDecay::Decoupled(decay) => {
-                let (decay, one) = (s.b.scalar(DType::F64, decay), s.b.scalar(DType::F64, 1.0));
-                let part = s.b.mul(s.rate, decay)?;
-                let kept = s.b.sub(one, part)?;
-                let kept = s.own(kept)?;
-                w = s.b.mul(w, kept)?;
-            }
-        }
+        let decay = group.map_or(self.weight_decay, |group| group.weight_decay);
+        let (w, g) = s.decayed(decay, before, g)?;
         let difference = self.optimizer.difference(s, g)?;
         let w = s.b.sub(w, difference)?;
         let w = s.b.assign_variable(&s.parameter.name, w)?;
@@ -241,6 +229,17 @@ fn check_parameters(b: &GraphBuilder, parameters: &[Parameter]) -> Result<()> {
     Ok(())
 }
 
+/// Scalars of a step, `f64` but for the condition.
+#[derive(Clone, Copy)]
+struct Common {
+    /// The number of steps that are done.
+    number: ValueId,
+    /// True in the first step.
+    is_first: ValueId,
+    /// The learning rate.
+    rate: ValueId,
+}
+
 /// A parameter under construction, and what the optimiser keeps of it.
 pub(super) struct Slots<'b> {
     pub(super) b: &'b mut GraphBuilder,
@@ -254,7 +253,41 @@ pub(super) struct Slots<'b> {
     pub(super) rate: ValueId,
 }
 
+impl<'b> Slots<'b> {
+    fn new(b: &'b mut GraphBuilder, parameter: &'b Parameter, common: Common) -> Result<Slots<'b>> {
+        Ok(Slots {
+            dtype: b.operand(parameter.value)?.dtype,
+            b,
+            parameter,
+            number: common.number,
+            is_first: common.is_first,
+            rate: common.rate,
+        })
+    }
+}
+
 impl Slots<'_> {
+    /// The value and its gradient with the decay of weights.
+    fn decayed(
+        &mut self,
+        decay: WeightDecay,
+        w: ValueId,
+        g: ValueId,
+    ) -> Result<(ValueId, ValueId)> {
+        match decay {
+            WeightDecay::None => Ok((w, g)),
+            WeightDecay::L2(decay) => Ok((w, self.add_scaled(g, w, decay)?)),
+            WeightDecay::Decoupled(decay) => {
+                let less = self.b.scalar(DType::F64, -decay);
+                let part = self.b.mul(self.rate, less)?;
+                let one = self.b.scalar(DType::F64, 1.0);
+                let kept = self.b.add_(part, one)?;
+                let kept = self.own(kept)?;
+                Ok((self.b.mul(w, kept)?, g))
+            }
+        }
+    }
+
     /// A constant of the parameter's dtype.
     pub(super) fn real(&mut self, value: f64) -> ValueId {
         self.b.scalar(self.dtype, value)
