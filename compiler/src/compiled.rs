@@ -929,6 +929,15 @@ impl Executable {
 }
 
 impl Outputs {
+    /// The results but for those of these names.
+    pub(crate) fn without(self, names: &[&str]) -> Outputs {
+        let kept = self
+            .0
+            .into_iter()
+            .filter(|(name, _)| !names.contains(&&name[..]));
+        Outputs(kept.collect())
+    }
+
     /// Results with their names.
     pub(crate) fn of(results: Vec<(String, Tensor)>) -> Outputs {
         Outputs(results)

@@ -1,17 +1,55 @@
-//! Training: schedules, optimisers and updates, made of ordinary nodes of a graph.
+//! Training: models whose variables learn.
 //!
-//! [`Update::apply`] adds to a graph the nodes that change its variables by given gradients. All that it keeps from
-//! step to step (moments, averages, the number of steps) are variables too, so that a file of the state has them:
-//! `optimizer/step`, `optimizer/NAME/SLOT` and `average/NAME`.
+//! [`Model`] is a graph under construction with named variables and layers; [`Trainer`] adds the gradients of a loss and an
+//! [`Update`], and compiles the step. A plain loop drives it:
+//!
+//! ```
+//! use gristmill::train::{Adam, Objective, Trainer, Training, loss};
+//! use gristmill::{DType, Options, Tensor};
+//! use gristmill::ir::Dim;
+//!
+//! let adam = Adam { learning_rate: 0.1.into(), ..Adam::default() };
+//! let training = Training { seed: 0, update: adam.into(), options: Options::default() };
+//! let trainer = Trainer::new("line", &training, |m| {
+//!     let x = m.input("x", DType::F32, [Dim::from("batch"), 1.into()]);
+//!     let y = m.input("y", DType::F32, [Dim::from("batch"), 1.into()]);
+//!     let guess = m.scope("line", |m| m.dense(x, 1))?;
+//!     Ok(Objective::new(loss::mean_squared_error(m.builder(), guess, y)?))
+//! })?;
+//! let x = Tensor::from_slice(&[0f32, 1.0, 2.0], &[3, 1])?;
+//! let y = Tensor::from_slice(&[1f32, 3.0, 5.0], &[3, 1])?;
+//! for _ in 0..300 {
+//!     trainer.step([("x", x.clone()), ("y", y.clone())])?;
+//! }
+//! let weights = trainer.resources().get("", "line/weights")?.unwrap();
+//! assert!((weights.to_f64s()[0] - 2.0).abs() < 0.05);
+//! # Ok::<(), gristmill::Error>(())
+//! ```
+//!
+//! All that is kept from step to step (moments, averages, the number of steps) are variables too, so that a file of the state
+//! ([`Resources::save`](crate::Resources::save)) has them: `optimizer/step`, `optimizer/NAME/SLOT` and `average/NAME`. [`Update::apply`] works
+//! without a [`Model`], on any graph with variables and gradients ([`crate::autodiff`]).
 //!
 //! The formulas are PyTorch's; where Keras' differ, the documentation of the item says so.
 
+mod data;
+mod init;
+pub mod loss;
+mod model;
+mod norm;
 mod optimizer;
+mod philox;
 mod schedule;
 #[cfg(test)]
 mod tests;
+mod trainer;
 mod update;
 
+pub use data::{Batches, Dataset};
+pub use init::Init;
+pub use model::{Conv2d, Model, Variable};
+pub use norm::BatchNorm;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
+pub use trainer::{Objective, StepOutputs, Trainer, Training};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

@@ -33,3 +33,4 @@ mod serving;
 mod shapes;
 mod shared_libraries;
 mod state;
+mod training;

@@ -1,0 +1,82 @@
+//! Losses: means over all examples, as scalars of the operands' dtype.
+
+use crate::error::{Error, Result};
+use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
+
+/// The mean over all but the last axis of `-log softmax(logits)[label]`. Logits `[.., classes]`, labels integers `[..]`; a label
+/// out of range is an error of the run.
+pub fn sparse_cross_entropy(
+    b: &mut GraphBuilder,
+    logits: ValueId,
+    labels: ValueId,
+) -> Result<ValueId> {
+    let shape = b.operand(logits)?.shape.0.clone();
+    let given = b.operand(labels)?;
+    let Some(axis) = shape.len().checked_sub(1) else {
+        return Err(Error::invalid(
+            "cross-entropy: logits are a scalar, expected an axis of classes",
+        ));
+    };
+    if given.shape.0 != shape[..axis] || given.dtype.is_float() {
+        let logits = b.operand(logits)?;
+        return Err(Error::invalid(format!(
+            "cross-entropy: labels are {given} beside logits {logits}, expected an integer for each row"
+        )));
+    }
+    let log = b.add1(Op::Softmax { axis, log: true }, &[logits])?;
+    let mut column: Vec<Dim> = shape[..axis].to_vec();
+    column.push(1.into());
+    let places = b.reshape(labels, column)?;
+    let picked = b.add1(Op::GatherElements { axis }, &[log, places])?;
+    let mean = mean(b, picked)?;
+    b.map(ScalarOp::Neg, &[mean])
+}
+
+/// The mean of `(x - y)^2`.
+pub fn mean_squared_error(b: &mut GraphBuilder, x: ValueId, y: ValueId) -> Result<ValueId> {
+    let difference = b.sub(x, y)?;
+    let square = b.mul(difference, difference)?;
+    mean(b, square)
+}
+
+/// The mean of `|x - y|`.
+pub fn mean_absolute_error(b: &mut GraphBuilder, x: ValueId, y: ValueId) -> Result<ValueId> {
+    let difference = b.sub(x, y)?;
+    let distance = b.map(ScalarOp::Abs, &[difference])?;
+    mean(b, distance)
+}
+
+/// The mean of `max(x, 0) - x * y + log(1 + exp(-|x|))`: the cross-entropy of `sigmoid(x)` with the probabilities `y`.
+pub fn binary_cross_entropy(b: &mut GraphBuilder, logits: ValueId, y: ValueId) -> Result<ValueId> {
+    let positive = b.map(ScalarOp::Relu, &[logits])?;
+    let product = b.mul(logits, y)?;
+    let size = b.map(ScalarOp::Abs, &[logits])?;
+    let opposite = b.map(ScalarOp::Neg, &[size])?;
+    let rest = b.map(ScalarOp::Softplus, &[opposite])?;
+    let sum = b.sub(positive, product)?;
+    let sum = b.add_(sum, rest)?;
+    mean(b, sum)
+}
+
+/// The part of rows whose greatest element is at the label: `f32`, operands as those of [`sparse_cross_entropy`].
+pub fn accuracy(b: &mut GraphBuilder, logits: ValueId, labels: ValueId) -> Result<ValueId> {
+    let axis = b.operand(logits)?.rank().saturating_sub(1);
+    let dtype = b.operand(labels)?.dtype;
+    let guess = Op::ArgReduce {
+        kind: crate::ir::Extremum::Max,
+        axis,
+        keepdims: false,
+        select_last: false,
+    };
+    let guess = b.add1(guess, &[logits])?;
+    let guess = b.cast(guess, dtype)?;
+    let right = b.map(ScalarOp::Eq, &[guess, labels])?;
+    let right = b.cast(right, gristmill_runtime::DType::F32)?;
+    mean(b, right)
+}
+
+/// The mean of all elements.
+fn mean(b: &mut GraphBuilder, x: ValueId) -> Result<ValueId> {
+    let axes: Vec<usize> = (0..b.operand(x)?.rank()).collect();
+    b.reduce(ReduceKind::Mean, x, &axes, false)
+}

@@ -1,0 +1,288 @@
+//! A graph under construction whose variables have names by scopes, and layers that make their own.
+
+use super::Init;
+use crate::error::{Error, Result};
+use crate::ir::{Dim, GraphBuilder, Layout, Op, PoolKind, ValueId, Window};
+use gristmill_runtime::DType;
+
+/// A graph with variables.
+///
+/// Scopes give names to variables and node paths: a variable `weights` within [`scope`](Model::scope) `dense` within `head` is
+/// `head/dense/weights`. Of a name there is one variable; [`reusing`](Model::reusing) finds those that are there.
+pub struct Model {
+    builder: GraphBuilder,
+    scopes: Vec<String>,
+    seed: u64,
+    is_training: bool,
+    reuses: bool,
+    variables: Vec<Variable>,
+}
+
+/// A variable of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name, scopes included.
+    pub name: String,
+    /// Its value.
+    pub value: ValueId,
+    /// True when steps move it by its gradient; others are moved by the layer that has them.
+    pub is_trained: bool,
+}
+
+/// Settings of a convolution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Conv2d {
+    /// Number of results per place.
+    pub filters: usize,
+    /// Extents of a filter.
+    pub size: [usize; 2],
+    /// Steps between places.
+    pub strides: [usize; 2],
+    /// Zeros around the image, so that with steps of 1 the result is as large (filters of odd extents).
+    pub same: bool,
+    /// Adds a number to each result.
+    pub has_bias: bool,
+    /// Initial filters.
+    pub init: Init,
+}
+
+impl Conv2d {
+    /// Filters of a size over a padded image by steps of 1, with bias.
+    pub fn same(filters: usize, size: usize) -> Conv2d {
+        Conv2d {
+            filters,
+            size: [size; 2],
+            strides: [1; 2],
+            same: true,
+            has_bias: true,
+            init: Init::GlorotUniform,
+        }
+    }
+}
+
+impl Model {
+    /// An empty graph; the seed decides initial values. Layers that differ between training and use take the form that
+    /// `is_training` says.
+    pub fn new(name: &str, seed: u64, is_training: bool) -> Model {
+        Model {
+            builder: GraphBuilder::new(name),
+            scopes: Vec::new(),
+            seed,
+            is_training,
+            reuses: false,
+            variables: Vec::new(),
+        }
+    }
+
+    /// True when the graph is that of a step of training.
+    pub fn is_training(&self) -> bool {
+        self.is_training
+    }
+
+    /// The graph under construction, for ops of all kinds.
+    pub fn builder(&mut self) -> &mut GraphBuilder {
+        &mut self.builder
+    }
+
+    /// An input of a run.
+    pub fn input<D: Into<Dim>>(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: impl IntoIterator<Item = D>,
+    ) -> ValueId {
+        self.builder.input(name, dtype, shape)
+    }
+
+    /// What `build` makes has names below `name`.
+    pub fn scope<T>(
+        &mut self,
+        name: &str,
+        build: impl FnOnce(&mut Model) -> Result<T>,
+    ) -> Result<T> {
+        self.scopes.push(name.to_owned());
+        self.set_origin();
+        let made = build(self);
+        self.scopes.pop();
+        self.set_origin();
+        made
+    }
+
+    /// What `build` makes uses the variables that are there, of the same names and types: a new one is an error.
+    pub fn reusing<T>(&mut self, build: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
+        let before = std::mem::replace(&mut self.reuses, true);
+        let made = build(self);
+        self.reuses = before;
+        made
+    }
+
+    fn set_origin(&mut self) {
+        let path = format!("/{}", self.scopes.join("/"));
+        self.builder.set_origin(&path);
+    }
+
+    /// A name in the open scopes.
+    fn path(&self, name: &str) -> String {
+        let parts = self.scopes.iter().map(String::as_str).chain([name]);
+        parts.collect::<Vec<_>>().join("/")
+    }
+
+    /// The value of the variable of a name in the open scopes, `f32`, which steps move by its gradient.
+    ///
+    /// Errors when it is there already, or, within [`reusing`](Model::reusing), when it is not there or has another shape.
+    pub fn variable(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ValueId> {
+        self.any_variable(name, shape, init, true)
+    }
+
+    /// The same, of one that steps leave alone, so that who has it assigns it.
+    pub fn untrained(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ValueId> {
+        self.any_variable(name, shape, init, false)
+    }
+
+    fn any_variable(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        init: Init,
+        is_trained: bool,
+    ) -> Result<ValueId> {
+        let name = self.path(name);
+        let found = self.variables.iter().find(|own| own.name == name);
+        match (found.map(|own| own.value), self.reuses) {
+            (Some(v), true) => self.checked(&name, v, shape),
+            (None, false) => {
+                let initial = init.values(DType::F32, shape, self.seed, &name)?;
+                let value = self.builder.variable(&name, initial)?;
+                self.variables.push(Variable {
+                    name,
+                    value,
+                    is_trained,
+                });
+                Ok(value)
+            }
+            (Some(_), false) => Err(Error::invalid(format!(
+                "variable {name:?} is there already; to use it again: Model::reusing"
+            ))),
+            (None, true) => Err(Error::invalid(format!(
+                "variable {name:?} is not there, and is to be used again"
+            ))),
+        }
+    }
+
+    /// Assigns a variable of a name in the open scopes.
+    pub fn assign(&mut self, name: &str, value: ValueId) -> Result<ValueId> {
+        let name = self.path(name);
+        self.builder.assign_variable(&name, value)
+    }
+
+    fn checked(&self, path: &str, v: ValueId, shape: &[usize]) -> Result<ValueId> {
+        let ty = self.builder.operand(v)?;
+        match ty.static_shape().is_some_and(|own| own == shape) {
+            true => Ok(v),
+            false => Err(Error::invalid(format!(
+                "variable {path:?} is {ty}, and is used again with the shape {shape:?}"
+            ))),
+        }
+    }
+
+    /// The variables so far, in the order in which they were made.
+    pub fn variables(&self) -> &[Variable] {
+        &self.variables
+    }
+
+    /// `x * weights + bias` over the last axis: `[.., in]` to `[.., units]`. Variables `weights` `[in, units]` and `bias`.
+    pub fn dense(&mut self, x: ValueId, units: usize) -> Result<ValueId> {
+        let shape = self.builder.operand(x)?.shape.clone();
+        let inputs = shape.last().and_then(Dim::as_usize);
+        let Some(inputs) = inputs else {
+            return Err(Error::invalid(format!(
+                "dense: the operand has the shape {shape}, expected a last axis of known extent"
+            )));
+        };
+        let weights = self.variable("weights", &[inputs, units], Init::GlorotUniform)?;
+        let bias = self.variable("bias", &[units], Init::Constant(0.0))?;
+        let product = self.builder.matmul(x, weights)?;
+        self.builder.add_(product, bias)
+    }
+
+    /// A convolution of images `[batch, channels, height, width]`. Variables `weights` `[filters, channels, height, width]` and `bias`.
+    pub fn conv2d(&mut self, x: ValueId, conv: Conv2d) -> Result<ValueId> {
+        let shape = self.builder.operand(x)?.shape.clone();
+        let channels = match &shape[..] {
+            [_, channels, _, _] => channels.as_usize(),
+            _ => None,
+        };
+        let Some(channels) = channels else {
+            return Err(Error::invalid(format!(
+                "conv2d: the operand has the shape {shape}, expected [batch, channels, height, width] with known channels"
+            )));
+        };
+        let [height, width] = conv.size;
+        let filters = self.variable(
+            "weights",
+            &[conv.filters, channels, height, width],
+            conv.init,
+        )?;
+        let op = Op::Conv {
+            window: conv.window(),
+            groups: 1,
+            layout: Layout::ChannelsFirst,
+        };
+        let y = self.builder.add1(op, &[x, filters])?;
+        if !conv.has_bias {
+            return Ok(y);
+        }
+        let bias = self.variable("bias", &[conv.filters], Init::Constant(0.0))?;
+        let bias = self.builder.reshape(bias, [conv.filters, 1, 1])?;
+        self.builder.add_(y, bias)
+    }
+
+    /// The greatest of each window of `size` places, which do not overlap, of images `[batch, channels, height, width]`.
+    pub fn max_pool2d(&mut self, x: ValueId, size: [usize; 2]) -> Result<ValueId> {
+        let op = Op::Pool {
+            kind: PoolKind::Max,
+            size: size.to_vec(),
+            window: Window {
+                strides: size.to_vec(),
+                dilations: vec![1; 2],
+                pads_low: vec![0; 2],
+                pads_high: vec![0; 2],
+            },
+            ceil: false,
+            layout: Layout::ChannelsFirst,
+        };
+        self.builder.add1(op, &[x])
+    }
+
+    /// All axes but the first as one: `[batch, ..]` to `[batch, n]`.
+    pub fn flatten(&mut self, x: ValueId) -> Result<ValueId> {
+        let shape = self.builder.operand(x)?.shape.clone();
+        let Some((batch, rest)) = shape.split_first() else {
+            return Err(Error::invalid(
+                "flatten: the operand is a scalar, expected [batch, ..]",
+            ));
+        };
+        let one = Dim::from(1);
+        let n = rest.iter().fold(one, |n, d| n.product(d));
+        self.builder.reshape(x, [batch.clone(), n])
+    }
+
+    /// The builder, with the variables.
+    pub(super) fn into_parts(self) -> (GraphBuilder, Vec<Variable>) {
+        (self.builder, self.variables)
+    }
+}
+
+impl Conv2d {
+    fn window(&self) -> Window {
+        let pads = self
+            .size
+            .map(|n| if self.same { (n - 1, n / 2) } else { (0, 0) });
+        Window {
+            strides: self.strides.to_vec(),
+            dilations: vec![1; 2],
+            pads_low: pads.iter().map(|(all, high)| all - high).collect(),
+            pads_high: pads.iter().map(|(_, high)| *high).collect(),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Steps of training over batches.
+
+use super::model::{Model, Variable};
+use super::update::{Parameter, Update};
+use crate::compiled::{Compiled, Outputs, compile};
+use crate::error::{Error, Result};
+use crate::ir::{Graph, GraphBuilder, ValueId};
+use crate::options::Options;
+use gristmill_runtime::Tensor;
+use gristmill_runtime::exec::Resources;
+use std::sync::Arc;
+
+/// A model that learns: two programs over the same variables, one that changes them and one that does not.
+///
+/// Code is generated for each size of a batch when it first comes.
+pub struct Trainer {
+    step: Compiled,
+    evaluation: Compiled,
+    names: Vec<String>,
+}
+
+/// Results of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutputs {
+    /// Number of the step, from 1.
+    pub number: u64,
+    /// The loss before the variables changed.
+    pub loss: f64,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// The norm of all gradients together before they were clipped; `None` unless [`Update::clip_norm`] is given.
+    pub norm: Option<f64>,
+    /// The metrics of the batch, with the names of [`Objective::metric`].
+    pub metrics: Outputs,
+}
+
+/// Names of outputs of the step's graph, which no metric has.
+const LOSS: &str = "loss";
+const NUMBER: &str = "optimizer/step";
+const RATE: &str = "optimizer/learning_rate";
+const NORM: &str = "optimizer/norm";
+
+/// The values of a graph that training is about.
+#[derive(Clone, Debug)]
+pub struct Objective {
+    loss: ValueId,
+    metrics: Vec<(String, ValueId)>,
+}
+
+impl Objective {
+    /// A loss, which is one floating-point element and is to become small.
+    pub fn new(loss: ValueId) -> Objective {
+        Objective {
+            loss,
+            metrics: Vec::new(),
+        }
+    }
+
+    /// A value that steps and evaluations show beside the loss.
+    pub fn metric(mut self, name: &str, value: ValueId) -> Objective {
+        self.metrics.push((name.to_owned(), value));
+        self
+    }
+
+    fn add_outputs(&self, b: &mut GraphBuilder) {
+        b.output(LOSS, self.loss);
+        for (name, value) in &self.metrics {
+            b.output(name, *value);
+        }
+    }
+}
+
+/// The settings of training beside the model itself.
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// Decides initial values.
+    pub seed: u64,
+    /// What a step does with gradients.
+    pub update: Update,
+    /// Of compilation, for both programs.
+    pub options: Options,
+}
+
+impl Trainer {
+    /// Builds a model twice, for steps and for evaluations ([`Model::is_training`]), and compiles both: a step computes the loss and the
+    /// metrics, and updates the variables by the gradients of the loss.
+    ///
+    /// Errors with `InvalidInput` when the loss is no floating-point scalar or does not depend on a variable, when a metric has a name twice or that of
+    /// the loss, and on settings of the update out of range; with `Unsupported`, naming the node, when an op on the way has no gradient.
+    pub fn new(
+        name: &str,
+        training: &Training,
+        build: impl Fn(&mut Model) -> Result<Objective>,
+    ) -> Result<Trainer> {
+        let resources = training.options.resources.clone().unwrap_or_default();
+        let options = Options {
+            resources: Some(resources),
+            ..training.options.clone()
+        };
+        let mut used = Model::new(name, training.seed, false);
+        let objective = build(&mut used)?;
+        let (mut b, _) = used.into_parts();
+        objective.add_outputs(&mut b);
+        let mut trained = Model::new(name, training.seed, true);
+        let objective = build(&mut trained)?;
+        let (step, names) = step(trained, &objective, &training.update)?;
+        Ok(Trainer {
+            evaluation: compile(&b.finish()?, &options)?,
+            step: compile(&step, &options)?,
+            names,
+        })
+    }
+
+    /// A step on a batch: inputs by name.
+    ///
+    /// Errors as [`Compiled::run`] does; then no variable has changed.
+    pub fn step<N: AsRef<str>>(
+        &self,
+        batch: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Result<StepOutputs> {
+        let outputs = self.step.run(batch)?;
+        let number = outputs.get(NUMBER).map(|t| t.as_slice::<i64>()[0]);
+        Ok(StepOutputs {
+            number: number.unwrap_or_default().unsigned_abs(),
+            loss: scalar(&outputs, LOSS)?,
+            learning_rate: scalar(&outputs, RATE)?,
+            norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),
+            metrics: outputs.without(&[LOSS, NUMBER, RATE, NORM]),
+        })
+    }
+
+    /// The loss and the metrics of a batch, by the variables as they are.
+    pub fn evaluate<N: AsRef<str>>(
+        &self,
+        batch: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Result<Outputs> {
+        self.evaluation.run(batch)
+    }
+
+    /// All that is kept from step to step: variables, slots of the optimiser, averages.
+    pub fn resources(&self) -> &Arc<Resources> {
+        self.step.resources()
+    }
+
+    /// Names of the variables that a step changes, in the order in which they were made.
+    pub fn variables(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The program of a step.
+    pub fn program(&self) -> &Compiled {
+        &self.step
+    }
+}
+
+/// The graph of a step, and the names of the variables that it moves.
+fn step(model: Model, objective: &Objective, update: &Update) -> Result<(Graph, Vec<String>)> {
+    let (mut b, mut variables) = model.into_parts();
+    objective.add_outputs(&mut b);
+    variables.retain(|v| v.is_trained);
+    let values: Vec<ValueId> = variables.iter().map(|v| v.value).collect();
+    let gradients = b.grad(objective.loss, &values)?;
+    let parameter = |(v, gradient): (&Variable, ValueId)| Parameter {
+        name: v.name.clone(),
+        value: v.value,
+        gradient,
+    };
+    let parameters: Vec<_> = variables.iter().zip(gradients).map(parameter).collect();
+    let step = update.apply(&mut b, &parameters)?;
+    b.output(NUMBER, step.number);
+    b.output(RATE, step.learning_rate);
+    if let Some(norm) = step.norm {
+        b.output(NORM, norm);
+    }
+    let names = variables.into_iter().map(|v| v.name).collect();
+    Ok((b.finish()?, names))
+}
+
+fn scalar(outputs: &Outputs, name: &str) -> Result<f64> {
+    let value = outputs.get(name).map(Tensor::to_f64s);
+    let value = value.and_then(|values| values.first().copied());
+    value.ok_or_else(|| Error::internal(format!("a step has no output {name:?}")))
+}
