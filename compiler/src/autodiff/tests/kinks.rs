@@ -74,6 +74,9 @@ fn clamp_by_operands() {
     assert_eq!(at(Clamp, &[0.5, 1.0, 2.0]), [0.0, 1.0, 0.0]);
     assert_eq!(at(Clamp, &[2.5, 1.0, 2.0]), [0.0, 0.0, 1.0]);
     assert_eq!(at(Clamp, &[0.5, 3.0, 2.0]), [0.0, 0.0, 1.0]);
+    // Bounds that are one: the result moves with both of them.
+    assert_eq!(at(Clamp, &[0.5, 2.0, 2.0]), [0.0, 1.0, 0.0]);
+    assert_eq!(at(Clamp, &[2.5, 2.0, 2.0]), [0.0, 0.0, 1.0]);
 }
 
 #[test]

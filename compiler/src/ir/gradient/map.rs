@@ -462,7 +462,8 @@ fn select(v: &mut Vjp) -> Result<()> {
     Ok(())
 }
 
-/// `min(max(x, low), high)`: the borders belong to `x`, and `low` counts where it is below `high`.
+/// `min(max(x, low), high)`: the borders belong to `x`, and `low` counts where it is not above `high`. One operand gets
+/// the cotangent, whatever the order of the three.
 fn clamp(v: &mut Vjp) -> Result<()> {
     let (g, x, low, high) = (v.g()?, v.x(0), v.x(1), v.x(2));
     if v.needs(0) {
@@ -471,7 +472,7 @@ fn clamp(v: &mut Vjp) -> Result<()> {
         v.give(0, gradient)?;
     }
     if v.needs(1) {
-        let is_low = both(v, (Lt, x, low), (Lt, low, high))?;
+        let is_low = both(v, (Lt, x, low), (Le, low, high))?;
         let gradient = v.keep(is_low, g)?;
         v.give(1, gradient)?;
     }
