@@ -4,6 +4,7 @@ mod errors;
 mod kinks;
 mod map;
 mod ops;
+mod pytorch;
 mod second_order;
 mod structure;
 

@@ -14,11 +14,11 @@ fn case(op: Op, operands: &[Operand]) -> Case {
     Case { operands, op }
 }
 
-fn dims(extents: &[usize]) -> Vec<Dim> {
+pub(super) fn dims(extents: &[usize]) -> Vec<Dim> {
     extents.iter().map(|&n| n.into()).collect()
 }
 
-fn slice(starts: &[i64], sizes: &[usize], steps: &[i64]) -> Op {
+pub(super) fn slice(starts: &[i64], sizes: &[usize], steps: &[i64]) -> Op {
     Op::Slice {
         starts: starts.iter().map(|&n| n.into()).collect(),
         sizes: dims(sizes),
@@ -351,7 +351,12 @@ impl Case {
     }
 }
 
-fn window(strides: &[usize], dilations: &[usize], low: &[usize], high: &[usize]) -> Window {
+pub(super) fn window(
+    strides: &[usize],
+    dilations: &[usize],
+    low: &[usize],
+    high: &[usize],
+) -> Window {
     Window {
         strides: strides.to_vec(),
         dilations: dilations.to_vec(),
