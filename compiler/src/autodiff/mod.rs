@@ -2,7 +2,7 @@
 //!
 //! [`grad`] works on a finished graph, [`GraphBuilder::grad`] on one under construction. The rules are a column of the op
 //! table, [`ir::gradient`](crate::ir::gradient); this pass finds the nodes that need them ([`activity`]) and walks them
-//! backwards ([`sweep`]).
+//! backwards ([`sweep`]). The gradient of an `If` is one on the same condition ([`branches`]).
 //!
 //! Gradients are those of values. Of a variable that is read twice, each read is a value of its own, and the gradient
 //! of one counts the uses of that read alone.
@@ -24,6 +24,7 @@
 //! ```
 
 mod activity;
+mod branches;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -62,7 +63,8 @@ pub fn grad(graph: &Graph, loss: ValueId, wrt: &[ValueId], options: &GradOptions
 fn name_outputs(graph: &mut Graph, wrt: &[ValueId], gradients: &[ValueId]) {
     let names: Vec<String> = wrt.iter().map(|&v| name_of(graph, v)).collect();
     for (name, &gradient) in names.iter().zip(gradients) {
-        let name = free_name(graph, &format!("grad/{name}"));
+        let is_taken = |name: &str| graph.outputs.iter().any(|o| o.name == name);
+        let name = free_name(&format!("grad/{name}"), is_taken);
         graph.add_output(&name, gradient);
     }
 }
@@ -104,7 +106,7 @@ fn append_gradients(
     check_values(graph, &arguments(loss, wrt, options))?;
     check_loss(graph, loss)?;
     wrt.iter().try_for_each(|&v| check_wrt(graph, v))?;
-    let activity = Activity::new(graph, loss, wrt, &options.stop);
+    let activity = Activity::new(graph, &[loss], wrt, &options.stop);
     activity.check_rules(graph)?;
     if !options.allow_unused {
         activity.check_used(graph, wrt)?;
@@ -169,17 +171,13 @@ fn source_name(graph: &Graph, v: ValueId) -> Option<&String> {
     }
 }
 
-/// The name, or with the least number from 2 on behind it, that no output has.
-fn free_name(graph: &Graph, name: &str) -> String {
+/// The name, or with the least number from 2 on behind it, that is not taken.
+fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let mut free = name.to_owned();
     let mut n = 1;
-    while has_output(graph, &free) {
+    while is_taken(&free) {
         n += 1;
         free = format!("{name}#{n}");
     }
     free
-}
-
-fn has_output(graph: &Graph, name: &str) -> bool {
-    graph.outputs.iter().any(|o| o.name == name)
 }

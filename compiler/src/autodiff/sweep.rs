@@ -1,6 +1,7 @@
 //! The reverse sweep: cotangents from the loss backwards.
 
 use super::activity::Activity;
+use super::branches;
 use super::name_of;
 use crate::error::Result;
 use crate::ir::gradient::{Gradient, Rule, Vjp, gradient_origin, no_gradient};
@@ -26,23 +27,35 @@ impl<'g> Sweep<'g> {
         }
     }
 
-    /// Computes the cotangents of all active values.
+    /// Computes the cotangents of all active values, that of the loss being 1.
     pub fn run(&mut self, loss: ValueId) -> Result<()> {
         let n_nodes = self.graph.n_nodes() as u32;
-        self.seed(loss)?;
+        if self.activity.is_active(loss) {
+            let one = self.full(loss, 1.0)?;
+            self.seed(loss, one);
+        }
+        self.pull_all_back(n_nodes)
+    }
+
+    /// Computes the cotangents of all active values from those of some, which are pairs of value and cotangent.
+    pub fn run_from(&mut self, seeds: &[(ValueId, ValueId)]) -> Result<()> {
+        for &(v, g) in seeds.iter().rev() {
+            self.seed(v, g);
+        }
+        self.pull_all_back(self.graph.n_nodes() as u32)
+    }
+
+    fn pull_all_back(&mut self, n_nodes: u32) -> Result<()> {
         for id in (0..n_nodes).rev().map(NodeId) {
             self.pull_back(id)?;
         }
         Ok(())
     }
 
-    /// The derivative of the loss by itself.
-    fn seed(&mut self, loss: ValueId) -> Result<()> {
-        if self.activity.is_active(loss) {
-            let one = self.full(loss, 1.0)?;
-            self.contributions[loss.0 as usize].push(one);
+    fn seed(&mut self, v: ValueId, g: ValueId) {
+        if self.activity.is_active(v) {
+            self.contributions[v.0 as usize].push(g);
         }
-        Ok(())
     }
 
     /// The gradient of a value once all its users are behind; zeros where nothing uses it.
@@ -64,7 +77,7 @@ impl<'g> Sweep<'g> {
         if cotangents.iter().all(Option::is_none) {
             return Ok(());
         }
-        let gradients = self.apply_rule(&node, cotangents)?;
+        let gradients = self.gradients(&node, cotangents)?;
         for (v, gradient) in node.inputs.iter().zip(gradients).rev() {
             self.contributions[v.0 as usize].extend(gradient);
         }
@@ -80,14 +93,18 @@ impl<'g> Sweep<'g> {
         Ok(cotangents)
     }
 
-    fn apply_rule(
+    /// Gradients of a node's operands.
+    fn gradients(
         &mut self,
         node: &Node,
         cotangents: Vec<Option<ValueId>>,
     ) -> Result<Vec<Option<ValueId>>> {
-        let rule = rule_of(node)?;
         let needed = node.inputs.iter().map(|&v| self.activity.is_active(v));
-        let needed = needed.collect();
+        let needed: Vec<bool> = needed.collect();
+        if matches!(node.op.spec().gradient, Gradient::Branches) {
+            return branches::gradients(self.graph, node, &cotangents, &needed);
+        }
+        let rule = rule_of(node)?;
         let mut vjp = Vjp::new(self.graph, node.clone(), cotangents, needed);
         rule(&mut vjp)?;
         Ok(vjp.into_gradients())
@@ -154,5 +171,6 @@ fn rule_of(node: &Node) -> Result<Rule> {
         Gradient::Rule(rule) => Ok(rule),
         Gradient::None(why) => Err(no_gradient(node, why)),
         Gradient::Zero => Err(no_gradient(node, "it is zero")),
+        Gradient::Branches => Err(no_gradient(node, "it is that of its branches")),
     }
 }

@@ -520,7 +520,7 @@ ops! {
     If "if" 1..many Control {
         infer: infer::if_, eval: Evaluator::Branch,
         work: work::none, axes: Fixed, tolerance: EXACT,
-        gradient: NO_RULE,
+        gradient: Gradient::Branches,
     }
     /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The
     /// region takes iteration number, condition, carried, invariants and gives condition, carried,

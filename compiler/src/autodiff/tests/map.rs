@@ -96,7 +96,7 @@ fn casts_between_floats_pass_and_others_cut() {
         graph_of(&[numbers(&[2], &[0.5, -1.5])], &through(DType::F32)).unwrap();
     let d = grad(&graph, loss, &wrt, &GradOptions::default()).unwrap();
     let x = Tensor::from_slice(&[0.5, -1.5], &[2]).unwrap();
-    let narrow = run(&d, &[x.clone()]).unwrap()[1].to_f64s();
+    let narrow = run(&d, std::slice::from_ref(&x)).unwrap()[1].to_f64s();
     let (graph, loss, wrt) =
         graph_of(&[numbers(&[2], &[0.5, -1.5])], &through(DType::I32)).unwrap();
     let d = grad(&graph, loss, &wrt, &GradOptions::default()).unwrap();
@@ -125,7 +125,7 @@ fn half_floats_have_gradients() {
             axes: vec![0, 1],
             keepdims: false,
         };
-        assert_eq!(gradients_of(op, &[x.clone()]), [[0.25; 4]]);
+        assert_eq!(gradients_of(op, std::slice::from_ref(&x)), [[0.25; 4]]);
         let squared = gradients_of(Op::Map(ScalarOp::Mul), &[x.clone(), x]);
         assert_eq!(squared[0], [0.5, -1.0, 2.0, 1.5]);
     }

@@ -1,5 +1,6 @@
 //! Gradients against central differences through the interpreter, in `f64`.
 
+mod branches;
 mod errors;
 mod kinks;
 mod map;
@@ -11,7 +12,7 @@ mod structure;
 use super::{GradOptions, grad};
 use crate::error::Result;
 use crate::interp::run;
-use crate::ir::{Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
+use crate::ir::{Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 /// Step of a difference for an element of magnitude 1 or less.

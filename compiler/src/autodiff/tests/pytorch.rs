@@ -17,10 +17,12 @@ const SMALL_PART: f64 = 1e-3;
 
 type Table = BTreeMap<String, Tensor>;
 
+type BuildOne = dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<ValueId>;
+
 /// The graph of a case of the table.
 struct Case {
     name: &'static str,
-    build: Box<dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<ValueId>>,
+    build: Box<BuildOne>,
 }
 
 fn case(

@@ -4,7 +4,7 @@ use super::*;
 use crate::ir::Real;
 
 /// Compares the derivatives of the gradients with differences of them.
-fn check_second(name: &str, operands: &[Operand], build: Build) {
+pub(super) fn check_second(name: &str, operands: &[Operand], build: Build) {
     let options = GradOptions {
         allow_unused: true,
         ..GradOptions::default()

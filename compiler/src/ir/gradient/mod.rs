@@ -3,8 +3,8 @@
 //! A rule computes the vector-Jacobian product of one node. It sees the node through [`Vjp`] and emits ops of the table,
 //! so that gradients have gradients. The pass `autodiff` applies the rules to a graph.
 //!
-//! Rules hold for symbolic extents. At kinks they follow PyTorch and JAX: `relu` and `abs` have the slope 0 at 0, ties of
-//! `max` and `min` share, and the borders of `clamp` belong to its interior.
+//! Rules hold for symbolic extents. At kinks they follow PyTorch and JAX: `relu` and `abs` have the slope 0 at 0, and ties of
+//! `max` and `min` share. The borders of `clamp` belong to its interior (PyTorch 2.15 gives 0 or a half there).
 
 pub(super) mod contract;
 pub(super) mod conv;
@@ -31,6 +31,9 @@ pub type Rule = fn(&mut Vjp) -> Result<()>;
 pub enum Gradient {
     /// A rule gives the cotangents of the operands.
     Rule(Rule),
+    /// A region is chosen by the first operand and takes the others: the pass makes a node that chooses among the gradients of
+    /// the regions.
+    Branches,
     /// The derivative is zero wherever it exists, or no operand and result are both floating point.
     Zero,
     /// There is no gradient, for this reason: a node on the path of a gradient is an error.
