@@ -19,6 +19,7 @@
 //! | read a model | [`onnx::load`], or [`ir::Graph::parse`] for the text form |
 //! | build a graph | [`ir::GraphBuilder`] |
 //! | differentiate a graph | [`autodiff::grad`] |
+//! | train a model | [`train::Trainer`] |
 //! | compile | [`compile`] with [`Options`]: devices, dims, limits, precision |
 //! | run | [`Compiled::run`] by name, [`Executable::run_into`] without allocation of outputs |
 //! | compile ahead of time | [`aot::write`] |

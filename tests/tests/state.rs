@@ -139,7 +139,7 @@ fn grow(model: &Compiled) {
         error.contains("has the shape [6, 2], and is read as [3, 2]"),
         "{error}"
     );
-    assert_eq!(value(&model, "cache")[10..], [5.0, 5.0]);
+    assert_eq!(value(model, "cache")[10..], [5.0, 5.0]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
 //! - [`quantised`]: models in 8-bit integers.
 //! - [`state`]: variables, updates in place, files of state.
+//! - [`training`]: models that learn, updates, gradients.
 //! - [`caching`]: code per shape, measured times, the cache folder, tuning.
 //! - [`ahead_of_time`]: executables, libraries and images, which run without a compiler.
 //! - [`command_line`]: inputs, dims, limits of the search, exit codes, JSON.
@@ -38,3 +39,6 @@ pub mod quantised {}
 
 #[doc = include_str!("state.md")]
 pub mod state {}
+
+#[doc = include_str!("training.md")]
+pub mod training {}

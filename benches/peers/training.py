@@ -1,0 +1,98 @@
+"""Steps of training here and in PyTorch (eager, and torch.compile), in turn.
+
+usage: training.py TRAINING [--threads N] [--rounds N] [--no-compile] [MODEL ...]
+needs: pip install torch; TRAINING is target/release/examples/training (cargo build --release -p gristmill-benches --example training)
+
+Each round is a process of TRAINING, whose rows are medians of 30 steps, and 30 steps here of each kind; the figures are medians of rounds.
+"""
+
+import argparse
+import statistics
+import subprocess
+import time
+
+import torch
+from torch import nn
+
+
+def pooled(channels, filters, flat, units):
+    layers, before = [], channels
+    for n in filters:
+        layers += [nn.Conv2d(before, n, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        before = n
+    return nn.Sequential(*layers, nn.Flatten(), *dense([flat, *units]))
+
+
+def dense(units):
+    layers = []
+    for a, b in zip(units, units[1:]):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return layers[:-1]
+
+
+MODELS = {
+    "mlp": (lambda: nn.Sequential(*dense([784, 512, 256, 10])), (128, 784)),
+    "lenet": (lambda: pooled(1, [6, 16], 784, [120, 84, 10]), (128, 1, 28, 28)),
+    "cifar": (lambda: pooled(3, [64, 64], 2304, [384, 192, 10]), (128, 3, 24, 24)),
+}
+
+
+def stepper(name, is_compiled):
+    make, shape = MODELS[name]
+    net = make()
+    optimiser = torch.optim.Adam(net.parameters(), fused=True)
+    x, label = torch.randn(shape), torch.arange(shape[0]) % 10
+
+    def loss():
+        return nn.functional.cross_entropy(net(x), label)
+
+    forward = torch.compile(loss) if is_compiled else loss
+
+    def step():
+        optimiser.zero_grad()
+        forward().backward()
+        optimiser.step()
+
+    return step
+
+
+def median_ms(step):
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    words.add_argument("training")
+    words.add_argument("models", nargs="*", default=list(MODELS))
+    words.add_argument("--threads", type=int, default=1)
+    words.add_argument("--rounds", type=int, default=5)
+    words.add_argument("--no-compile", action="store_true")
+    args = words.parse_args()
+    torch.set_num_threads(args.threads)
+    kinds = ["eager"] if args.no_compile else ["eager", "compile"]
+    for name in args.models:
+        steps = {kind: stepper(name, kind == "compile") for kind in kinds}
+        for step in steps.values():
+            for _ in range(3):
+                step()
+        ours, theirs, first = [], {kind: [] for kind in kinds}, []
+        for _ in range(args.rounds):
+            command = [args.training, name, "--threads", str(args.threads)]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+            ours.append(float(said[1]))
+            first.append(float(said[6]))
+            for kind, step in steps.items():
+                theirs[kind].append(median_ms(step))
+        own = statistics.median(ours)
+        others = {kind: statistics.median(times) for kind, times in theirs.items()}
+        beside = ", ".join(f"{kind} {ms:.3f}" for kind, ms in others.items())
+        print(f"{name}\t{own:.3f} ms\t{beside}\tratio to the best {own / min(others.values()):.2f}\tfirst step after {statistics.median(first):.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
