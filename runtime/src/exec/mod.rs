@@ -276,6 +276,7 @@ impl Executor {
     /// Errors with the device's message. The next run is not disturbed.
     pub fn time_launches(&self, at_least: Duration) -> Result<Vec<LaunchTime>, Error> {
         let _turn = lock(&self.turn);
+        self.residents.spare_next()?;
         let mut times = Vec::new();
         for (partition, worker) in self.shared.workers.iter().enumerate() {
             for (step, time) in lock(worker).frame.time_launches(at_least)? {

@@ -264,6 +264,17 @@ impl Residents {
         })
     }
 
+    /// Leaves nothing where the program assigns on devices, so that its kernels may be started again.
+    pub(crate) fn spare_next(&self) -> Result<(), Error> {
+        let places = self
+            .0
+            .iter()
+            .filter_map(|one| Some((one, one.place.as_ref()?)));
+        places
+            .into_iter()
+            .try_for_each(|(one, place)| one.variable.spare_next(place))
+    }
+
     /// True when some are changed where they are, which cannot be taken back.
     pub(crate) fn is_in_place(&self) -> bool {
         self.0.iter().any(|one| one.in_place)

@@ -291,6 +291,12 @@ impl State {
         }
     }
 
+    /// Leaves nothing where a device's partition is going to assign.
+    fn spare_next(&mut self, place: &Place) -> Result<(), Error> {
+        let next = place.next.as_ref();
+        next.map_or(Ok(()), |next| self.vacate(next, Some(&place.value)))
+    }
+
     /// Moves what is in memory of a device that is about to be written: to `refuge` on the device where that is possible, and to the
     /// host otherwise.
     fn vacate(&mut self, at: &Arc<OnDevice>, refuge: Option<&Arc<OnDevice>>) -> Result<(), Error> {
@@ -458,8 +464,12 @@ impl Variable {
             self.checked(state, read)?;
             state.load(place)?;
         }
-        let next = place.next.as_ref();
-        next.map_or(Ok(()), |next| state.vacate(next, Some(&place.value)))
+        state.spare_next(place)
+    }
+
+    /// Leaves nothing where a program assigns on a device.
+    pub(super) fn spare_next(&self, place: &Place) -> Result<(), Error> {
+        alone(&self.state).spare_next(place)
     }
 
     /// Ends a part of a run: with what it assigned if it ended `well`.
