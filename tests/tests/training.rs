@@ -131,12 +131,13 @@ fn a_step_that_fails_changes_nothing() {
     epoch(&trainer, &data, 0);
     let before = state(&trainer);
     let batch = data.rows(&[0, 1]).unwrap();
-    let bad = Tensor::from_slice(&[0i64, 3], &[2]).unwrap();
-    let error = trainer
-        .step([("x", batch[0].1.clone()), ("y", bad)])
-        .unwrap_err();
-    assert!(error.to_string().contains("out of range"), "{error}");
-    assert!(state(&trainer) == before);
+    for label in [3i64, -1] {
+        let bad = Tensor::from_slice(&[0, label], &[2]).unwrap();
+        let error = trainer.step([("x", batch[0].1.clone()), ("y", bad)]);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("out of range"), "{error}");
+        assert!(state(&trainer) == before);
+    }
     trainer.evaluate(batch).unwrap();
     assert!(state(&trainer) == before, "evaluation changes nothing");
 }

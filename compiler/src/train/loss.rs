@@ -2,9 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
+use gristmill_runtime::DType;
+
+/// A label beyond every number of classes: 2^62.
+const BEYOND: f64 = 4_611_686_018_427_387_904.0;
 
 /// The mean over all but the last axis of `-log softmax(logits)[label]`. Logits `[.., classes]`, labels integers `[..]`; a label
-/// out of range is an error of the run.
+/// out of range, a negative one too, is an error of the run.
 pub fn sparse_cross_entropy(
     b: &mut GraphBuilder,
     logits: ValueId,
@@ -26,6 +30,11 @@ pub fn sparse_cross_entropy(
     let log = b.add1(Op::Softmax { axis, log: true }, &[logits])?;
     let mut column: Vec<Dim> = shape[..axis].to_vec();
     column.push(1.into());
+    let labels = b.cast(labels, DType::I64)?;
+    // A gather would count negative ones from the end.
+    let (zero, none) = (b.scalar(DType::I64, 0.0), b.scalar(DType::I64, BEYOND));
+    let is_negative = b.map(ScalarOp::Lt, &[labels, zero])?;
+    let labels = b.map(ScalarOp::Select, &[is_negative, none, labels])?;
     let places = b.reshape(labels, column)?;
     let picked = b.add1(Op::GatherElements { axis }, &[log, places])?;
     let mean = mean(b, picked)?;
@@ -71,7 +80,7 @@ pub fn accuracy(b: &mut GraphBuilder, logits: ValueId, labels: ValueId) -> Resul
     let guess = b.add1(guess, &[logits])?;
     let guess = b.cast(guess, dtype)?;
     let right = b.map(ScalarOp::Eq, &[guess, labels])?;
-    let right = b.cast(right, gristmill_runtime::DType::F32)?;
+    let right = b.cast(right, DType::F32)?;
     mean(b, right)
 }
 

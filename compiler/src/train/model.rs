@@ -94,7 +94,7 @@ impl Model {
         self.builder.input(name, dtype, shape)
     }
 
-    /// What `build` makes has names below `name`.
+    /// Names of variables and nodes that `build` makes are below `name`.
     pub fn scope<T>(
         &mut self,
         name: &str,
@@ -108,7 +108,7 @@ impl Model {
         made
     }
 
-    /// What `build` makes uses the variables that are there, of the same names and types: a new one is an error.
+    /// Within `build`, variables are those that are there, of the same names and types: a new one is an error.
     pub fn reusing<T>(&mut self, build: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
         let before = std::mem::replace(&mut self.reuses, true);
         let made = build(self);

@@ -30,7 +30,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Those of a stream; other names, seeds and streams have others.
+    /// The numbers of a stream; other names, seeds and streams have others.
     pub fn new(seed: u64, name: &str, stream: u64) -> Draws {
         let key = seed ^ fnv1a(name);
         Draws {

@@ -75,7 +75,7 @@ impl Objective {
 pub struct Training {
     /// Decides initial values.
     pub seed: u64,
-    /// What a step does with gradients.
+    /// The use of gradients.
     pub update: Update,
     /// Of compilation, for both programs.
     pub options: Options,
@@ -119,9 +119,8 @@ impl Trainer {
         batch: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Result<StepOutputs> {
         let outputs = self.step.run(batch)?;
-        let number = outputs.get(NUMBER).map(|t| t.as_slice::<i64>()[0]);
         Ok(StepOutputs {
-            number: number.unwrap_or_default().unsigned_abs(),
+            number: scalar(&outputs, NUMBER)? as u64,
             loss: scalar(&outputs, LOSS)?,
             learning_rate: scalar(&outputs, RATE)?,
             norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),
