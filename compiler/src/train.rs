@@ -39,6 +39,7 @@ mod model;
 mod norm;
 mod optimizer;
 mod philox;
+mod pretrained;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,7 @@ pub use init::Init;
 pub use model::{Conv2d, Model, Variable};
 pub use norm::BatchNorm;
 pub use optimizer::{Adam, Optimizer, Sgd};
+pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
 pub use trainer::{Objective, StepOutputs, Trainer, Training};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

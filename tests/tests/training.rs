@@ -4,6 +4,7 @@ mod curves;
 #[path = "../../compiler/examples/digits.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod digits;
+mod tuning;
 
 use crate::multi_device::options;
 use gristmill::ir::{Dim, ScalarOp};

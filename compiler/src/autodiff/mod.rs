@@ -121,6 +121,13 @@ fn arguments(loss: ValueId, wrt: &[ValueId], options: &GradOptions) -> Vec<Value
     [&[loss], wrt, &options.stop].concat()
 }
 
+/// The values among `values` that none of `losses` depends on through floating-point values.
+pub(crate) fn unreached(graph: &Graph, losses: &[ValueId], values: &[ValueId]) -> Vec<ValueId> {
+    let activity = Activity::new(graph, losses, values, &[]);
+    let unreached = values.iter().copied().filter(|&v| !activity.is_active(v));
+    unreached.collect()
+}
+
 fn check_values(graph: &Graph, values: &[ValueId]) -> Result<()> {
     match values.iter().find(|v| v.0 as usize >= graph.n_values()) {
         None => Ok(()),

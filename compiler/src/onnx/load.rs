@@ -48,6 +48,9 @@ pub struct Specialisation {
     /// Values of inputs by name, for inputs that determine shapes. The imported graph is right for
     /// these values only.
     pub values: BTreeMap<String, Tensor>,
+    /// Initialisers of the main graph that become variables of their names, whose initial values are
+    /// the file's.
+    pub variables: BTreeSet<String>,
 }
 
 /// Reads a model file, but not its large weights: the file stays open, and each is read when code

@@ -24,13 +24,17 @@ mod ops;
 pub mod proto;
 mod shape_value;
 mod skim;
+mod splice;
 mod tensor;
 mod trial;
+mod variables;
+mod wire;
 
 pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
 pub use load::{Model, Specialisation, load};
 pub use open_inputs::{Declared, Structure, element_name};
+pub use splice::Weights;
 pub use tensor::{dtype_of, tensor_from_pb};
 
 #[cfg(test)]

@@ -150,14 +150,14 @@ pub struct External {
 }
 
 /// Entries of `external_data`.
-struct ExternalData<'a> {
-    location: &'a str,
-    offset: u64,
-    length: Option<u64>,
+pub(super) struct ExternalData<'a> {
+    pub location: &'a str,
+    pub offset: u64,
+    pub length: Option<u64>,
 }
 
 impl<'a> ExternalData<'a> {
-    fn read(entries: &'a [StringStringEntryProto]) -> Result<ExternalData<'a>> {
+    pub fn read(entries: &'a [StringStringEntryProto]) -> Result<ExternalData<'a>> {
         let mut place = ExternalData {
             location: "",
             offset: 0,
@@ -230,6 +230,11 @@ impl External {
         }
     }
 
+    /// The file of the model, unless it is from memory.
+    pub fn model(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
     /// The tensor that the entries of `external_data` describe. Errors when the file cannot hold
     /// it.
     fn constant(
@@ -269,7 +274,7 @@ impl External {
 
     /// The regular file at a path below the model's folder: relative, without `..`, and not led out
     /// by a symbolic link.
-    fn resolve(&self, location: &str) -> Result<PathBuf> {
+    pub fn resolve(&self, location: &str) -> Result<PathBuf> {
         if let (IN_MODEL, Some(model)) = (location, &self.model) {
             return Ok(model.clone());
         }

@@ -7,6 +7,20 @@ use gristmill_runtime::DType;
 /// A label beyond every number of classes: 2^62.
 const BEYOND: f64 = 4_611_686_018_427_387_904.0;
 
+/// The operand of the softmax over the last axis, its logarithm or the sigmoid that gives a value; the value itself if none does. Exported
+/// classifiers often end in one, while the losses of this module take what comes before it.
+pub fn logits(b: &GraphBuilder, output: ValueId) -> ValueId {
+    let Some(node) = b.graph().def_node(output) else {
+        return output;
+    };
+    let last = b.ty(output).rank().checked_sub(1);
+    match &node.op {
+        Op::Softmax { axis, .. } if Some(*axis) == last => node.inputs[0],
+        Op::Map(ScalarOp::Sigmoid) => node.inputs[0],
+        _ => output,
+    }
+}
+
 /// The mean over all but the last axis of `-log softmax(logits)[label]`. Logits `[.., classes]`, labels integers `[..]`; a label
 /// out of range, a negative one too, is an error of the run.
 pub fn sparse_cross_entropy(

@@ -2,7 +2,7 @@
 
 use super::Init;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, GraphBuilder, Layout, Op, PoolKind, ValueId, Window};
+use crate::ir::{ConstData, Dim, GraphBuilder, Layout, Op, PoolKind, ValueId, Window};
 use gristmill_runtime::DType;
 
 /// A graph with variables.
@@ -146,12 +146,24 @@ impl Model {
         init: Init,
         is_trained: bool,
     ) -> Result<ValueId> {
-        let name = self.path(name);
+        let (name, seed) = (self.path(name), self.seed);
+        let values = |name: &str| Ok(init.values(DType::F32, shape, seed, name)?.into());
+        self.named_variable(name, shape, is_trained, values)
+    }
+
+    /// A variable of a name with all scopes, with the initial value that `values` gives by its name.
+    pub(super) fn named_variable(
+        &mut self,
+        name: String,
+        shape: &[usize],
+        is_trained: bool,
+        values: impl FnOnce(&str) -> Result<ConstData>,
+    ) -> Result<ValueId> {
         let found = self.variables.iter().find(|own| own.name == name);
         match (found.map(|own| own.value), self.reuses) {
             (Some(v), true) => self.checked(&name, v, shape),
             (None, false) => {
-                let initial = init.values(DType::F32, shape, self.seed, &name)?;
+                let initial = values(&name)?;
                 let value = self.builder.variable(&name, initial)?;
                 self.variables.push(Variable {
                     name,

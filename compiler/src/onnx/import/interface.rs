@@ -6,7 +6,7 @@ use super::super::proto::{
     DimensionProto, DimensionValue, GraphProto, SparseTensorProto, TensorProto, TensorTypeProto,
     TypeValue, ValueInfoProto,
 };
-use super::super::tensor::{dense_of, dtype_of, shape_of};
+use super::super::tensor::{constant_of, dense_of, dtype_of, shape_of};
 use super::{Contents, FOLD_LIMIT_BYTES, Importer, MAX_TENSOR_BYTES, Slot, V};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Dim, Shape, Type};
@@ -60,6 +60,39 @@ pub(super) fn possible(ty: Type) -> Result<Type> {
 }
 
 impl<'m> Importer<'m> {
+    /// Initialisers of the main graph, of which some are variables.
+    pub(super) fn weights(&mut self, g: &'m GraphProto, spec: &Specialisation) -> Result<()> {
+        let mut unknown = spec.variables.clone();
+        unknown.retain(|name| g.initializer.iter().all(|t| t.name != *name));
+        if let Some(name) = unknown.first() {
+            return Err(Error::invalid(format!(
+                "the model has no initialiser {name:?}"
+            )));
+        }
+        self.initialisers(g);
+        for t in g
+            .initializer
+            .iter()
+            .filter(|t| spec.variables.contains(&t.name))
+        {
+            let made = self.variable(t);
+            self.reported(&t.name, made);
+        }
+        Ok(())
+    }
+
+    /// Makes an initialiser a variable: nothing is known of its contents.
+    fn variable(&mut self, t: &TensorProto) -> Result<()> {
+        let Some(v) = self.lookup(&t.name) else {
+            return Ok(());
+        };
+        let initial = constant_of(t, &self.model.external)?;
+        let id = self.b().variable(&t.name, initial)?;
+        self.slots[v.0 as usize].known = None;
+        self.frames[0].ids.insert(v, id);
+        Ok(())
+    }
+
     pub(super) fn initialisers(&mut self, g: &'m GraphProto) {
         for t in &g.initializer {
             let ty = self.reported(&t.name, stored_type(t));

@@ -118,7 +118,7 @@ pub(super) struct Imported {
     pub errors: Vec<Error>,
     /// The part of the graph that was imported when there were errors.
     pub draft: Graph,
-    /// Inputs whose values were needed and not known.
+    /// Inputs and variables whose values were needed and not known.
     pub needs: BTreeSet<String>,
     /// All nodes of the model, in order, inner ones before those that hold them.
     pub visits: Vec<Visit>,
@@ -221,7 +221,7 @@ impl<'m> Importer<'m> {
         let g = model.graph_proto();
         let mut im = Importer::new(model, weights, run_time);
         im.ranges = spec.ranges.clone();
-        im.initialisers(g);
+        im.weights(g, spec)?;
         im.inputs(g, spec)?;
         im.nodes(&g.node);
         if g.output.is_empty() {

@@ -4,7 +4,7 @@ use super::super::tensor::{constant_of, tensor_of};
 use super::symbolic::symbolic_tensor;
 use super::{Contents, FOLD_LIMIT_BYTES, Importer, V, Weights};
 use crate::error::{Error, Result};
-use crate::ir::{Def, Graph, Type, ValueId};
+use crate::ir::{Def, Graph, Op, Type, ValueId};
 use gristmill_runtime::Tensor;
 use std::collections::BTreeSet;
 
@@ -108,8 +108,8 @@ impl Importer<'_> {
             .any(|ty| ty.dtype.is_float() && !is_small(ty))
     }
 
-    /// Names the graph inputs that a value is computed from, as needing a value, in the error and
-    /// for the report.
+    /// Names the graph inputs and variables that a value is computed from, as needing a value, in
+    /// the error and for the report.
     pub fn needs_value(&mut self, v: V, part: &str) -> Error {
         let mut inputs = BTreeSet::new();
         // The innermost frame that has the value decides: only the main graph has inputs of the
@@ -143,7 +143,7 @@ impl Importer<'_> {
 /// Elements of the largest input of floats whose contents may decide shapes, such as scales.
 const MAX_REALS: usize = 16;
 
-/// Inputs that a value is computed from.
+/// Inputs and variables that a value is computed from.
 fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {
     let mut seen = BTreeSet::new();
     let mut open = vec![id];
@@ -154,7 +154,13 @@ fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {
         match g.value(id).def {
             Def::Input(i) if g.input_names[i as usize].starts_with('\0') => {}
             Def::Input(i) => inputs.extend([g.input_names[i as usize].clone()]),
-            Def::Node(n, _) => open.extend(&g.node(n).inputs),
+            Def::Node(n, _) => {
+                let node = g.node(n);
+                if let Op::ReadVariable { name, .. } = &node.op {
+                    inputs.insert(name.clone());
+                }
+                open.extend(&node.inputs);
+            }
         }
     }
 }
