@@ -32,6 +32,7 @@
 //!
 //! The formulas are PyTorch's; where Keras' differ, the documentation of the item says so.
 
+mod checkpoint;
 mod data;
 mod init;
 pub mod loss;
@@ -46,6 +47,7 @@ mod tests;
 mod trainer;
 mod update;
 
+pub use checkpoint::{Checkpoints, Position, Resumed};
 pub use data::{Batches, Dataset};
 pub use init::Init;
 pub use model::{Conv2d, Model, Variable};

@@ -2,8 +2,8 @@
 //!
 //! A variable of the session's own container has its name as key, one of another container `CONTAINER/NAME`; the metadata say which part
 //! is the container's, so that files from elsewhere, whose keys have slashes of their own, hold variables of the session's own container.
-//! The entry `gristmill` of the metadata is JSON: `containers` by key, and `crc32`, the checksum of all data in the order of the file, which
-//! is checked where it is there.
+//! The entry `gristmill` of the metadata is JSON: `containers` by key, `notes` of who wrote it, and `crc32`, the checksum of all data in the
+//! order of the file and of the notes as JSON, which is checked where it is there.
 //!
 //! [safetensors]: https://huggingface.co/docs/safetensors
 
@@ -31,6 +31,18 @@ pub struct Saved {
     pub value: Tensor,
 }
 
+/// Texts by name that a file has beside variables.
+pub type Notes = BTreeMap<String, String>;
+
+/// What a file holds.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// The variables.
+    pub variables: Vec<Saved>,
+    /// The notes.
+    pub notes: Notes,
+}
+
 /// Longest header that is read, as by the crate.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// The entry of the metadata that is ours. One, since the crate writes several in any order.
@@ -47,9 +59,9 @@ pub fn label(container: &str, name: &str) -> String {
 /// Writes variables to a file, which readers see as it was or as a whole. It is on the disk when this returns.
 ///
 /// Errors when two variables have the same label.
-pub fn write(path: &Path, variables: &[Saved]) -> Result<(), Error> {
+pub fn write(path: &Path, variables: &[Saved], notes: &Notes) -> Result<(), Error> {
     let named = labelled(variables).map_err(|e| e.context(path.display()))?;
-    files::replace(path, |file| write_to(file, &named))
+    files::replace(path, |file| write_to(file, &named, notes))
         .map_err(|e| Error::invalid(format!("{}: cannot write it: {e}", path.display())))
 }
 
@@ -72,11 +84,15 @@ fn labelled(variables: &[Saved]) -> Result<BTreeMap<String, &Saved>, Error> {
     Ok(named)
 }
 
-fn write_to(file: &mut BufWriter<File>, named: &BTreeMap<String, &Saved>) -> io::Result<()> {
+fn write_to(
+    file: &mut BufWriter<File>,
+    named: &BTreeMap<String, &Saved>,
+    notes: &Notes,
+) -> io::Result<()> {
     let mut order: Vec<(&String, &Saved)> = named.iter().map(|(k, v)| (k, *v)).collect();
     // Largest elements first: each begins where its elements may.
     order.sort_by_key(|(_, saved)| Reverse(saved.value.dtype().size_bytes()));
-    let mut header = header(&order)?;
+    let mut header = header(&order, notes)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
@@ -87,8 +103,16 @@ fn write_to(file: &mut BufWriter<File>, named: &BTreeMap<String, &Saved>) -> io:
     file.get_ref().sync_all()
 }
 
+/// The notes as they enter the checksum: not at all where there are none.
+fn text_of(notes: &Notes) -> io::Result<Vec<u8>> {
+    match notes.is_empty() {
+        true => Ok(Vec::new()),
+        false => Ok(serde_json::to_vec(notes)?),
+    }
+}
+
 /// The header of a file of these variables, in JSON.
-fn header(order: &[(&String, &Saved)]) -> io::Result<Vec<u8>> {
+fn header(order: &[(&String, &Saved)], notes: &Notes) -> io::Result<Vec<u8>> {
     let (mut end, mut checksum) = (0, Hasher::new());
     let info = |(label, saved): &(&String, &Saved)| {
         let begin = end;
@@ -106,18 +130,22 @@ fn header(order: &[(&String, &Saved)]) -> io::Result<Vec<u8>> {
     let containers: BTreeMap<&str, &str> = contained
         .map(|(label, saved)| (label.as_str(), saved.container.as_str()))
         .collect();
-    let entry = json!({"containers": containers, "crc32": checksum.finalize()});
+    checksum.update(&text_of(notes)?);
+    let mut entry = json!({"containers": containers, "crc32": checksum.finalize()});
+    if !notes.is_empty() {
+        entry["notes"] = json!(notes);
+    }
     let entries = [(ENTRY.to_owned(), entry.to_string())];
     let metadata = Metadata::new(Some(entries.into_iter().collect()), infos);
     Ok(serde_json::to_vec(&metadata.map_err(io::Error::other)?)?)
 }
 
 /// Reads a file, whoever wrote it. A file that promises more than it has is refused before memory is asked for.
-pub fn read(path: &Path) -> Result<Vec<Saved>, Error> {
+pub fn read(path: &Path) -> Result<Contents, Error> {
     read_file(path).map_err(|e| e.context(path.display()))
 }
 
-fn read_file(path: &Path) -> Result<Vec<Saved>, Error> {
+fn read_file(path: &Path) -> Result<Contents, Error> {
     let file = files::open(path).map_err(|e| Error::invalid(format!("cannot open it: {e}")))?;
     let has = file.metadata().map_err(unreadable)?.len();
     let mut file = BufReader::new(file);
@@ -136,12 +164,18 @@ fn read_file(path: &Path) -> Result<Vec<Saved>, Error> {
         checksum.update(value.as_bytes());
         variables.push(named(&key, &entry["containers"][&key], value));
     }
+    let notes = match &entry["notes"] {
+        Value::Null => Notes::new(),
+        notes => serde_json::from_value(notes.clone())
+            .map_err(|e| Error::invalid(format!("its notes: {e}")))?,
+    };
+    checksum.update(&text_of(&notes).map_err(unreadable)?);
     let (want, found) = (&entry["crc32"], checksum.finalize());
     if !want.is_null() && *want != found {
         let message = format!("its checksum is {want}, its data have {found}: it is damaged");
         return Err(Error::invalid(message));
     }
-    Ok(variables)
+    Ok(Contents { variables, notes })
 }
 
 fn read_header(file: &mut impl Read, has: u64) -> Result<Metadata, Error> {
@@ -251,6 +285,10 @@ mod tests {
         }
     }
 
+    fn notes() -> Notes {
+        Notes::from([("epoch".to_owned(), "3".to_owned())])
+    }
+
     fn error(path: &Path) -> String {
         read(path).unwrap_err().to_string()
     }
@@ -271,8 +309,10 @@ mod tests {
         ));
         all.push(saved("", "b/scalar", Tensor::scalar(7i64)));
         all.push(saved("c/d", "e/f", Tensor::scalar(8u8)));
-        write(&file.0, &all).unwrap();
-        let back = read(&file.0).unwrap();
+        write(&file.0, &all, &notes()).unwrap();
+        let contents = read(&file.0).unwrap();
+        assert_eq!(contents.notes, notes());
+        let back = contents.variables;
         assert_eq!(back.len(), all.len());
         for own in &all {
             let found = back
@@ -289,7 +329,9 @@ mod tests {
             saved("a", "b/c", Tensor::scalar(1f32)),
             saved("a/b", "c", Tensor::scalar(2f32)),
         ];
-        let e = write(&file.0, &both).unwrap_err().to_string();
+        let e = write(&file.0, &both, &Notes::new())
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("both saved as \"a/b/c\""), "{e}");
         assert!(!file.0.exists());
     }
@@ -302,7 +344,7 @@ mod tests {
             "w",
             Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap(),
         )];
-        write(&file.0, &values).unwrap();
+        write(&file.0, &values, &notes()).unwrap();
         let good = fs::read(&file.0).unwrap();
         for n in 0..good.len() {
             fs::write(&file.0, &good[..n]).unwrap();
@@ -314,7 +356,9 @@ mod tests {
             fs::write(&file.0, &bad).unwrap();
             // Letters of names are not in the checksum; nothing else may pass.
             if let Ok(found) = read(&file.0) {
-                assert_eq!(found[0].value, values[0].value, "bit {at}");
+                assert_eq!(found.variables[0].value, values[0].value, "bit {at}");
+                // All notes may be missing, when their key has another name.
+                assert!(found.notes.is_empty() || found.notes == notes(), "bit {at}");
             }
         }
         let mut bad = good.clone();

@@ -1,5 +1,6 @@
 //! Training: the digits, state between processes, runs that fail.
 
+mod checkpoints;
 mod curves;
 #[path = "../../compiler/examples/digits.rs"]
 #[allow(dead_code, reason = "an example's `main`")]

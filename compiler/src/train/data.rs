@@ -88,11 +88,26 @@ pub struct Batches<'d> {
     next: usize,
 }
 
+impl Batches<'_> {
+    /// Number of batches that are still to come.
+    pub fn n_left(&self) -> usize {
+        self.order
+            .len()
+            .saturating_sub(self.next)
+            .div_ceil(self.size)
+    }
+
+    /// Passes over the next `n` batches.
+    pub fn skip_batches(&mut self, n: usize) {
+        self.next = self.next.saturating_add(n.saturating_mul(self.size));
+    }
+}
+
 impl Iterator for Batches<'_> {
     type Item = Result<Vec<(String, Tensor)>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let end = (self.next + self.size).min(self.order.len());
+        let end = self.next.saturating_add(self.size).min(self.order.len());
         let places = self
             .order
             .get(self.next..end)

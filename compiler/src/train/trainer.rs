@@ -4,10 +4,12 @@ use super::model::{Model, Variable};
 use super::update::{Parameter, Update};
 use crate::compiled::{Compiled, Outputs, compile};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, GraphBuilder, ValueId};
+use crate::ir::{Graph, GraphBuilder, Type, ValueId};
 use crate::options::Options;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::Resources;
+use gristmill_runtime::safetensors::label;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A model that learns: two programs over the same variables, one that changes them and one that does not.
@@ -17,6 +19,8 @@ pub struct Trainer {
     step: Compiled,
     evaluation: Compiled,
     names: Vec<String>,
+    /// All that is kept from step to step, by label.
+    state: BTreeMap<String, Type>,
 }
 
 /// Results of a step.
@@ -104,8 +108,11 @@ impl Trainer {
         let mut trained = Model::new(name, training.seed, true);
         let objective = build(&mut trained)?;
         let (step, names) = step(trained, &objective, &training.update)?;
+        let state = step.variables().into_iter();
+        let state = state.map(|((container, name), ty)| (label(&container, &name), ty));
         Ok(Trainer {
             evaluation: compile(&b.finish()?, &options)?,
+            state: state.collect(),
             step: compile(&step, &options)?,
             names,
         })
@@ -139,6 +146,17 @@ impl Trainer {
     /// All that is kept from step to step: variables, slots of the optimiser, averages.
     pub fn resources(&self) -> &Arc<Resources> {
         self.step.resources()
+    }
+
+    /// Labels and types of all that is kept from step to step.
+    pub(super) fn state(&self) -> &BTreeMap<String, Type> {
+        &self.state
+    }
+
+    /// Number of steps that were done, those before a checkpoint included.
+    pub fn n_steps(&self) -> Result<u64> {
+        let number = self.resources().get("", NUMBER)?;
+        Ok(number.map_or(0, |n| n.to_f64s()[0] as u64))
     }
 
     /// Names of the variables that a step changes, in the order in which they were made.

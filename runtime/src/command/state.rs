@@ -119,7 +119,7 @@ pub fn set(
 ///
 /// Errors with a value of no variable, or of another type.
 pub fn load(path: &Path, known: &[Variable], resources: &Resources) -> Result<Vec<String>, Error> {
-    let values = safetensors::read(path)?.into_iter();
+    let values = safetensors::read(path)?.variables.into_iter();
     let values = values.map(|saved| own_value(saved, known));
     let values = values.collect::<Result<Vec<Saved>, Error>>();
     let values = values.map_err(|e| e.context(path.display()))?;

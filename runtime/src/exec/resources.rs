@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::program::{Resident, VariableSpec};
 #[cfg(feature = "safetensors")]
-use crate::safetensors::{self, Saved};
+use crate::safetensors::{self, Notes, Saved};
 use crate::sync::{alone, lock, shared};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
@@ -140,7 +140,13 @@ impl Resources {
     /// all of the same moment. Variables that were never assigned are not in it. An error leaves the file as it was.
     #[cfg(feature = "safetensors")]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        safetensors::write(path.as_ref(), &self.values()?)
+        self.save_with(path, &Notes::new())
+    }
+
+    /// [`Resources::save`], with texts by name beside the values.
+    #[cfg(feature = "safetensors")]
+    pub fn save_with(&self, path: impl AsRef<Path>, notes: &Notes) -> Result<(), Error> {
+        safetensors::write(path.as_ref(), &self.values()?, notes)
     }
 
     /// Values of all variables that have one.
@@ -165,13 +171,14 @@ impl Resources {
     #[cfg(feature = "safetensors")]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let values = safetensors::read(path)?;
-        self.restore(values).map_err(|e| e.context(path.display()))
+        let contents = safetensors::read(path)?;
+        self.restore(contents.variables)
+            .map_err(|e| e.context(path.display()))
     }
 
-    /// Sets several variables at once, or none.
+    /// Sets several variables at once, or none, declaring them if need be. Errors when one has another dtype.
     #[cfg(feature = "safetensors")]
-    pub(crate) fn restore(&self, values: Vec<Saved>) -> Result<(), Error> {
+    pub fn restore(&self, values: Vec<Saved>) -> Result<(), Error> {
         let transaction = self.begin();
         for saved in values {
             let spec = VariableSpec::new(&saved.container, &saved.name, saved.value.dtype());

@@ -1,0 +1,237 @@
+//! Checkpoints: all that training keeps, in one file each.
+
+use super::data::{Batches, Dataset};
+use super::trainer::Trainer;
+use crate::error::{Error, Result};
+use crate::ir::Type;
+use gristmill_runtime::safetensors::{self, Notes, Saved, label};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A folder of checkpoints, of which the newest ones stay.
+///
+/// A file `step-NUMBER.safetensors` has the variables, the slots of the optimiser, averages and the number of steps, and in its notes the
+/// [`Position`] in the data. It is written under another name, synced and renamed, and older ones are removed only after that: whenever the
+/// process ends, the last finished one is there and whole.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    n_kept: usize,
+}
+
+/// How far training has come in its data: the batches of [`Dataset::shuffled`] that it has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Seed of the order of examples.
+    pub seed: u64,
+    /// Number of examples.
+    pub n_examples: u64,
+    /// Examples of a batch.
+    pub batch_size: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Batches of it that were seen.
+    pub n_batches: u64,
+}
+
+/// A checkpoint that was loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// Its file.
+    pub path: PathBuf,
+    /// The position in the data.
+    pub position: Position,
+    /// Newer files that are damaged, with the reason.
+    pub damaged: Vec<String>,
+}
+
+impl Position {
+    /// The beginning of a data set.
+    pub fn start(data: &Dataset, batch_size: usize, seed: u64) -> Position {
+        Position {
+            seed,
+            n_examples: data.len() as u64,
+            batch_size: batch_size as u64,
+            epoch: 0,
+            n_batches: 0,
+        }
+    }
+
+    /// The batches of the epoch that are still to come.
+    ///
+    /// Errors when the data set has another number of examples than the position's.
+    pub fn rest<'d>(&self, data: &'d Dataset) -> Result<Batches<'d>> {
+        if data.len() as u64 != self.n_examples {
+            let (n, own) = (data.len(), self.n_examples);
+            let message = format!("a data set of {n} examples, the checkpoint's had {own}");
+            return Err(Error::invalid(message));
+        }
+        let mut batches = data.shuffled(self.batch_size as usize, self.seed, self.epoch);
+        batches.skip_batches(self.n_batches as usize);
+        Ok(batches)
+    }
+
+    /// Begins the next epoch.
+    pub fn next_epoch(&mut self) {
+        self.epoch += 1;
+        self.n_batches = 0;
+    }
+
+    fn fields(&self) -> [(&'static str, u64); 5] {
+        [
+            ("seed", self.seed),
+            ("examples", self.n_examples),
+            ("batch size", self.batch_size),
+            ("epoch", self.epoch),
+            ("batches", self.n_batches),
+        ]
+    }
+
+    fn notes(&self) -> Notes {
+        let fields = self.fields().into_iter();
+        let texts = fields.map(|(name, value)| (name.to_owned(), value.to_string()));
+        texts.collect()
+    }
+
+    fn of(notes: &Notes) -> Result<Position> {
+        let field = |name: &str| {
+            let text = notes.get(name);
+            let value = text.and_then(|text| text.parse::<u64>().ok());
+            value.ok_or_else(|| {
+                Error::invalid(format!("its notes have no number {name:?}: no checkpoint"))
+            })
+        };
+        Ok(Position {
+            seed: field("seed")?,
+            n_examples: field("examples")?,
+            batch_size: field("batch size")?,
+            epoch: field("epoch")?,
+            n_batches: field("batches")?,
+        })
+    }
+}
+
+impl Checkpoints {
+    /// The checkpoints of a folder, which is made if it is not there; the newest `n_kept` stay, at least one. What an earlier process left
+    /// unfinished is removed.
+    pub fn new(folder: impl Into<PathBuf>, n_kept: usize) -> Result<Checkpoints> {
+        let checkpoints = Checkpoints {
+            folder: folder.into(),
+            n_kept: n_kept.max(1),
+        };
+        fs::create_dir_all(&checkpoints.folder).map_err(|e| checkpoints.error(e))?;
+        for name in checkpoints.names()? {
+            if name.starts_with(".gristmill-") && name.ends_with(".new") {
+                let path = checkpoints.folder.join(name);
+                fs::remove_file(path).map_err(|e| checkpoints.error(e))?;
+            }
+        }
+        Ok(checkpoints)
+    }
+
+    /// Writes a checkpoint, and removes those that are too old. Gives its file.
+    pub fn save(&self, trainer: &Trainer, position: &Position) -> Result<PathBuf> {
+        let step = trainer.n_steps()?;
+        let path = self.folder.join(format!("step-{step:012}.safetensors"));
+        trainer.resources().save_with(&path, &position.notes())?;
+        sync(&self.folder).map_err(|e| self.error(e))?;
+        for old in self.files()?.into_iter().rev().skip(self.n_kept) {
+            fs::remove_file(old).map_err(|e| self.error(e))?;
+        }
+        Ok(path)
+    }
+
+    /// Loads the newest checkpoint that is whole; `None` when there is none at all.
+    ///
+    /// Errors when none of those that are there is whole, and when it is one of another model; then nothing has changed.
+    pub fn resume(&self, trainer: &Trainer) -> Result<Option<Resumed>> {
+        let mut damaged = Vec::new();
+        for path in self.files()?.into_iter().rev() {
+            match safetensors::read(&path) {
+                Ok(contents) => {
+                    let position = restore(trainer, contents);
+                    let position = position.map_err(|e| e.context(path.display()))?;
+                    return Ok(Some(Resumed {
+                        path,
+                        position,
+                        damaged,
+                    }));
+                }
+                Err(e) => damaged.push(e.to_string()),
+            }
+        }
+        match damaged.is_empty() {
+            true => Ok(None),
+            false => Err(Error::invalid(format!(
+                "no checkpoint is whole: {}",
+                damaged.join("; ")
+            ))),
+        }
+    }
+
+    /// The files, oldest first.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        let mut names = self.names()?;
+        names.retain(|name| name.starts_with("step-") && name.ends_with(".safetensors"));
+        names.sort();
+        Ok(names.iter().map(|name| self.folder.join(name)).collect())
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
+        let entries = fs::read_dir(&self.folder).map_err(|e| self.error(e))?;
+        let names: io::Result<Vec<Option<String>>> = entries.map(name).collect();
+        Ok(names
+            .map_err(|e| self.error(e))?
+            .into_iter()
+            .flatten()
+            .collect())
+    }
+
+    fn error(&self, e: io::Error) -> Error {
+        Error::invalid(format!("{}: {e}", self.folder.display()))
+    }
+}
+
+/// Brings names of files to the disk.
+fn sync(folder: &Path) -> io::Result<()> {
+    match cfg!(unix) {
+        true => fs::File::open(folder)?.sync_all(),
+        false => Ok(()),
+    }
+}
+
+fn restore(trainer: &Trainer, contents: safetensors::Contents) -> Result<Position> {
+    let position = Position::of(&contents.notes)?;
+    check(trainer.state(), &contents.variables)?;
+    trainer.resources().restore(contents.variables)?;
+    Ok(position)
+}
+
+/// Errors unless values are those of exactly these variables.
+fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
+    let of_another = |what: String| {
+        let e = Error::invalid(format!(
+            "a checkpoint of another model or optimiser: {what}"
+        ));
+        Err(e.hint("another folder of checkpoints"))
+    };
+    for saved in values {
+        let name = label(&saved.container, &saved.name);
+        let Some(ty) = state.get(&name) else {
+            return of_another(format!("it has a variable {name:?}, which is not there"));
+        };
+        let shape = ty.static_shape();
+        if ty.dtype != saved.value.dtype() || shape.as_deref() != Some(saved.value.shape()) {
+            let (dtype, shape) = (saved.value.dtype(), saved.value.shape());
+            return of_another(format!("its {name:?} is {dtype}{shape:?}, expected {ty}"));
+        }
+    }
+    let has = |name: &String| values.iter().any(|s| label(&s.container, &s.name) == *name);
+    match state.keys().find(|name| !has(name)) {
+        Some(name) => of_another(format!("it has no variable {name:?}")),
+        None => Ok(()),
+    }
+}

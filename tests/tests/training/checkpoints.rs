@@ -1,0 +1,135 @@
+//! Checkpoints: resumed bit for bit, whole at every moment, refused where they do not fit.
+
+use super::{examples, perceptron, state, trainer};
+use gristmill::train::{Checkpoints, Dataset, Position, Sgd, Trainer, Training};
+use gristmill::{DType, Options, Tensor};
+use std::fs;
+use std::path::Path;
+
+const BATCH: usize = 24;
+
+/// Trains until `n` batches in all were seen, with a checkpoint after each third.
+fn train(
+    trainer: &Trainer,
+    data: &Dataset,
+    checkpoints: &Checkpoints,
+    position: &mut Position,
+    n: u64,
+) {
+    let per_epoch = data.len().div_ceil(BATCH) as u64;
+    while position.epoch * per_epoch + position.n_batches < n {
+        for batch in position.rest(data).unwrap() {
+            trainer.step(batch.unwrap()).unwrap();
+            position.n_batches += 1;
+            let seen = position.epoch * per_epoch + position.n_batches;
+            if seen % 3 == 0 {
+                checkpoints.save(trainer, position).unwrap();
+            }
+            if seen == n {
+                return;
+            }
+        }
+        position.next_epoch();
+    }
+}
+
+fn new(folder: &Path) -> Checkpoints {
+    Checkpoints::new(folder, 2).unwrap()
+}
+
+#[test]
+fn training_goes_on_bit_for_bit_from_the_last_checkpoint() {
+    let data = examples(100);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let start = Position::start(&data, BATCH, 7);
+    let whole = trainer(Options::default());
+    train(
+        &whole,
+        &data,
+        &new(folders[0].path()),
+        &mut start.clone(),
+        20,
+    );
+    let checkpoints = new(folders[1].path());
+    let first = trainer(Options::default());
+    train(&first, &data, &checkpoints, &mut start.clone(), 14);
+    assert_eq!(checkpoints.files().unwrap().len(), 2);
+    let second = trainer(Options::default());
+    let resumed = checkpoints.resume(&second).unwrap().unwrap();
+    let mut position = resumed.position;
+    assert_eq!((position.epoch, position.n_batches), (2, 2));
+    assert_eq!(second.n_steps().unwrap(), 12);
+    train(&second, &data, &checkpoints, &mut position, 20);
+    assert_eq!(state(&second), state(&whole));
+}
+
+#[test]
+fn the_newest_checkpoint_that_is_whole_counts() {
+    let data = examples(100);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = new(folder.path());
+    let own = trainer(Options::default());
+    let mut position = Position::start(&data, BATCH, 7);
+    assert!(checkpoints.resume(&own).unwrap().is_none());
+    train(&own, &data, &checkpoints, &mut position, 6);
+    let files = checkpoints.files().unwrap();
+    let bytes = fs::read(&files[1]).unwrap();
+    fs::write(&files[1], &bytes[..bytes.len() / 2]).unwrap();
+    fs::write(
+        folder.path().join(".gristmill-0123456789abcdef.new"),
+        "unfinished",
+    )
+    .unwrap();
+    let again = new(folder.path());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    let resumed = again.resume(&own).unwrap().unwrap();
+    assert_eq!((&resumed.path, resumed.damaged.len()), (&files[0], 1));
+    assert_eq!(own.n_steps().unwrap(), 3);
+    fs::write(&files[0], "nothing").unwrap();
+    let before = state(&own);
+    let message = again.resume(&own).unwrap_err().to_string();
+    assert!(message.starts_with("no checkpoint is whole"), "{message}");
+    assert_eq!(state(&own), before);
+}
+
+#[test]
+fn checkpoints_of_others_are_refused() {
+    let data = examples(100);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = new(folder.path());
+    let own = trainer(Options::default());
+    let mut position = Position::start(&data, BATCH, 7);
+    train(&own, &data, &checkpoints, &mut position, 3);
+    let training = Training {
+        seed: 5,
+        update: Sgd::default().into(),
+        options: Options::default(),
+    };
+    let other = Trainer::new("perceptron", &training, perceptron).unwrap();
+    let message = checkpoints.resume(&other).unwrap_err().to_string();
+    assert!(
+        message.contains("of another model or optimiser"),
+        "{message}"
+    );
+    assert!(state(&other).is_empty());
+    let message = position.rest(&examples(99)).err().unwrap().to_string();
+    assert!(
+        message.contains("99 examples, the checkpoint's had 100"),
+        "{message}"
+    );
+    // A file of state that is no checkpoint.
+    let plain = tempfile::tempdir().unwrap();
+    let path = plain.path().join("step-000000000001.safetensors");
+    own.resources().save(&path).unwrap();
+    let message = new(plain.path()).resume(&own).unwrap_err().to_string();
+    assert!(message.contains("no checkpoint"), "{message}");
+    let value = Tensor::zeros(DType::F32, &[2]).unwrap();
+    own.resources().set("", "another", &value).unwrap();
+    checkpoints.save(&own, &position).unwrap();
+    let fresh = trainer(Options::default());
+    let message = checkpoints.resume(&fresh).unwrap_err().to_string();
+    assert!(
+        message.contains("\"another\", which is not there"),
+        "{message}"
+    );
+}
