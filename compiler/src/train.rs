@@ -55,5 +55,5 @@ pub use norm::BatchNorm;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
-pub use trainer::{Objective, StepOutputs, Trainer, Training};
+pub use trainer::{Objective, StepOutputs, Trainer, Training, step_graph};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

@@ -164,11 +164,7 @@ fn read_file(path: &Path) -> Result<Contents, Error> {
         checksum.update(value.as_bytes());
         variables.push(named(&key, &entry["containers"][&key], value));
     }
-    let notes = match &entry["notes"] {
-        Value::Null => Notes::new(),
-        notes => serde_json::from_value(notes.clone())
-            .map_err(|e| Error::invalid(format!("its notes: {e}")))?,
-    };
+    let notes = notes_of(&entry)?;
     checksum.update(&text_of(&notes).map_err(unreadable)?);
     let (want, found) = (&entry["crc32"], checksum.finalize());
     if !want.is_null() && *want != found {
@@ -176,6 +172,14 @@ fn read_file(path: &Path) -> Result<Contents, Error> {
         return Err(Error::invalid(message));
     }
     Ok(Contents { variables, notes })
+}
+
+fn notes_of(entry: &Value) -> Result<Notes, Error> {
+    match &entry["notes"] {
+        Value::Null => Ok(Notes::new()),
+        notes => serde_json::from_value(notes.clone())
+            .map_err(|e| Error::invalid(format!("its notes: {e}"))),
+    }
 }
 
 fn read_header(file: &mut impl Read, has: u64) -> Result<Metadata, Error> {

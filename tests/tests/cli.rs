@@ -5,6 +5,7 @@ mod inputs;
 mod limits;
 mod stages;
 mod streams;
+mod train;
 
 use crate::process::{gristmill, gristmill_with, gristmill_with_cache};
 use std::path::{Path, PathBuf};

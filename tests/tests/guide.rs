@@ -82,6 +82,8 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "place",
         "calibrate",
         "devices",
+        "train",
+        "check",
     ];
     let of_verb = |verb: &&str| gristmill(Path::new("."), &[*verb, "--help"]).stdout;
     let mut helps: Vec<String> = verbs.iter().map(of_verb).collect();

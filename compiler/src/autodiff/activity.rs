@@ -110,13 +110,19 @@ impl Activity {
 
     /// Errors, naming the first node, when an active node has no gradient.
     pub fn check_rules(&self, graph: &Graph) -> Result<()> {
-        let active = graph.nodes().filter(|(_, n)| self.is_active_node(graph, n));
-        for (_, node) in active {
-            if let Gradient::None(why) = node.op.spec().gradient {
-                return Err(no_gradient(node, why));
-            }
+        match self.missing_rules(graph).next() {
+            Some(e) => Err(e),
+            None => self.check_reads(graph),
         }
-        self.check_reads(graph)
+    }
+
+    /// An error for each active node that has no gradient.
+    pub fn missing_rules(&self, graph: &Graph) -> impl Iterator<Item = Error> {
+        let active = graph.nodes().filter(|(_, n)| self.is_active_node(graph, n));
+        active.filter_map(|(_, node)| match node.op.spec().gradient {
+            Gradient::None(why) => Some(no_gradient(node, why)),
+            _ => None,
+        })
     }
 
     /// Errors when the loss depends on the read of a variable to which the run has assigned a varied value: the dependence

@@ -128,6 +128,16 @@ pub(crate) fn unreached(graph: &Graph, losses: &[ValueId], values: &[ValueId]) -
     unreached.collect()
 }
 
+/// An error for each node between `losses` and `values` that has no gradient.
+pub(crate) fn without_gradient(
+    graph: &Graph,
+    losses: &[ValueId],
+    values: &[ValueId],
+) -> Vec<Error> {
+    let activity = Activity::new(graph, losses, values, &[]);
+    activity.missing_rules(graph).collect()
+}
+
 fn check_values(graph: &Graph, values: &[ValueId]) -> Result<()> {
     match values.iter().find(|v| v.0 as usize >= graph.n_values()) {
         None => Ok(()),

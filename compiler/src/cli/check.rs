@@ -2,6 +2,7 @@
 
 use super::args::DimFlags;
 use super::output::outln;
+use super::train::{self, Learning, ObjectiveArgs};
 use super::{image, load, print_json};
 use crate::any_shape::ShapeWork;
 use crate::codegen::cpu::why_loops;
@@ -27,6 +28,11 @@ pub struct CheckArgs {
     /// Value of a symbolic dim, e.g. `batch=8`; more can be decided when dims are known.
     #[arg(long, value_name = "DIM=N")]
     set: Vec<String>,
+    /// Say also what `train` would do: which weights would learn, why others would not, and which nodes have no gradient.
+    #[arg(long)]
+    train: bool,
+    #[command(flatten)]
+    objective: ObjectiveArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -39,7 +45,8 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     }
     let dims = DimFlags::sizes(&args.set)?;
     match load::model(&args.model)? {
-        Source::Onnx(m) => check_model(&m, dims, args.json),
+        Source::Onnx(m) => check_model(&m, dims, args),
+        Source::Graph(_) if args.train => Err(train::not_onnx(&args.model)),
         Source::Graph(g) => {
             check_graph(bound(&g, &dims)?, args.json);
             Ok(())
@@ -132,49 +139,23 @@ impl ShapeWork {
     }
 }
 
-fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
-    let mut spec = Specialisation {
-        dims,
-        ..Specialisation::default()
-    };
-    let open = m.open_inputs()?;
-    let (m, structure) = m.trial_form(&mut spec)?;
-    let inputs = m.interface(&spec)?.0;
-    let trial = m.trial(&spec)?;
-    let is_open = |e: &Error| trial.is_undecided && e.is_of_values();
-    let capabilities = m.capabilities_but(&trial.spec, why_loops, &is_open)?;
-    let can_compile = capabilities.problems.is_empty();
-    let shape_inputs = match can_compile {
-        true => trial.values,
-        false => BTreeSet::new(),
-    };
-    let graph = match can_compile && shape_inputs.is_empty() {
-        true => Some(m.graph(&spec)),
+fn check_model(m: &Model, dims: Bindings, args: &CheckArgs) -> Result<()> {
+    let report = Report::of(m, dims)?;
+    // A model that cannot be compiled has no gradients either.
+    let learning = match args.train && report.n_bad == 0 {
+        true => Some(Learning::of(m, &args.objective, &args.set)?),
         false => None,
     };
-    let run_time = match &graph {
-        Some(Ok(g)) => RunTimeExtents::of(g)?,
-        _ => None,
-    };
-    let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g, &Options::default()));
-    let report = Report {
-        n_nodes: capabilities.operators.values().map(n_nodes).sum(),
-        forms: open
-            .into_iter()
-            .map(|input| form(input, &structure))
-            .collect(),
-        n_bad: capabilities.problems.iter().map(|p| p.nodes.len()).sum(),
-        capabilities,
-        shape_inputs,
-        run_time,
-        shapes,
-    };
-    if json {
-        print_json("check", report.json());
+    if args.json {
+        let mut value = report.json();
+        value["training"] = json!(learning.as_ref().map(Learning::json));
+        print_json("check", value);
     } else {
         report.print();
+        learning.iter().for_each(Learning::print);
     }
-    report.verdict()
+    report.verdict()?;
+    learning.map_or(Ok(()), Learning::verdict)
 }
 
 /// An open input, and the number of its tensors here.
@@ -204,6 +185,43 @@ struct Report {
 }
 
 impl Report {
+    fn of(given: &Model, dims: Bindings) -> Result<Report> {
+        let mut spec = Specialisation {
+            dims,
+            ..Specialisation::default()
+        };
+        let open = given.open_inputs()?;
+        let (m, structure) = given.trial_form(&mut spec)?;
+        let inputs = m.interface(&spec)?.0;
+        let trial = m.trial(&spec)?;
+        let is_open = |e: &Error| trial.is_undecided && e.is_of_values();
+        let capabilities = m.capabilities_but(&trial.spec, why_loops, &is_open)?;
+        let can_compile = capabilities.problems.is_empty();
+        let shape_inputs = match can_compile {
+            true => trial.values,
+            false => BTreeSet::new(),
+        };
+        let graph = match can_compile && shape_inputs.is_empty() {
+            true => Some(m.graph(&spec)),
+            false => None,
+        };
+        let run_time = match &graph {
+            Some(Ok(g)) => RunTimeExtents::of(g)?,
+            _ => None,
+        };
+        let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g, &Options::default()));
+        let forms = open.into_iter().map(|input| form(input, &structure));
+        Ok(Report {
+            n_nodes: capabilities.operators.values().map(n_nodes).sum(),
+            forms: forms.collect(),
+            n_bad: capabilities.problems.iter().map(|p| p.nodes.len()).sum(),
+            capabilities,
+            shape_inputs,
+            run_time,
+            shapes,
+        })
+    }
+
     fn print(&self) {
         let n_bad = self.n_bad;
         let nodes = plural(self.n_nodes, "node");

@@ -5,12 +5,15 @@ use super::inputs;
 use super::load;
 use super::nodes::NodeFilter;
 use super::output::{self, outln};
-use crate::compiled::{Compiled, prepare};
+use super::train::{self, ObjectiveArgs, UpdateArgs};
+use crate::compiled::{Compiled, Source, prepare};
 use crate::error::{Error, Result};
 use crate::nearest::unknown;
+use crate::options::Options;
 use crate::pipeline::{Lowered, Stage};
 use clap::Args;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Arguments of `dump`.
 #[derive(Args)]
@@ -30,9 +33,19 @@ pub struct DumpArgs {
     /// Only nodes whose path matches the regular expression, in stages that list nodes. Files of --dump-dir have all of them.
     #[arg(long, value_name = "REGEX")]
     node: Option<String>,
+    /// The stages of a step of training, as `train` compiles it with these flags, instead of those of the model. `--stage gradients` is its graph.
+    #[arg(long)]
+    train: bool,
+    #[command(flatten)]
+    objective: ObjectiveArgs,
+    #[command(flatten)]
+    update: UpdateArgs,
     #[command(flatten)]
     compile: CompileArgs,
 }
+
+/// The stage that is the graph of a step of training.
+const GRADIENTS: &str = "gradients";
 
 /// Runs the verb.
 pub fn dump(args: &DumpArgs) -> Result<()> {
@@ -40,14 +53,22 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
         list_stages();
         return Ok(());
     }
-    let stage = parse_stage(&args.stage)?;
+    let is_step = args.train || args.stage == GRADIENTS;
+    let stage = match args.stage.as_str() {
+        GRADIENTS => Stage::Graph,
+        name => parse_stage(name)?,
+    };
     let filter = args.node.as_deref().map(|pattern| filter(pattern, stage));
     let filter = filter.transpose()?;
     let model = args.model.as_ref();
     let model = model.ok_or_else(|| Error::invalid("dump needs a model"))?;
     let mut options = args.compile.options()?;
     options.keep_stages = true;
-    let compiled = prepare(args.compile.source(model)?, &options)?;
+    let source = match is_step {
+        true => step_of(args, model, &mut options)?,
+        false => args.compile.source(model)?,
+    };
+    let compiled = prepare(source, &options)?;
     let mut shown = text(args, stage, &compiled)?;
     if let Some(filter) = filter {
         shown = filter.apply(&shown)?;
@@ -56,7 +77,17 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
     Ok(())
 }
 
+/// The graph of a step of training.
+fn step_of(args: &DumpArgs, model: &Path, options: &mut Options) -> Result<Source> {
+    let model = train::onnx_model(model)?;
+    let dims = std::mem::take(&mut options.dims);
+    let graph = train::step_of(&model, &args.objective, &args.update, dims)?;
+    Ok(Source::Graph(Arc::new(graph)))
+}
+
 fn list_stages() {
+    let doc = "The imported graph, its gradients and the update of its weights: a step of `train`.";
+    outln!("{GRADIENTS:<11} {doc}");
     for stage in Stage::ALL {
         outln!("{:<11} {}", stage.name(), stage.doc());
     }
@@ -64,7 +95,7 @@ fn list_stages() {
 
 fn parse_stage(name: &str) -> Result<Stage> {
     Stage::parse(name).ok_or_else(|| {
-        let known = Stage::ALL.iter().map(|s| s.name());
+        let known = Stage::ALL.iter().map(|s| s.name()).chain([GRADIENTS]);
         Error::invalid(unknown("stage", name, known))
     })
 }

@@ -19,6 +19,7 @@ mod place;
 mod planned;
 mod run;
 mod summary;
+mod train;
 mod watchdog;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -64,6 +65,8 @@ enum Verb {
     Dump(dump::DumpArgs),
     /// Time repeated runs.
     Bench(bench::BenchArgs),
+    /// Let a model go on learning, and write it with its new weights.
+    Train(Box<train::TrainArgs>),
     /// Explain the device of each node.
     Place(place::PlaceArgs),
     /// Measure this machine's CPU once, so that predicted times are its own.
@@ -97,6 +100,7 @@ fn run_verb(verb: Verb) -> Result<()> {
         Verb::Check(a) => check::check(&a),
         Verb::Dump(a) => dump::dump(&a),
         Verb::Bench(a) => bench::bench(&a),
+        Verb::Train(a) => train::train(&a),
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Devices(a) => devices::devices(&a),

@@ -10,12 +10,16 @@ const BEYOND: f64 = 4_611_686_018_427_387_904.0;
 /// The operand of the softmax over the last axis, its logarithm or the sigmoid that gives a value; the value itself if none does. Exported
 /// classifiers often end in one, while the losses of this module take what comes before it.
 pub fn logits(b: &GraphBuilder, output: ValueId) -> ValueId {
+    logits_along(b, output, b.ty(output).rank().saturating_sub(1))
+}
+
+/// [`logits`] with the classes along another axis.
+pub fn logits_along(b: &GraphBuilder, output: ValueId, classes: usize) -> ValueId {
     let Some(node) = b.graph().def_node(output) else {
         return output;
     };
-    let last = b.ty(output).rank().checked_sub(1);
     match &node.op {
-        Op::Softmax { axis, .. } if Some(*axis) == last => node.inputs[0],
+        Op::Softmax { axis, .. } if *axis == classes => node.inputs[0],
         Op::Map(ScalarOp::Sigmoid) => node.inputs[0],
         _ => output,
     }

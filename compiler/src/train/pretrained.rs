@@ -1,7 +1,7 @@
 //! Models from files whose weights go on learning.
 
 use super::model::Model;
-use crate::autodiff::unreached;
+use crate::autodiff::{unreached, without_gradient};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, ConstData, Graph, Op, Type, ValueId};
 use crate::nearest::unknown;
@@ -100,6 +100,12 @@ impl Pretrained {
         outputs.map(|o| (o.name.as_str(), self.graph.ty(o.value)))
     }
 
+    /// An error for each node between weights that learn and outputs that has no gradient.
+    pub fn without_gradient(&self) -> Vec<Error> {
+        let (values, outputs) = ends(&self.graph);
+        without_gradient(&self.graph, &outputs, &values)
+    }
+
     /// Writes the model's file with the values that the variables have now: [`onnx::Model::write_with`].
     pub fn save(&self, resources: &Resources, path: impl AsRef<Path>) -> Result<()> {
         let mut values = Weights::new();
@@ -184,11 +190,17 @@ fn reads(graph: &Graph) -> BTreeMap<String, ValueId> {
 /// The variables that no output depends on through floating-point values.
 fn unused(graph: &Graph) -> BTreeSet<String> {
     let reads = reads(graph);
-    let values: Vec<ValueId> = reads.values().copied().collect();
-    let outputs: Vec<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
+    let (values, outputs) = ends(graph);
     let unreached = unreached(graph, &outputs, &values);
     let is_unreached = |(name, v): (String, ValueId)| unreached.contains(&v).then_some(name);
     reads.into_iter().filter_map(is_unreached).collect()
+}
+
+/// The reads of variables, and the outputs.
+fn ends(graph: &Graph) -> (Vec<ValueId>, Vec<ValueId>) {
+    let values = reads(graph).into_values().collect();
+    let outputs = graph.outputs.iter().map(|o| o.value).collect();
+    (values, outputs)
 }
 
 /// The graph with composites where the file has their single ops.

@@ -105,9 +105,7 @@ impl Trainer {
         let objective = build(&mut used)?;
         let (mut b, _) = used.into_parts();
         objective.add_outputs(&mut b);
-        let mut trained = Model::new(name, training.seed, true);
-        let objective = build(&mut trained)?;
-        let (step, names) = step(trained, &objective, &training.update)?;
+        let (step, names) = step(name, training, build)?;
         let state = step.variables().into_iter();
         let state = state.map(|((container, name), ty)| (label(&container, &name), ty));
         Ok(Trainer {
@@ -170,8 +168,23 @@ impl Trainer {
     }
 }
 
+/// The graph of a step as [`Trainer::new`] compiles it, for those who want to see it.
+pub fn step_graph(
+    name: &str,
+    training: &Training,
+    build: impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Graph> {
+    Ok(step(name, training, build)?.0)
+}
+
 /// The graph of a step, and the names of the variables that it moves.
-fn step(model: Model, objective: &Objective, update: &Update) -> Result<(Graph, Vec<String>)> {
+fn step(
+    name: &str,
+    training: &Training,
+    build: impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<(Graph, Vec<String>)> {
+    let mut model = Model::new(name, training.seed, true);
+    let objective = build(&mut model)?;
     let (mut b, mut variables) = model.into_parts();
     objective.add_outputs(&mut b);
     variables.retain(|v| v.is_trained);
@@ -183,7 +196,7 @@ fn step(model: Model, objective: &Objective, update: &Update) -> Result<(Graph, 
         gradient,
     };
     let parameters: Vec<_> = variables.iter().zip(gradients).map(parameter).collect();
-    let step = update.apply(&mut b, &parameters)?;
+    let step = training.update.apply(&mut b, &parameters)?;
     b.output(NUMBER, step.number);
     b.output(RATE, step.learning_rate);
     if let Some(norm) = step.norm {

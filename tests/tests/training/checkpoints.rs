@@ -22,7 +22,7 @@ fn train(
             trainer.step(batch.unwrap()).unwrap();
             position.n_batches += 1;
             let seen = position.epoch * per_epoch + position.n_batches;
-            if seen % 3 == 0 {
+            if seen.is_multiple_of(3) {
                 checkpoints.save(trainer, position).unwrap();
             }
             if seen == n {

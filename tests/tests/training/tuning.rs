@@ -1,5 +1,9 @@
 //! Fine-tuning: weights of ONNX files as variables, and files with the new ones.
 
+#[path = "../../../compiler/examples/fine_tune.rs"]
+#[allow(dead_code, reason = "an example's `main`")]
+mod fine_tune;
+
 use gristmill::ir::ValueId;
 use gristmill::onnx::{self, load, tensor_from_pb};
 use gristmill::train::{
@@ -192,4 +196,11 @@ fn the_file_that_was_learnt_is_better() {
     }
     let last = trainer.step(batch).unwrap();
     assert!(last.loss < 0.7 * first.loss, "{} {}", first.loss, last.loss);
+}
+
+#[test]
+fn turned_digits_are_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let (before, after) = fine_tune::tune(&folder.path().join("turned.onnx")).unwrap();
+    assert!(before < 0.6 && after > 0.95, "{before} {after}");
 }

@@ -1,0 +1,535 @@
+//! `gristmill train`: a model from a file goes on learning, and is written again.
+
+mod data;
+mod learning;
+mod objective;
+mod progress;
+
+pub use learning::{Learning, step_of};
+pub use objective::{ObjectiveArgs, UpdateArgs};
+
+use super::args::CompileArgs;
+use super::output::{errln, outln};
+use super::{load, parse, print_json};
+use crate::compiled::Source;
+use crate::error::{Error, Result};
+use crate::nearest::unknown;
+use crate::onnx;
+use crate::options::Options;
+use crate::train::{Checkpoints, Position, StepOutputs, Trainer, Training, Weight};
+use crate::units::{plural, printable, time_ns};
+use clap::Args;
+use data::{Archive, Batch, Examples, Keys};
+use gristmill_runtime::files;
+use objective::Aim;
+use progress::{Epoch, Line, Means, first};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Arguments of `train`.
+#[derive(Args)]
+pub struct TrainArgs {
+    /// An ONNX model.
+    model: PathBuf,
+    /// The examples: a NumPy archive, whose arrays have one row for each.
+    #[arg(long, value_name = "FILE.npz")]
+    data: PathBuf,
+    /// Examples that are held out: loss and metrics are shown after each epoch.
+    #[arg(long, value_name = "FILE.npz")]
+    eval: Option<PathBuf>,
+    /// The key of an input in the archives; the input's name by default.
+    #[arg(long, value_name = "NAME=KEY")]
+    input: Vec<String>,
+    /// The key of the labels in the archives.
+    #[arg(long, value_name = "KEY", default_value = "label")]
+    label: String,
+    #[command(flatten)]
+    objective: ObjectiveArgs,
+    #[command(flatten)]
+    update: UpdateArgs,
+    /// Times that all examples are seen.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
+    /// Examples of a step; 32 by default, or as many as the model has. The last batch of an epoch may have fewer, but for a model of a fixed number.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
+    /// Seed of the order of examples.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// The file to write: the model with its new weights. Tensors that lay in other files lie in `OUT.onnx.data`.
+    #[arg(short = 'o', value_name = "OUT.onnx")]
+    out: PathBuf,
+    /// Folder of checkpoints, one after each epoch, and when Ctrl-C ends the training; `OUT.onnx.checkpoints` for the latter by default.
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+    /// Checkpoints that are kept, the newest.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    keep_checkpoints: u32,
+    /// Go on from the newest checkpoint.
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    compile: CompileArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Exit code of a training that Ctrl-C ended, as shells have it.
+const INTERRUPTED: i32 = 128 + SIGINT;
+
+/// Runs the verb.
+pub fn train(args: &TrainArgs) -> Result<()> {
+    check_flags(args)?;
+    let interrupt = interrupt()?;
+    let began = Instant::now();
+    let mut session = Session::new(args)?;
+    let is_whole = session.run(&interrupt)?;
+    if is_whole {
+        let saved = session.aim.net.save(session.trainer.resources(), &args.out);
+        saved.map_err(|e| e.hint("checkpoints of --checkpoint-dir have the weights"))?;
+    }
+    let ns = began.elapsed().as_nanos() as u64;
+    match args.json {
+        true => print_json("train", session.json(is_whole, ns)),
+        false => session.print_end(is_whole, ns),
+    }
+    if !is_whole {
+        super::output::flush();
+        std::process::exit(INTERRUPTED);
+    }
+    Ok(())
+}
+
+/// Errors that would otherwise come at the end only.
+fn check_flags(args: &TrainArgs) -> Result<()> {
+    args.update.check()?;
+    if !args.compile.keep.is_empty() {
+        let e = Error::invalid("--keep: state that inputs and outputs have is not differentiated");
+        return Err(e.hint("train the model without it"));
+    }
+    let is_same = match (args.model.canonicalize(), args.out.canonicalize()) {
+        (Ok(model), Ok(out)) => model == out,
+        _ => false,
+    };
+    if is_same {
+        return Err(Error::invalid("-o: the model itself is not written over").hint("another name"));
+    }
+    let free = files::nameless(&args.out);
+    free.map(drop)
+        .map_err(|e| load::file_error(&args.out, e).context("-o"))
+}
+
+/// Is set by Ctrl-C, and by a request to terminate; a second one ends the process at once.
+fn interrupt() -> Result<Arc<AtomicBool>> {
+    let interrupt = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let set = flag::register_conditional_shutdown(signal, INTERRUPTED, interrupt.clone())
+            .and_then(|_| flag::register(signal, interrupt.clone()));
+        set.map_err(|e| Error::internal(format!("cannot wait for signal {signal}: {e}")))?;
+    }
+    Ok(interrupt)
+}
+
+/// The model of a file. Errors for a graph in text form.
+pub fn onnx_model(path: &Path) -> Result<Arc<onnx::Model>> {
+    match load::model(path)? {
+        Source::Onnx(model) => Ok(model),
+        Source::Graph(_) => Err(not_onnx(path)),
+    }
+}
+
+/// The error for a graph in text form.
+pub fn not_onnx(path: &Path) -> Error {
+    let message = format!("{}: only ONNX models are trained", path.display());
+    Error::invalid(message).hint("gristmill::train trains graphs that are built in Rust")
+}
+
+/// A training in progress.
+struct Session<'a> {
+    args: &'a TrainArgs,
+    aim: Aim,
+    trainer: Trainer,
+    examples: Rc<Examples>,
+    held_out: Option<Examples>,
+    /// True when every batch has the same size.
+    is_fixed: bool,
+    position: Position,
+    epochs: Vec<Epoch>,
+    checkpoint: Option<PathBuf>,
+}
+
+/// The model, the data and the flags of a training, before a step is compiled.
+struct Setup<'a> {
+    args: &'a TrainArgs,
+    keys: Keys,
+    archive: Archive,
+    aim: Aim,
+    /// The number of examples that the model takes, where it is fixed.
+    fixed: Option<usize>,
+    /// Examples of a step.
+    size: usize,
+    options: Options,
+}
+
+impl<'a> Setup<'a> {
+    fn new(args: &'a TrainArgs) -> Result<Setup<'a>> {
+        let mut options = args.compile.options()?;
+        // The graph of a step has them already.
+        let dims = std::mem::take(&mut options.dims);
+        let model = onnx_model(&args.model)?;
+        let aim = Aim::new(&model, &args.objective, dims, &args.label)?;
+        aim.check_learning()?;
+        let fixed = fixed_batch(&aim)?;
+        Ok(Setup {
+            args,
+            keys: keys(args)?,
+            archive: Archive::read(&args.data)?,
+            size: batch_size(args, fixed)?,
+            fixed,
+            aim,
+            options,
+        })
+    }
+
+    fn trainer(&self) -> Result<Trainer> {
+        let label = self.archive.get(&self.args.label)?;
+        let n_examples = label.shape().first().copied().unwrap_or(0);
+        let n_batches = match self.fixed {
+            Some(size) => n_examples / size,
+            None => n_examples.div_ceil(self.size),
+        };
+        let n_steps = n_batches as u64 * self.args.epochs;
+        let training = Training {
+            seed: self.args.seed,
+            update: self.args.update.update(n_steps),
+            options: self.options.clone(),
+        };
+        let dtype = label.dtype();
+        Trainer::new("train", &training, |m| self.aim.build(m, dtype))
+    }
+
+    /// Errors when `--input` names an input that is not there.
+    fn check_keys(&self, trainer: &Trainer) -> Result<()> {
+        let inputs = trainer.program().inputs();
+        let known = || inputs.iter().map(|(name, _)| name.as_str());
+        let strange = |name: &&String| known().all(|k| k != *name);
+        match self.keys.keys().find(strange) {
+            Some(name) => {
+                let message = unknown("input", name, known());
+                Err(Error::invalid(message).context("--input"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn examples(&self, trainer: &Trainer, archive: &Archive) -> Result<Examples> {
+        let examples = archive.examples(trainer.program().inputs(), &self.keys)?;
+        if let Some(n) = self.aim.n_classes() {
+            archive.check_labels(&self.args.label, n)?;
+        }
+        if let Some(size) = self.fixed {
+            archive.check_fixed(&examples, size)?;
+        }
+        Ok(examples)
+    }
+}
+
+impl<'a> Session<'a> {
+    fn new(args: &'a TrainArgs) -> Result<Session<'a>> {
+        let setup = Setup::new(args)?;
+        let trainer = setup.trainer()?;
+        setup.check_keys(&trainer)?;
+        let examples = setup.examples(&trainer, &setup.archive)?;
+        let held_out = match &args.eval {
+            Some(path) => Some(setup.examples(&trainer, &Archive::read(path)?)?),
+            None => None,
+        };
+        Ok(Session {
+            position: Position::start(&examples.data, setup.size, args.seed),
+            args,
+            trainer,
+            examples: Rc::new(examples),
+            held_out,
+            is_fixed: setup.fixed.is_some(),
+            aim: setup.aim,
+            epochs: Vec::new(),
+            checkpoint: None,
+        })
+    }
+}
+
+/// The keys that `--input` gives.
+fn keys(args: &TrainArgs) -> Result<Keys> {
+    let mut keys = Keys::new();
+    for flag in &args.input {
+        let (name, key) = parse::pair(flag, "--input", "NAME=KEY")?;
+        if keys.insert(name.to_owned(), key.to_owned()).is_some() {
+            return Err(Error::invalid(format!("--input: {name:?} is given twice")));
+        }
+    }
+    Ok(keys)
+}
+
+/// The number of examples that the model takes, where it is fixed.
+fn fixed_batch(aim: &Aim) -> Result<Option<usize>> {
+    let mut fixed = None;
+    for (name, ty) in aim.net.inputs() {
+        let Some(first) = ty.shape.first() else {
+            return Err(Error::invalid(format!(
+                "input {name:?} is {ty}: expected a first axis of examples"
+            )));
+        };
+        fixed = fixed.or(first.as_usize());
+    }
+    Ok(fixed)
+}
+
+fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
+    match (args.batch, fixed) {
+        (Some(given), Some(own)) if given as usize != own => {
+            let e = Error::invalid(format!(
+                "--batch {given}: the model takes {own} examples at once"
+            ));
+            Err(e.hint("export it with a symbolic first dim"))
+        }
+        (_, Some(own)) => Ok(own),
+        (given, None) => Ok(given.unwrap_or(32) as usize),
+    }
+}
+
+impl Session<'_> {
+    fn n_per_epoch(&self) -> u64 {
+        let (n, size) = (self.examples.data.len() as u64, self.position.batch_size);
+        match self.is_fixed {
+            true => n / size,
+            false => n.div_ceil(size),
+        }
+    }
+
+    /// Trains to the end; false when it was interrupted.
+    fn run(&mut self, interrupt: &AtomicBool) -> Result<bool> {
+        let checkpoints = self.checkpoints()?;
+        if self.args.resume {
+            self.resume(checkpoints.as_ref())?;
+        }
+        let n_steps = self.n_per_epoch() * self.args.epochs;
+        let n_done = self.position.epoch * self.n_per_epoch() + self.position.n_batches;
+        let line = Line::new(n_steps, n_done, !self.args.json);
+        while self.position.epoch < self.args.epochs {
+            let Some(mut epoch) = self.epoch(&line, interrupt)? else {
+                line.end();
+                self.save_interrupted(checkpoints)?;
+                return Ok(false);
+            };
+            epoch.held_out = self.evaluate()?;
+            self.position.next_epoch();
+            if let Some(checkpoints) = &checkpoints {
+                self.checkpoint = Some(checkpoints.save(&self.trainer, &self.position)?);
+            }
+            if !self.args.json {
+                line.aside(|| epoch.print(self.args.epochs));
+            }
+            self.epochs.push(epoch);
+        }
+        line.end();
+        Ok(true)
+    }
+
+    fn checkpoints(&self) -> Result<Option<Checkpoints>> {
+        let folder = match (&self.args.checkpoint_dir, self.args.resume) {
+            (Some(folder), _) => folder.clone(),
+            (None, true) => self.default_folder(),
+            (None, false) => return Ok(None),
+        };
+        let n = self.args.keep_checkpoints as usize;
+        Ok(Some(Checkpoints::new(folder, n)?))
+    }
+
+    fn default_folder(&self) -> PathBuf {
+        let mut folder = self.args.out.clone().into_os_string();
+        folder.push(".checkpoints");
+        folder.into()
+    }
+
+    fn resume(&mut self, checkpoints: Option<&Checkpoints>) -> Result<()> {
+        let Some(checkpoints) = checkpoints else {
+            return Ok(());
+        };
+        let Some(resumed) = checkpoints.resume(&self.trainer)? else {
+            let e = Error::invalid("--resume: there is no checkpoint");
+            return Err(e.hint("--checkpoint-dir names the folder"));
+        };
+        resumed.damaged.iter().for_each(super::output::warning);
+        let own = Position {
+            epoch: resumed.position.epoch,
+            n_batches: resumed.position.n_batches,
+            ..self.position
+        };
+        if own != resumed.position {
+            let p = resumed.position;
+            return Err(Error::invalid(format!(
+                "{}: it is of {} examples by {} with --seed {}; here they are {} by {} with --seed {}",
+                resumed.path.display(),
+                p.n_examples,
+                p.batch_size,
+                p.seed,
+                own.n_examples,
+                own.batch_size,
+                own.seed
+            )));
+        }
+        self.position = own;
+        let path = resumed.path.display();
+        errln!(
+            "going on from {path}, after {}",
+            plural(self.trainer.n_steps()? as usize, "step")
+        );
+        self.checkpoint = Some(resumed.path);
+        Ok(())
+    }
+
+    /// The rest of an epoch; `None` when it was interrupted.
+    fn epoch(&mut self, line: &Line, interrupt: &AtomicBool) -> Result<Option<Epoch>> {
+        let began = Instant::now();
+        let mut epoch = Epoch::begin(self.position.epoch + 1);
+        let examples = self.examples.clone();
+        for batch in self.position.rest(&examples.data)? {
+            let batch = examples.converted(batch?)?;
+            if self.is_fixed && rows(&batch) as u64 != self.position.batch_size {
+                break;
+            }
+            let n = rows(&batch);
+            let step = self.step(batch)?;
+            epoch.add(n, &step, began.elapsed());
+            line.step(&epoch, step.loss);
+            if interrupt.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(epoch))
+    }
+
+    fn step(&mut self, batch: Batch) -> Result<StepOutputs> {
+        if self.trainer.program().specialisations() == 0 {
+            self.report(&batch)?;
+        }
+        let step = self.trainer.step(batch)?;
+        self.position.n_batches += 1;
+        match step.loss.is_finite() {
+            true => Ok(step),
+            false => Err(self.not_finite(step.number, step.loss)),
+        }
+    }
+
+    /// The report of compilation that other verbs give too.
+    fn report(&self, batch: &Batch) -> Result<()> {
+        let program = self.trainer.program();
+        let tensor = |name: &str| batch.iter().find(|(own, _)| own == name);
+        let names = program.inputs().iter().map(|(name, _)| name);
+        let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
+        let executable = program.executable_for(&tensors.collect::<Vec<_>>())?;
+        executable.map_or(Ok(()), |e| self.args.compile.report(&e.lowered))
+    }
+
+    fn not_finite(&self, step: u64, loss: f64) -> Error {
+        let (epoch, batch) = (self.position.epoch + 1, self.position.n_batches);
+        let kept = match &self.checkpoint {
+            Some(path) => format!("; the last checkpoint is {}", path.display()),
+            None => String::new(),
+        };
+        let e = Error::invalid(format!(
+            "the loss is {loss} in step {step} (epoch {epoch}, batch {batch}){kept}"
+        ));
+        e.hint("a lower --lr, --clip-norm, or a look at the values of the data")
+    }
+
+    fn evaluate(&self) -> Result<Option<Means>> {
+        let Some(examples) = &self.held_out else {
+            return Ok(None);
+        };
+        let mut means = Means::default();
+        let size = self.position.batch_size as usize;
+        for batch in examples.data.batches(size) {
+            let batch = examples.converted(batch?)?;
+            let n = rows(&batch);
+            if self.is_fixed && n != size {
+                break;
+            }
+            let outputs = self.trainer.evaluate(batch)?;
+            means.add(
+                n,
+                outputs.iter().map(|(name, t)| (name.to_owned(), first(t))),
+            );
+        }
+        Ok(Some(means))
+    }
+
+    fn save_interrupted(&mut self, checkpoints: Option<Checkpoints>) -> Result<()> {
+        let n = self.args.keep_checkpoints as usize;
+        let checkpoints = match checkpoints {
+            Some(checkpoints) => checkpoints,
+            None => Checkpoints::new(self.default_folder(), n)?,
+        };
+        self.checkpoint = Some(checkpoints.save(&self.trainer, &self.position)?);
+        Ok(())
+    }
+
+    fn learnt(&self) -> impl Iterator<Item = &Weight> {
+        let weights = self.aim.net.weights().iter();
+        weights.filter(|w| w.frozen.is_none())
+    }
+
+    fn n_parameters(&self) -> usize {
+        let sizes = self.learnt().map(|w| w.ty.shape.n_elements().as_usize());
+        sizes.flatten().sum()
+    }
+
+    fn print_end(&self, is_whole: bool, ns: u64) {
+        let time = time_ns(ns);
+        if !is_whole {
+            let checkpoint = self.checkpoint.as_ref();
+            let path = checkpoint
+                .map(|path| path.display().to_string())
+                .unwrap_or_default();
+            errln!("ended after {time}; --resume goes on from {path}");
+            return;
+        }
+        let (weights, n) = (plural(self.learnt().count(), "weight"), self.n_parameters());
+        let out = self.args.out.display().to_string();
+        outln!(
+            "{}: {weights} of {n} numbers were learnt in {time}",
+            printable(&out)
+        );
+    }
+
+    fn json(&self, is_whole: bool, ns: u64) -> Value {
+        let weights = self.learnt().map(|w| w.name.as_str());
+        let epochs = self.epochs.iter().map(Epoch::json);
+        json!({
+            "weights": weights.collect::<Vec<_>>(),
+            "parameters": self.n_parameters(),
+            "epochs": epochs.collect::<Vec<_>>(),
+            "steps": self.position.epoch * self.n_per_epoch() + self.position.n_batches,
+            "batch": self.position.batch_size,
+            "seed": self.args.seed,
+            "train_ns": ns,
+            "output": is_whole.then_some(&self.args.out),
+            "checkpoint": self.checkpoint,
+            "interrupted": !is_whole,
+        })
+    }
+}
+
+fn rows(batch: &Batch) -> usize {
+    let first = batch.first();
+    first
+        .and_then(|(_, t)| t.shape().first().copied())
+        .unwrap_or(0)
+}

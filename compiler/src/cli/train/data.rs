@@ -1,0 +1,159 @@
+//! Examples of an archive for the inputs of a model.
+
+use super::super::output::errln;
+use crate::error::{Error, Result};
+use crate::ir::Type;
+use crate::nearest::unknown;
+use crate::train::Dataset;
+use crate::units::{plural, printable};
+use crate::{DType, Tensor};
+use gristmill_runtime::npy;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Keys of an archive by inputs.
+pub type Keys = BTreeMap<String, String>;
+
+/// A NumPy archive.
+pub struct Archive {
+    path: PathBuf,
+    tensors: Vec<(String, Tensor)>,
+}
+
+/// Examples as the inputs take them.
+pub struct Examples {
+    /// The examples, by the names of inputs.
+    pub data: Dataset,
+    /// The dtypes that inputs have.
+    dtypes: BTreeMap<String, DType>,
+}
+
+/// A batch by the names of inputs.
+pub type Batch = Vec<(String, Tensor)>;
+
+impl Archive {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Archive> {
+        Ok(Archive {
+            path: path.to_owned(),
+            tensors: npy::read_npz(path)?,
+        })
+    }
+
+    /// The tensor of a key.
+    pub fn get(&self, key: &str) -> Result<&Tensor> {
+        let found = self.tensors.iter().find(|(known, _)| known == key);
+        let known = || self.tensors.iter().map(|(known, _)| known.as_str());
+        found.map(|(_, t)| t).ok_or_else(|| {
+            let e = Error::invalid(unknown("key", key, known())).context(self.path.display());
+            e.hint("--input NAME=KEY and --label KEY say which keys are for the model's inputs")
+        })
+    }
+
+    /// The examples for these inputs, whose keys have the inputs' names unless `keys` has others. Says which values are converted.
+    pub fn examples(&self, inputs: &[(String, Type)], keys: &Keys) -> Result<Examples> {
+        let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
+        for (name, ty) in inputs {
+            let tensor = self.get(keys.get(name).unwrap_or(name))?;
+            let fits = check(tensor, ty);
+            fits.map_err(|e| e.context(self.of(name)))?;
+            if tensor.dtype() != ty.dtype {
+                let (name, from, to) = (printable(name), tensor.dtype(), ty.dtype);
+                errln!(
+                    "{}: {name}: values of {from} are taken as {to}",
+                    self.path.display()
+                );
+            }
+            tensors.push((name.clone(), tensor.clone()));
+            dtypes.insert(name.clone(), ty.dtype);
+        }
+        let data = Dataset::new(tensors).map_err(|e| e.context(self.path.display()))?;
+        if data.is_empty() {
+            let message = format!("{}: no examples", self.path.display());
+            return Err(Error::invalid(message));
+        }
+        Ok(Examples { data, dtypes })
+    }
+
+    /// Errors when a label is none of `n` classes.
+    pub fn check_labels(&self, key: &str, n: usize) -> Result<()> {
+        let labels = self.get(key)?;
+        let per_example = labels.len().checked_div(labels.shape()[0]).unwrap_or(1);
+        let values = labels.to_f64s();
+        let wrong = values.iter().position(|&v| !(0.0..n as f64).contains(&v));
+        let Some(at) = wrong else {
+            return Ok(());
+        };
+        let (path, label, example) = (self.path.display(), values[at], at / per_example.max(1));
+        Err(Error::invalid(format!(
+            "{path}: {key:?} of example {example} is {label}, expected a class from 0 to {}",
+            n.saturating_sub(1)
+        )))
+    }
+
+    /// Errors when there is no batch of `size` examples, and says which are left out.
+    pub fn check_fixed(&self, examples: &Examples, size: usize) -> Result<()> {
+        let (n, path) = (examples.data.len(), self.path.display());
+        if n < size {
+            let message = format!("{path}: {n} examples, and the model takes {size} at once");
+            return Err(Error::invalid(message));
+        }
+        if n % size > 0 {
+            let left = plural(n % size, "example");
+            errln!("{path}: the model takes {size} at once, so each epoch leaves out {left}");
+        }
+        Ok(())
+    }
+
+    fn of(&self, name: &str) -> String {
+        format!("{}: input {name:?}", self.path.display())
+    }
+}
+
+/// Errors unless rows of a tensor are examples for an input.
+fn check(tensor: &Tensor, ty: &Type) -> Result<()> {
+    let shape = tensor.shape();
+    let axes = shape.iter().zip(ty.shape.iter()).skip(1);
+    let fits = |(&n, dim): (&usize, &crate::ir::Dim)| dim.as_usize().is_none_or(|own| own == n);
+    let has_axes = shape.len() == ty.rank() && !shape.is_empty();
+    if !has_axes || !axes.into_iter().all(fits) {
+        let dtype = tensor.dtype();
+        return Err(Error::invalid(format!(
+            "the archive has {dtype}{shape:?}, expected rows of {ty}"
+        )));
+    }
+    if tensor.dtype() == ty.dtype || is_taken(tensor.dtype(), ty.dtype) {
+        return Ok(());
+    }
+    let (from, to) = (tensor.dtype(), ty.dtype);
+    let e = Error::invalid(format!("the archive has {from}, expected {to}"));
+    Err(e.hint("convert it there: as no float and no wider integer, it would be other values"))
+}
+
+/// True for numbers as floats, and integers as wider ones.
+fn is_taken(from: DType, to: DType) -> bool {
+    let is_number = from.is_float() || from.is_int() || from == DType::Bool;
+    match to.is_float() {
+        true => is_number,
+        false => {
+            let widens = from.size_bytes() < to.size_bytes();
+            from.is_int()
+                && to.is_int()
+                && widens
+                && (from.is_unsigned_int() || !to.is_unsigned_int())
+        }
+    }
+}
+
+impl Examples {
+    /// A batch with the dtypes of the inputs.
+    pub fn converted(&self, mut batch: Batch) -> Result<Batch> {
+        for (name, tensor) in &mut batch {
+            let dtype = self.dtypes[name.as_str()];
+            if tensor.dtype() != dtype {
+                *tensor = Tensor::from_f64s(dtype, tensor.shape(), &tensor.to_f64s())?;
+            }
+        }
+        Ok(batch)
+    }
+}

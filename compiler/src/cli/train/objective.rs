@@ -1,0 +1,294 @@
+//! The loss of a model from a file, and the update of its weights, by flags.
+
+use super::super::output::errln;
+use crate::DType;
+use crate::error::{Error, Result};
+use crate::ir::{Bindings, Type, ValueId};
+use crate::nearest::unknown;
+use crate::onnx;
+use crate::train::{
+    Adam, FineTuning, Model, Objective, Optimizer, Pretrained, Schedule, Sgd, Update, WeightDecay,
+    loss,
+};
+use crate::units::printable;
+use clap::{Args, ValueEnum};
+
+/// Flags that say what is learnt, and by which loss.
+#[derive(Args, Clone)]
+pub struct ObjectiveArgs {
+    /// The loss of an output. Those that are sums over classes take what comes before the softmax or sigmoid that the output is, if it is one.
+    #[arg(long, value_enum, default_value_t = Loss::CrossEntropy)]
+    pub loss: Loss,
+    /// The output that the loss is of; by default the model's only one.
+    #[arg(long, value_name = "NAME")]
+    pub output: Option<String>,
+    /// The axis of classes of --loss cross-entropy.
+    #[arg(long, value_name = "AXIS", default_value_t = -1, allow_negative_numbers = true)]
+    pub class_axis: i64,
+    /// Only weights whose names match the regular expression learn; all float ones but scalars by default.
+    #[arg(long, value_name = "REGEX")]
+    pub trainable: Option<String>,
+}
+
+/// `--loss`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Loss {
+    /// Of classes: labels are integers, one for each row of the output.
+    CrossEntropy,
+    /// Of independent probabilities: labels are from 0 to 1, of the output's type.
+    BinaryCrossEntropy,
+    /// The mean of squared differences; labels have the output's type.
+    Mse,
+    /// The mean of absolute differences; labels have the output's type.
+    Mae,
+}
+
+/// Flags of an update.
+#[derive(Args, Clone)]
+pub struct UpdateArgs {
+    /// The optimiser.
+    #[arg(long, value_enum, default_value_t = OptimizerArg::Adam)]
+    pub optimizer: OptimizerArg,
+    /// The learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    pub lr: f64,
+    /// The learning rate as a function of the step.
+    #[arg(long, value_enum, default_value_t = ScheduleArg::Constant)]
+    pub schedule: ScheduleArg,
+    /// Steps in which the learning rate rises from 0.
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    pub warmup: u64,
+    /// Part of the velocity that the next step keeps, of --optimizer sgd.
+    #[arg(long, default_value_t = 0.0)]
+    pub momentum: f64,
+    /// Decay of weights: of sgd and adam a part of the gradient (L2), of adamw apart from it. 0 by default, 0.01 of adamw.
+    #[arg(long)]
+    pub weight_decay: Option<f64>,
+    /// The greatest norm of all gradients together.
+    #[arg(long, value_name = "NORM")]
+    pub clip_norm: Option<f64>,
+}
+
+/// `--optimizer`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerArg {
+    /// Adam.
+    Adam,
+    /// Adam with decay of weights apart from the gradient.
+    Adamw,
+    /// Gradient descent, with --momentum.
+    Sgd,
+}
+
+/// `--schedule`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScheduleArg {
+    /// The same in every step.
+    Constant,
+    /// Half a cosine down to 0 at the last step.
+    Cosine,
+    /// A line down to 0 at the last step.
+    Linear,
+}
+
+impl UpdateArgs {
+    /// The update for a number of steps.
+    pub fn update(&self, n_steps: u64) -> Update {
+        Update {
+            weight_decay: self.decay(),
+            clip_norm: self.clip_norm,
+            ..self.optimizer(n_steps).into()
+        }
+    }
+
+    fn learning_rate(&self, n_steps: u64) -> Schedule {
+        let n_steps = n_steps.max(1);
+        let schedule = match self.schedule {
+            ScheduleArg::Constant => Schedule::Constant(self.lr),
+            ScheduleArg::Cosine => Schedule::cosine(self.lr, n_steps),
+            ScheduleArg::Linear => Schedule::linear(self.lr, 0.0, n_steps),
+        };
+        match self.warmup {
+            0 => schedule,
+            steps => schedule.warmed_up(steps),
+        }
+    }
+
+    fn optimizer(&self, n_steps: u64) -> Optimizer {
+        let learning_rate = self.learning_rate(n_steps);
+        match self.optimizer {
+            OptimizerArg::Adam | OptimizerArg::Adamw => Optimizer::from(Adam {
+                learning_rate,
+                ..Adam::default()
+            }),
+            OptimizerArg::Sgd => Optimizer::from(Sgd {
+                learning_rate,
+                momentum: self.momentum,
+                ..Sgd::default()
+            }),
+        }
+    }
+
+    fn decay(&self) -> WeightDecay {
+        match (self.optimizer, self.weight_decay) {
+            (OptimizerArg::Adamw, decay) => WeightDecay::Decoupled(decay.unwrap_or(0.01)),
+            (_, Some(decay)) => WeightDecay::L2(decay),
+            (_, None) => WeightDecay::None,
+        }
+    }
+
+    /// Errors on flags that the optimiser does not have.
+    pub fn check(&self) -> Result<()> {
+        if self.momentum != 0.0 && self.optimizer != OptimizerArg::Sgd {
+            return Err(Error::invalid("--momentum is for --optimizer sgd"));
+        }
+        Ok(())
+    }
+}
+
+/// A model from a file with a loss of one of its outputs.
+pub struct Aim {
+    /// The model.
+    pub net: Pretrained,
+    output: String,
+    loss: Loss,
+    class_axis: i64,
+    label: String,
+}
+
+impl Aim {
+    /// The model, and the loss that the flags say; the label is an input of this name.
+    pub fn new(
+        model: &onnx::Model,
+        args: &ObjectiveArgs,
+        dims: Bindings,
+        label: &str,
+    ) -> Result<Aim> {
+        let outputs = model.declared_outputs()?;
+        let known = || outputs.iter().map(|o| o.name.as_str());
+        let output = match &args.output {
+            Some(name) if known().any(|k| k == name) => name.clone(),
+            Some(name) => return Err(Error::invalid(unknown("output", name, known()))),
+            None if outputs.len() == 1 => outputs[0].name.clone(),
+            None => {
+                let names = known().collect::<Vec<_>>().join(", ");
+                let e = Error::invalid(format!("the model has several outputs: {names}"));
+                return Err(e.hint("--output NAME chooses the one that the loss is of"));
+            }
+        };
+        let tuning = FineTuning {
+            trainable: args.trainable.clone(),
+            outputs: vec![output.clone()],
+            dims,
+        };
+        let net = Pretrained::new(model, &tuning)?;
+        if net.inputs().any(|(name, _)| name == label) {
+            let message = format!("the model has an input {label:?}, the name of the labels");
+            return Err(Error::invalid(message).hint("another key in the archive"));
+        }
+        Ok(Aim {
+            net,
+            output,
+            loss: args.loss,
+            class_axis: args.class_axis,
+            label: label.to_owned(),
+        })
+    }
+
+    /// Errors, with the reasons, when nothing learns.
+    pub fn check_learning(&self) -> Result<()> {
+        let weights = self.net.weights();
+        if weights.iter().any(|w| w.frozen.is_none()) {
+            return Ok(());
+        }
+        for w in weights {
+            let why = w.frozen.as_deref().unwrap_or_default();
+            errln!("{}: {}", printable(&w.name), printable(why));
+        }
+        let n = weights.len();
+        Err(Error::invalid(format!(
+            "none of the model's {n} float initialisers learns"
+        )))
+    }
+
+    /// Adds the model and its loss. The label has a dtype.
+    pub fn build(&self, m: &mut Model, label: DType) -> Result<Objective> {
+        let outputs = m.pretrained(&self.net, &[])?;
+        let output = outputs.get(&self.output).copied();
+        let output = output.ok_or_else(|| Error::internal("an output was lost"))?;
+        m.scope("loss", |m| self.loss_of(m, output, label))
+    }
+
+    /// Number of classes of the labels, where they are classes and it is known.
+    pub fn n_classes(&self) -> Option<usize> {
+        let is_output = |(name, _): &(&str, &Type)| *name == self.output;
+        let (_, ty) = self.net.outputs().find(is_output)?;
+        let axis = self.axis(ty.rank()).ok()?;
+        let n = ty.shape[axis].as_usize();
+        n.filter(|_| self.loss == Loss::CrossEntropy)
+    }
+
+    fn loss_of(&self, m: &mut Model, output: ValueId, label: DType) -> Result<Objective> {
+        let guess = match self.loss {
+            Loss::CrossEntropy => return self.cross_entropy(m, output, label),
+            Loss::BinaryCrossEntropy => loss::logits(m.builder(), output),
+            Loss::Mse | Loss::Mae => output,
+        };
+        let y = self.like(m, guess);
+        let b = m.builder();
+        let loss = match self.loss {
+            Loss::BinaryCrossEntropy => loss::binary_cross_entropy(b, guess, y)?,
+            Loss::Mae => loss::mean_absolute_error(b, guess, y)?,
+            _ => loss::mean_squared_error(b, guess, y)?,
+        };
+        Ok(Objective::new(loss))
+    }
+
+    fn cross_entropy(&self, m: &mut Model, output: ValueId, label: DType) -> Result<Objective> {
+        let output = self.with_classes_last(m, output)?;
+        let logits = loss::logits(m.builder(), output);
+        let mut shape = m.builder().ty(logits).shape.0.clone();
+        if shape.pop().is_none() {
+            let message = "cross-entropy: the output is a scalar, expected an axis of classes";
+            return Err(Error::invalid(message));
+        }
+        let y = m.input(&self.label, label, shape);
+        let accuracy = loss::accuracy(m.builder(), logits, y)?;
+        let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+        Ok(Objective::new(loss).metric("accuracy", accuracy))
+    }
+
+    /// The output, or the operand of its softmax, with the axis of classes at the end.
+    fn with_classes_last(&self, m: &mut Model, output: ValueId) -> Result<ValueId> {
+        let b = m.builder();
+        let rank = b.ty(output).rank();
+        let axis = self.axis(rank)?;
+        if axis + 1 == rank {
+            return Ok(output);
+        }
+        let logits = loss::logits_along(b, output, axis);
+        let mut perm: Vec<usize> = (0..rank).filter(|&i| i != axis).collect();
+        perm.push(axis);
+        b.transpose(logits, &perm)
+    }
+
+    /// The axis of classes of an output.
+    fn axis(&self, rank: usize) -> Result<usize> {
+        let wanted = self.class_axis;
+        let axis = if wanted < 0 {
+            wanted + rank as i64
+        } else {
+            wanted
+        };
+        let axis = usize::try_from(axis).ok().filter(|axis| *axis < rank);
+        axis.ok_or_else(|| {
+            Error::invalid(format!("--class-axis {wanted}: the output has {rank} axes"))
+        })
+    }
+
+    /// The label of an output, of its type.
+    fn like(&self, m: &mut Model, output: ValueId) -> ValueId {
+        let ty = m.builder().ty(output).clone();
+        m.input(&self.label, ty.dtype, ty.shape.0)
+    }
+}

@@ -1,0 +1,362 @@
+//! `train`: models that go on learning, interrupted, killed and resumed; what is wrong with data and flags.
+
+use super::{data, run};
+use crate::process::{Ended, Start, gristmill, start};
+use gristmill::{DType, Tensor, write_npz};
+use std::fs;
+use std::path::Path;
+
+/// The arguments of a training of the digits.
+fn digits<'a>(model: &'a str, train: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let args = [
+        "train", model, "--data", train, "--batch", "64", "--lr", "3e-4",
+    ];
+    let out = ["-o", "out.onnx", "--threads", "1"];
+    [&args[..], &out, more].concat()
+}
+
+fn train(folder: &Path, more: &[&str]) -> Ended {
+    let (model, examples) = (data("digits/model.onnx"), data("digits/train.npz"));
+    gristmill(folder, &digits(&model, &examples, more))
+}
+
+#[test]
+fn a_model_learns_and_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let held_out = data("digits/held_out.npz");
+    let ended = train(folder.path(), &["--eval", &held_out, "--epochs", "2"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    assert!(lines[0].starts_with("epoch 1/2: loss 0."), "{}", lines[0]);
+    assert!(lines[1].contains("held out: loss 0."), "{}", lines[1]);
+    let end = "out.onnx: 10 weights of 9394 numbers were learnt in ";
+    assert!(lines[2].starts_with(end), "{}", lines[2]);
+    assert!(
+        ended
+            .stderr
+            .contains("image: values of u8 are taken as f32"),
+        "{}",
+        ended.stderr
+    );
+    let (images, labels) = (data("digits/batch.npz"), data("digits/labels.npy"));
+    let args = ["run", "out.onnx", "--inputs", &images, "--labels", &labels];
+    let ended = gristmill(folder.path(), &args);
+    // What the last line of an epoch said, `accuracy 0.9889` of 360, holds for the file.
+    let said = lines[1].split("held out: ").nth(1).unwrap();
+    let said = said.split("accuracy 0.").nth(1).unwrap();
+    let (whole, part) = (&said[..2], &said[2..4]);
+    let accuracy = format!("accuracy {whole}.{part} %");
+    assert!(
+        ended.stdout.contains(&accuracy),
+        "{accuracy}: {}{}",
+        ended.stdout,
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_fixed_batch_leaves_out_a_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = train(folder.path(), &["--set", "batch=64"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let left = "so each epoch leaves out 29 examples";
+    assert!(ended.stderr.contains(left), "{}", ended.stderr);
+}
+
+#[test]
+fn json_has_every_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = train(
+        folder.path(),
+        &[
+            "--json",
+            "--epochs",
+            "2",
+            "--optimizer",
+            "sgd",
+            "--momentum",
+            "0.9",
+            "--schedule",
+            "cosine",
+            "--warmup",
+            "3",
+        ],
+    );
+    let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(value["format"], "gristmill/train/1");
+    assert_eq!(
+        (&value["steps"], &value["interrupted"]),
+        (&46.into(), &false.into())
+    );
+    assert_eq!(value["epochs"].as_array().unwrap().len(), 2);
+    assert_eq!(value["weights"].as_array().unwrap().len(), 10);
+}
+
+/// Bytes of the model that a training of four epochs writes.
+fn whole(folder: &Path) -> Vec<u8> {
+    let ended = train(folder, &["--epochs", "4"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    fs::read(folder.join("out.onnx")).unwrap()
+}
+
+#[test]
+fn a_training_goes_on_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = whole(folder.path());
+    let kept = ["--checkpoint-dir", "kept", "--keep-checkpoints", "1"];
+    let ended = train(folder.path(), &[&kept[..], &["--epochs", "2"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(fs::read_dir(folder.path().join("kept")).unwrap().count(), 1);
+    let ended = train(
+        folder.path(),
+        &[&kept[..], &["--epochs", "4", "--resume"]].concat(),
+    );
+    assert!(ended.stderr.contains("after 46 steps"), "{}", ended.stderr);
+    assert_eq!(ended.stdout.lines().count(), 3, "{}", ended.stdout);
+    assert!(fs::read(folder.path().join("out.onnx")).unwrap() == whole);
+    let ended = train(
+        folder.path(),
+        &[&kept[..], &["--resume", "--seed", "1"]].concat(),
+    );
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("with --seed 0; here"),
+        "{}",
+        ended.stderr
+    );
+    let args = [&kept[..], &["--resume", "--optimizer", "sgd"]].concat();
+    let ended = train(folder.path(), &args);
+    assert!(
+        ended.stderr.contains("of another model or optimiser"),
+        "{}",
+        ended.stderr
+    );
+}
+
+/// Runs a training under a shell that does something to it.
+fn disturbed(folder: &Path, shell: &str, more: &[&str]) -> Ended {
+    let (model, examples) = (data("digits/model.onnx"), data("digits/train.npz"));
+    let how = Start {
+        folder,
+        shell,
+        ..Start::default()
+    };
+    start(how, &digits(&model, &examples, more))
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_after_the_step_with_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = whole(folder.path());
+    fs::remove_file(folder.path().join("out.onnx")).unwrap();
+    let shell = "(sleep 1.5; kill -INT $$) &";
+    let ended = disturbed(folder.path(), shell, &["--epochs", "1000000"]);
+    assert_eq!(ended.code, Some(130), "{}{}", ended.stdout, ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains("--resume goes on from out.onnx.checkpoints"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!folder.path().join("out.onnx").exists());
+    // As far as it came, training ends at once; the same steps give the same file.
+    let ended = train(folder.path(), &["--epochs", "4", "--resume"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let steps = ended
+        .stderr
+        .split("after ")
+        .nth(1)
+        .and_then(|t| t.split(' ').next());
+    let steps: u64 = steps.unwrap().parse().unwrap();
+    assert!(steps > 0, "{}", ended.stderr);
+    let written = fs::read(folder.path().join("out.onnx")).unwrap();
+    assert_eq!(written == whole, steps <= 92, "{steps} steps");
+}
+
+/// Kills trainings that write checkpoints after every epoch of one step, after `ms` milliseconds each; gives how many had come to a checkpoint.
+#[cfg(unix)]
+fn killed(moments: impl Iterator<Item = u64>) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    let args = [
+        "--checkpoint-dir",
+        "kept",
+        "--batch",
+        "1437",
+        "--trainable",
+        "16",
+    ];
+    let mut n_resumed = 0;
+    for ms in moments {
+        let has_one = kept.exists() && fs::read_dir(&kept).unwrap().count() > 0;
+        let shell = format!("(sleep {}; kill -9 $$) &", ms as f64 / 1000.0);
+        let resume: &[&str] = if has_one { &["--resume"] } else { &[] };
+        let (model, examples) = (data("digits/model.onnx"), data("digits/train.npz"));
+        let all = [
+            "train", &model, "--data", &examples, "-o", "out.onnx", "--epochs", "1000000",
+        ];
+        let how = Start {
+            folder: folder.path(),
+            shell: &shell,
+            ..Start::default()
+        };
+        let ended = start(how, &[&all[..], &args, resume].concat());
+        assert_eq!(ended.code, None, "{}", ended.stderr);
+        let is_whole = !ended.stderr.contains("warning") && !ended.stderr.contains("error");
+        assert!(is_whole, "{ms} ms: {}", ended.stderr);
+        n_resumed += usize::from(ended.stderr.contains("going on from"));
+    }
+    n_resumed
+}
+
+#[cfg(unix)]
+#[test]
+fn checkpoints_are_whole_whenever_the_process_is_killed() {
+    // 200 were tried by hand.
+    let n = killed((0..8).map(|i| 700 + 37 * i));
+    assert!(n > 4, "{n} of 8 went on");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = ["--checkpoint-dir", "kept"];
+    let ended = train(folder.path(), &kept);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let model = fs::read(folder.path().join("out.onnx")).unwrap();
+    let shell = "trap '' XFSZ; ulimit -f 16";
+    let more = [&kept[..], &["--resume", "--epochs", "2"]].concat();
+    let ended = disturbed(folder.path(), shell, &more);
+    assert_eq!(ended.code, Some(2), "{}{}", ended.stdout, ended.stderr);
+    assert!(
+        ended.stderr.contains("step-000000000046.safetensors"),
+        "{}",
+        ended.stderr
+    );
+    let names = fs::read_dir(folder.path().join("kept")).unwrap();
+    let names: Vec<_> = names.map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["step-000000000023.safetensors"]);
+    assert!(fs::read(folder.path().join("out.onnx")).unwrap() == model);
+}
+
+/// The error of a training with these examples.
+fn refused(image: &[usize], labels: Tensor, more: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("train.npz");
+    let images = Tensor::zeros(DType::F32, image).unwrap();
+    write_npz(&path, [("image", &images), ("label", &labels)]).unwrap();
+    let model = data("digits/model.onnx");
+    let args = ["train", &model, "--data", "train.npz", "-o", "out.onnx"];
+    let ended = gristmill(folder.path(), &[&args[..], more].concat());
+    assert_eq!(ended.code, Some(2), "{}{}", ended.stdout, ended.stderr);
+    assert!(!folder.path().join("out.onnx").exists());
+    ended.stderr
+}
+
+#[test]
+fn data_that_do_not_fit_are_refused_before_the_first_step() {
+    let labels = |n: usize, label: i64| Tensor::from_slice(&vec![label; n], &[n]).unwrap();
+    let check = |image: &[usize], labels: Tensor, more: &[&str], expected: &str| {
+        let error = refused(image, labels, more);
+        assert!(error.contains(expected), "{expected}: {error}");
+    };
+    check(
+        &[4, 1, 8, 9],
+        labels(4, 1),
+        &[],
+        "expected rows of f32[batch, 1, 8, 8]",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(3, 1),
+        &[],
+        "as long as that of \"image\"",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 10),
+        &[],
+        "of example 0 is 10, expected a class from 0 to 9",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, -1),
+        &[],
+        "of example 0 is -1, expected a class",
+    );
+    check(&[0, 1, 8, 8], labels(0, 1), &[], "no examples");
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--label", "labels"],
+        "did you mean \"label\"?",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--input", "imag=image"],
+        "did you mean \"image\"?",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--set", "batch=8"],
+        "the model takes 8 at once",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--momentum", "0.9"],
+        "--optimizer sgd",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--lr", "nan"],
+        "learning rate",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--lr", "1e30", "--epochs", "9"],
+        "the loss is ",
+    );
+}
+
+#[test]
+fn check_says_what_would_learn() {
+    let model = data("digits/model.onnx");
+    let (code, out, err) = run(&["check", &model, "--train"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        out.contains("training: 10 of 12 float initialisers learn"),
+        "{out}"
+    );
+    assert!(out.contains("does not learn: it is a scalar"), "{out}");
+    let (code, out, _) = run(&["check", &model, "--train", "--json", "--trainable", "bias"]);
+    assert_eq!(code, 0);
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(value["training"]["weights"].as_array().unwrap().len(), 12);
+    let (code, out, err) = run(&["check", &data("models/rnn_script/model.onnx"), "--train"]);
+    assert_eq!(code, 3, "{out}{err}");
+    assert!(out.contains("no gradient"), "{out}");
+}
+
+#[test]
+fn stages_of_a_step_are_shown() {
+    let model = data("digits/model.onnx");
+    let (code, out, err) = run(&["dump", &model, "--stage", "gradients", "--lr", "0.25"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        out.contains("grad(") && out.contains("assign_variable"),
+        "{out}"
+    );
+    let (code, out, err) = run(&[
+        "dump", &model, "--train", "--stage", "clusters", "--set", "batch=4",
+    ]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("assign_variable"), "{out}");
+}
