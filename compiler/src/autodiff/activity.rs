@@ -228,7 +228,8 @@ impl<'g> VariableUses<'g> {
     }
 }
 
-fn mark(marks: &mut [bool], values: &[ValueId]) {
+/// Marks values.
+pub fn mark(marks: &mut [bool], values: &[ValueId]) {
     values.iter().for_each(|v| marks[v.0 as usize] = true);
 }
 

@@ -106,13 +106,13 @@ impl Pull {
 }
 
 /// The gradients by some inputs of a region, which gets inputs for the cotangents of some results.
-fn pulled_back(
+pub fn pulled_back(
     region: &mut Graph,
     activity: &Activity,
     results: &[ValueId],
     formals: &[ValueId],
 ) -> Result<Vec<ValueId>> {
-    let seeds = results.iter().map(|&v| (v, add_cotangent(region, v)));
+    let seeds = results.iter().map(|&v| (v, add_input(region, "g", v)));
     let seeds: Vec<(ValueId, ValueId)> = seeds.collect();
     let mut sweep = Sweep::new(region, activity);
     sweep.run_from(&seeds)?;
@@ -125,10 +125,10 @@ fn places(conditions: impl Iterator<Item = bool>) -> Vec<usize> {
     numbered.filter(|(_, is)| *is).map(|(i, _)| i).collect()
 }
 
-/// Adds an input of a region for the cotangent of a value.
-fn add_cotangent(region: &mut Graph, of: ValueId) -> ValueId {
+/// Adds an input of a region for a value of the type of another, such as its cotangent.
+pub fn add_input(region: &mut Graph, name: &str, like: ValueId) -> ValueId {
     let is_taken = |name: &str| region.input_names.iter().any(|n| n == name);
-    let name = free_name("g", is_taken);
-    let ty = region.ty(of).clone();
+    let name = free_name(name, is_taken);
+    let ty = region.ty(like).clone();
     region.add_input(&name, ty)
 }

@@ -2,7 +2,7 @@
 //!
 //! [`grad`] works on a finished graph, [`GraphBuilder::grad`] on one under construction. The rules are a column of the op
 //! table, [`ir::gradient`](crate::ir::gradient); this pass finds the nodes that need them ([`activity`]) and walks them
-//! backwards ([`sweep`]). The gradient of an `If` is one on the same condition ([`branches`]).
+//! backwards ([`sweep`]). The gradient of an `If` is one on the same condition ([`branches`]), that of a scan one the other way ([`steps`]).
 //!
 //! Gradients are those of values. Of a variable that is read twice, each read is a value of its own, and the gradient
 //! of one counts the uses of that read alone.
@@ -25,6 +25,7 @@
 
 mod activity;
 mod branches;
+mod steps;
 mod sweep;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! The reverse sweep: cotangents from the loss backwards.
 
 use super::activity::Activity;
-use super::branches;
 use super::name_of;
+use super::{branches, steps};
 use crate::error::Result;
 use crate::ir::gradient::{Gradient, Rule, Vjp, gradient_origin, no_gradient};
 use crate::ir::{Graph, Node, NodeId, Op, Origin, Requested, ScalarOp, ValueId};
@@ -77,7 +77,7 @@ impl<'g> Sweep<'g> {
         if cotangents.iter().all(Option::is_none) {
             return Ok(());
         }
-        let gradients = self.gradients(&node, cotangents)?;
+        let gradients = self.gradients(id, &node, cotangents)?;
         for (v, gradient) in node.inputs.iter().zip(gradients).rev() {
             self.contributions[v.0 as usize].extend(gradient);
         }
@@ -96,15 +96,19 @@ impl<'g> Sweep<'g> {
     /// Gradients of a node's operands.
     fn gradients(
         &mut self,
+        id: NodeId,
         node: &Node,
         cotangents: Vec<Option<ValueId>>,
     ) -> Result<Vec<Option<ValueId>>> {
         let needed = node.inputs.iter().map(|&v| self.activity.is_active(v));
         let needed: Vec<bool> = needed.collect();
-        if matches!(node.op.spec().gradient, Gradient::Branches) {
-            return branches::gradients(self.graph, node, &cotangents, &needed);
-        }
-        let rule = rule_of(node)?;
+        let rule = match node.op.spec().gradient {
+            Gradient::Branches => {
+                return branches::gradients(self.graph, node, &cotangents, &needed);
+            }
+            Gradient::Steps => return steps::gradients(self, id, node, &cotangents, &needed),
+            _ => rule_of(node)?,
+        };
         let mut vjp = Vjp::new(self.graph, node.clone(), cotangents, needed);
         rule(&mut vjp)?;
         Ok(vjp.into_gradients())
@@ -130,8 +134,13 @@ impl<'g> Sweep<'g> {
         Ok(Some(sum))
     }
 
+    /// The graph under differentiation.
+    pub fn graph_mut(&mut self) -> &mut Graph {
+        self.graph
+    }
+
     /// A tensor of the type of a value with equal elements.
-    fn full(&mut self, like: ValueId, element: f64) -> Result<ValueId> {
+    pub fn full(&mut self, like: ValueId, element: f64) -> Result<ValueId> {
         let ty = self.graph.ty(like).clone();
         let element = Tensor::from_f64s(ty.dtype, &[], &[element])?;
         let scalar = self.graph.add_constant(element, &self.origin_of(like));
@@ -171,6 +180,6 @@ fn rule_of(node: &Node) -> Result<Rule> {
         Gradient::Rule(rule) => Ok(rule),
         Gradient::None(why) => Err(no_gradient(node, why)),
         Gradient::Zero => Err(no_gradient(node, "it is zero")),
-        Gradient::Branches => Err(no_gradient(node, "it is that of its branches")),
+        Gradient::Branches | Gradient::Steps => Err(no_gradient(node, "it is that of its regions")),
     }
 }

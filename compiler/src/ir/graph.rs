@@ -256,6 +256,33 @@ impl Graph {
         Ok(outputs)
     }
 
+    /// Puts regions in the place of a node's own. The results that they give are those that it has, of the same types, and further ones behind
+    /// them.
+    ///
+    /// Errors when they do not fit.
+    pub(crate) fn add_results(&mut self, id: NodeId, regions: Vec<Graph>) -> Result<()> {
+        let node = self.node(id).clone();
+        let fits = |m: String| {
+            let e = Error::invalid(m).context(node.op.name());
+            e.at_origin(&node.origin)
+        };
+        let types = self.infer(&node.op, &node.inputs, &regions).map_err(fits)?;
+        let own = node.outputs.iter().map(|&v| self.ty(v));
+        if types.len() < node.outputs.len() || !own.eq(&types[..node.outputs.len()]) {
+            let message = "new regions change the types of results";
+            return Err(Error::internal(message).at_origin(&node.origin));
+        }
+        let mut outputs = node.outputs;
+        for ty in types.into_iter().skip(outputs.len()) {
+            let i = outputs.len() as u32;
+            outputs.push(self.push_value(ty, Def::Node(id, i)));
+        }
+        let node = self.node_mut(id);
+        node.outputs = outputs;
+        node.regions = regions;
+        Ok(())
+    }
+
     /// Copies a node of another graph with new operands, keeping regions, origin and device; control edges are dropped.
     pub fn add_copy(&mut self, node: &Node, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
         let outputs =

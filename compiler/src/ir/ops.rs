@@ -536,7 +536,7 @@ ops! {
     Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control {
         infer: infer::scan, eval: Evaluator::Scan,
         work: work::none, axes: Fixed, tolerance: EXACT,
-        gradient: NO_RULE,
+        gradient: Gradient::Steps,
     }
     /// Positions (`i64`) of the elements other than 0, in row-major order: column `i` of `[rank,
     /// count]` is that of the `i`th.

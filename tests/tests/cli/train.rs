@@ -340,7 +340,11 @@ fn check_says_what_would_learn() {
     assert_eq!(code, 0);
     let value: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(value["training"]["weights"].as_array().unwrap().len(), 12);
-    let (code, out, err) = run(&["check", &data("models/rnn_script/model.onnx"), "--train"]);
+    let detector = data("detector/model.onnx");
+    let args = [
+        "check", &detector, "--train", "--output", "scores", "--loss", "mse",
+    ];
+    let (code, out, err) = run(&args);
     assert_eq!(code, 3, "{out}{err}");
     assert!(out.contains("no gradient"), "{out}");
 }

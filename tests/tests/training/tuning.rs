@@ -24,8 +24,6 @@ fn exports() -> Vec<PathBuf> {
     let entries = read_dir(data("models")).unwrap();
     let mut folders: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     folders.retain(|path| path.is_dir());
-    // Gradients of `scan` are still to come.
-    folders.retain(|path| !path.to_str().unwrap().contains("rnn"));
     folders.sort();
     folders
 }

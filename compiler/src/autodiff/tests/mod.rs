@@ -7,6 +7,7 @@ mod map;
 mod ops;
 mod pytorch;
 mod second_order;
+mod steps;
 mod structure;
 
 use super::{GradOptions, grad};

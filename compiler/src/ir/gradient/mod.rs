@@ -34,6 +34,8 @@ pub enum Gradient {
     /// A region is chosen by the first operand and takes the others: the pass makes a node that chooses among the gradients of
     /// the regions.
     Branches,
+    /// A region is run for each step: the pass makes a node that runs its gradient for each, the other way.
+    Steps,
     /// The derivative is zero wherever it exists, or no operand and result are both floating point.
     Zero,
     /// There is no gradient, for this reason: a node on the path of a gradient is an error.
