@@ -112,6 +112,7 @@ layouts!(
     crate::gemm::GemmDesc,
     crate::pack::PackBDesc,
     crate::pool::PoolDesc,
+    crate::pool_gradient::MaxPoolGradDesc,
     crate::roi::RoiAlignDesc,
     crate::rows::NormDesc,
     crate::rows::ReduceDesc,

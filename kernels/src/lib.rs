@@ -28,6 +28,7 @@ pub mod gemm;
 mod isa;
 pub mod pack;
 pub mod pool;
+pub mod pool_gradient;
 pub mod roi;
 pub mod rows;
 pub mod scalar_math;
