@@ -105,7 +105,7 @@ const TABLE: &[Row] = &[
     },
     Row {
         family: KernelFamily::Pooling,
-        is_op: |op| matches!(op, Op::Pool { .. }),
+        is_op: |op| matches!(op, Op::Pool { .. } | Op::MaxPoolGrad { .. }),
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
@@ -196,7 +196,9 @@ fn always(_: &Graph, _: &Node) -> Result<(), Uncovered> {
 
 fn channels_last(_: &Graph, node: &Node) -> Result<(), Uncovered> {
     match &node.op {
-        Op::Conv { layout, .. } | Op::Pool { layout, .. } if *layout == Layout::ChannelsFirst => {
+        Op::Conv { layout, .. } | Op::Pool { layout, .. } | Op::MaxPoolGrad { layout, .. }
+            if *layout == Layout::ChannelsFirst =>
+        {
             Err(Uncovered::ChannelsFirst)
         }
         _ => Ok(()),

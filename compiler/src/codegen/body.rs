@@ -166,7 +166,9 @@ impl Writer<'_> {
 
     /// True for windows of one or two spatial axes, which have kernels for channels last.
     fn is_channels_first_f32(&self, op: &Op, inputs: &[ValueId]) -> bool {
-        let (Op::Conv { layout, .. } | Op::Pool { layout, .. }) = op else {
+        let (Op::Conv { layout, .. } | Op::Pool { layout, .. } | Op::MaxPoolGrad { layout, .. }) =
+            op
+        else {
             return false;
         };
         let x = self.graph.ty(inputs[0]);
@@ -238,13 +240,14 @@ impl Writer<'_> {
         self.cast(y, own)
     }
 
-    /// A channels-first convolution or pooling as a channels-last one between transposes: kernels
+    /// A channels-first convolution, pooling or gradient of one as a channels-last one between transposes: kernels
     /// exist for channels last only.
     fn channels_last(&mut self, op: &Op, inputs: &[ValueId]) -> Result<ValueId> {
         let rank = self.graph.ty(inputs[0]).rank();
         let to_last: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
         let to_first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
-        let x = self.op(Op::Transpose { perm: to_last }, &inputs[..1])?;
+        let to_last = Op::Transpose { perm: to_last };
+        let x = self.op(to_last.clone(), &inputs[..1])?;
         let (mut op, mut operands) = (op.clone(), vec![x]);
         match &mut op {
             Op::Conv { layout, .. } => {
@@ -253,6 +256,10 @@ impl Writer<'_> {
                 operands.push(self.op(Op::Transpose { perm }, &inputs[1..])?);
             }
             Op::Pool { layout, .. } => *layout = Layout::ChannelsLast,
+            Op::MaxPoolGrad { layout, .. } => {
+                *layout = Layout::ChannelsLast;
+                operands.push(self.op(to_last, &inputs[1..])?);
+            }
             op => {
                 let message = format!("{} has no channel layout", op.name());
                 return Err(Error::internal(message));

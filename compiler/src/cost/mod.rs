@@ -185,6 +185,10 @@ pub fn layout_factor(op: &Op) -> u64 {
         | Op::Pool {
             layout: Layout::ChannelsFirst,
             ..
+        }
+        | Op::MaxPoolGrad {
+            layout: Layout::ChannelsFirst,
+            ..
         } => 4,
         _ => 1,
     }

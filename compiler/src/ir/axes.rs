@@ -1,7 +1,7 @@
 //! Order of axes, a column of the op table: the op below a transpose that stood on its operands.
 
 use super::dim::Dim;
-use super::ops::{Op, ReduceKind};
+use super::ops::{Layout, Op, ReduceKind};
 
 /// Passage of a transpose of operands through an op.
 #[derive(Clone, Copy)]
@@ -39,6 +39,14 @@ pub fn invert(perm: &[usize]) -> Vec<usize> {
         inverse[p] = i;
     }
     inverse
+}
+
+/// The permutation that brings activations of a layout to channels first.
+pub fn channels_first(rank: usize, layout: Layout) -> Vec<usize> {
+    match layout {
+        Layout::ChannelsFirst => (0..rank).collect(),
+        Layout::ChannelsLast => [0, rank - 1].into_iter().chain(1..rank - 1).collect(),
+    }
 }
 
 /// Entry `i` of a per-axis attribute above becomes entry `perm[i]` below.

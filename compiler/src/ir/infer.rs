@@ -686,6 +686,26 @@ pub(super) fn max_pool_indices(op: &Op, args: &[Type], _: &[Graph]) -> Inferred 
     Ok(vec![values, indices])
 }
 
+pub(super) fn max_pool_grad(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(
+        op,
+        MaxPoolGrad {
+            size,
+            window,
+            ceil,
+            layout
+        }
+    );
+    let (x, g) = (&args[0], &args[1]);
+    let pooled = pool_type(x, size, window, *ceil, *layout)?;
+    if !x.dtype.is_float() || *g != pooled {
+        return Err(format!(
+            "expected floats, and a cotangent {pooled} of the pooled {x}, got {g}"
+        ));
+    }
+    one(x.dtype, x.shape.to_vec())
+}
+
 pub(super) fn roi_align(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(
         op,

@@ -491,6 +491,12 @@ ops! {
         work: work::pool, axes: Fixed, tolerance: EXACT,
         gradient: Rule(pool::max_pool_indices),
     }
+    /// Gradient of [`Op::Pool`] by maxima. Operands x and the cotangent of the pooled result; the result has the shape of x. Each window adds its cotangent to its first maximum in row-major order, the first NaN if there is any. A window over padding alone adds nothing.
+    MaxPoolGrad { size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "max_pool_grad" 2..2 Window {
+        infer: infer::max_pool_grad, eval: Tensors(eval::max_pool_grad),
+        work: work::max_pool_grad, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(pool::max_pool_grad),
+    }
     /// Regions of interest of `x: [n, c, h, w]`, each a grid of bins of `size: [rows, columns]`: `[regions, c, rows, columns]` (He et al., arXiv:1703.06870, section 3). Operands x, regions `[regions, 4]` of corners `x1, y1, x2, y2` in pixels after multiplication by `scale`, and their images (indices). A bin joins `sampling` bilinear samples along each axis, or as many as it has pixels, rounded up, where that is 0; more than [`MAX_ROI_SAMPLES`] are a run-time error. `max` takes the largest weighted pixel of all samples, as ONNX defines it. With `half_pixel` coordinates are those of pixels' corners; otherwise a region has at least one pixel. Samples outside of the image, and bins without samples, give 0.
     RoiAlign { kind: PoolKind, size: Vec<usize>, sampling: usize, scale: Real, half_pixel: bool } "roi_align" 3..3 Window {
         infer: infer::roi_align, eval: Tensors(eval::roi_align),

@@ -176,6 +176,16 @@ pub(super) fn pool(s: &Sizes) -> Count {
     windows(s, product(taps.iter().map(|&n| n as u64)))
 }
 
+/// A comparison and an addition per element of each window, of which there are as many as the last operand has elements.
+pub(super) fn max_pool_grad(s: &Sizes) -> Count {
+    let Op::MaxPoolGrad { size, .. } = s.op else {
+        return count(WorkClass::Window, 0);
+    };
+    let taps = product(size.iter().map(|&n| n as u64));
+    let n_windows = s.elements(s.operands.last());
+    count(WorkClass::Window, product([2, n_windows, taps].into_iter()))
+}
+
 /// Windows that take so many operations each.
 pub(super) fn windows(s: &Sizes, flops: u64) -> Count {
     count(WorkClass::Window, s.n_out().saturating_mul(flops))

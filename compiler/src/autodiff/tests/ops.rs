@@ -366,7 +366,7 @@ pub(super) fn window(
 }
 
 fn windows() -> Vec<Case> {
-    [convs(), conv_transposes(), pools()]
+    [convs(), conv_transposes(), pools(), max_pool_grads()]
         .into_iter()
         .flatten()
         .collect()
@@ -427,6 +427,31 @@ fn conv_transposes() -> Vec<Case> {
             let weights = reals(&[2, 1, 3, 2]);
             all.push(case(op, &[reals(&[2, 2, 3, 3]).batched(), weights]));
         }
+    }
+    all
+}
+
+fn max_pool_grads() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (ceil, layout) in [(false, Layout::ChannelsFirst), (true, Layout::ChannelsLast)] {
+        let shape = |height, width| match layout {
+            Layout::ChannelsFirst => [2, 2, height, width],
+            Layout::ChannelsLast => [2, height, width, 2],
+        };
+        let op = |window| Op::MaxPoolGrad {
+            size: vec![3, 2],
+            window,
+            ceil,
+            layout,
+        };
+        all.push(case(
+            op(window(&[2, 3], &[1, 1], &[1, 0], &[0, 1])),
+            &[reals(&shape(6, 5)).batched(), reals(&shape(3, 2)).batched()],
+        ));
+        all.push(case(
+            op(window(&[1, 2], &[2, 1], &[1, 1], &[1, 1])),
+            &[reals(&shape(6, 5)), reals(&shape(4, 3))],
+        ));
     }
     all
 }

@@ -6,6 +6,7 @@ use super::strided::Strided;
 use super::task::{Call, Context, Ptr, Task, descriptor, pointers, read, result};
 use crate::ir::{Node, NodeId, Op, PoolKind, Window};
 use gristmill_kernels::pool::{self, PoolDesc};
+use gristmill_kernels::pool_gradient::MaxPoolGradDesc;
 use gristmill_kernels::window::Window as KernelWindow;
 
 /// Geometry of a channels-last window op, in the kernels' terms. One spatial axis is a row of pixels.
@@ -60,13 +61,13 @@ pub(super) fn window_input_fits(v: &Strided) -> bool {
     v.strides.last() == Some(&1) && v.strides.iter().all(|&s| s >= 0)
 }
 
-/// The task of a pooling.
+/// The task of a pooling, or of the gradient of one.
 pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
     let Op::Pool {
         kind, size, window, ..
     } = &node.op
     else {
-        return Err(Rejected::Empty);
+        return max_pool_grad(cx, id, node);
     };
     if cx.body.shape(node.inputs[0]).contains(&0) {
         return Err(Rejected::Empty);
@@ -83,6 +84,33 @@ pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rej
     let descriptor = descriptor(&desc);
     let ns = (n_elements * n_taps) as f64 * 0.1;
     let call = Call::simple("gm_pool_f32", descriptor, ptrs, desc.n_items(), ns);
+    single(cx, id, node, call)
+}
+
+/// The task of the gradient of a max pooling.
+fn max_pool_grad(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
+    let Op::MaxPoolGrad { size, window, .. } = &node.op else {
+        return Err(Rejected::Empty);
+    };
+    let views = [0, 1].map(|i| cx.view(node.inputs[i], window_input_fits));
+    let [x, g] = &views;
+    if views.iter().any(|v| v.shape.contains(&0)) {
+        return Err(Rejected::Empty);
+    }
+    let channels = x.shape[x.shape.len() - 1];
+    let geometry = kernel_window(x, &g.shape, size, window);
+    let of_g = kernel_window(g, &g.shape, size, window);
+    let desc = MaxPoolGradDesc {
+        g_n_stride: of_g.x_n_stride,
+        g_h_stride: of_g.x_h_stride,
+        g_w_stride: of_g.x_w_stride,
+        ..MaxPoolGradDesc::new(cx.isa, geometry, channels)
+    };
+    let n_taps: usize = size.iter().product();
+    let n_windows: usize = g.shape.iter().product();
+    let ptrs = pointers(read(x), read(g), result(node), false, vec![]);
+    let (descriptor, ns) = (descriptor(&desc), (n_windows * n_taps) as f64 * 0.3);
+    let call = Call::simple("gm_max_pool_grad_f32", descriptor, ptrs, desc.n_items(), ns);
     single(cx, id, node, call)
 }
 

@@ -46,7 +46,7 @@ pub(super) struct ClusterCompiler<'s> {
 /// True if one task computes a composite op, so that it is not expanded.
 fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     // Poolings go by elements in either layout.
-    matches!(node.op, Op::Pool { .. })
+    matches!(node.op, Op::Pool { .. } | Op::MaxPoolGrad { .. })
         || rows::keeps(graph, node)
         || attention::keeps(graph, node, arch)
 }
@@ -684,9 +684,9 @@ fn reaches_far(body: &Body, node: &Node) -> bool {
         Op::Conv { window, .. } | Op::ConvTranspose { window, .. } => {
             (window, body.shape(node.inputs[1]))
         }
-        Op::Pool { window, size, .. } | Op::MaxPoolIndices { window, size, .. } => {
-            (window, &size[..])
-        }
+        Op::Pool { window, size, .. }
+        | Op::MaxPoolIndices { window, size, .. }
+        | Op::MaxPoolGrad { window, size, .. } => (window, &size[..]),
         _ => return false,
     };
     let shapes = [body.shape(node.inputs[0]), body.shape(node.outputs[0])];

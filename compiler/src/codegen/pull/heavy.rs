@@ -3,6 +3,7 @@
 //! Slow but correct for every dtype: floats accumulate in `f64` and round once, integers in 64 bits,
 //! wrapping.
 
+use super::window::windows_over;
 use super::{Emit, Ix, Puller};
 use crate::codegen::body::Body;
 use crate::cost::{Extents, work};
@@ -87,6 +88,10 @@ pub(in crate::codegen) fn inner_iterations(body: &Body, op: &Op, node: &Node) ->
         Op::MatMul => body.shape(node.inputs[0]).last().copied().unwrap_or(1),
         Op::Conv { .. } | Op::ConvTranspose { .. } => n(1) / body.shape(node.inputs[1])[0].max(1),
         Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => size.iter().product(),
+        Op::MaxPoolGrad { size, window, .. } => {
+            let windows = (0..size.len()).map(|d| size[d] * windows_over(size, window, d));
+            windows.product()
+        }
         _ => flops(body, node) / out,
     }
     .max(1)

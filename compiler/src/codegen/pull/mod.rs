@@ -117,8 +117,10 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } => {
                 self.contraction(e, node, at)
             }
-            Op::Pool { .. } | Op::MaxPoolIndices { .. } => self.pool(e, node, result, at),
-            Op::RoiAlign { .. } => self.roi_align(e, node, at),
+            Op::Pool { .. }
+            | Op::MaxPoolIndices { .. }
+            | Op::MaxPoolGrad { .. }
+            | Op::RoiAlign { .. } => self.window(e, node, result, at),
             // Constants of several elements are in memory, composite ops are written out, and the
             // others have phases or steps of their own.
             op @ (Op::Constant { .. }

@@ -13,7 +13,8 @@ use std::hash::Hash;
 /// always do.
 type Tap<E> = (Vec<Ix<ValueOf<E>>>, Option<ValueOf<E>>);
 
-/// A pooling at an index of its result.
+/// A pooling at an index of its result; the gradient of one at an index of its operand.
+#[derive(Clone, Copy)]
 struct Pooling<'a, V> {
     x: ValueId,
     dtype: DType,
@@ -28,6 +29,12 @@ impl<'a, V: Copy> Pooling<'a, V> {
     fn new(body: &'a Body, node: &'a Node, at: &'a [Ix<V>]) -> Result<Pooling<'a, V>> {
         let (size, window, layout) = match &node.op {
             Op::Pool {
+                size,
+                window,
+                layout,
+                ..
+            } => (size, window, *layout),
+            Op::MaxPoolGrad {
                 size,
                 window,
                 layout,
@@ -70,11 +77,70 @@ impl<'a, V: Copy> Pooling<'a, V> {
         let padded: Vec<usize> = spatial.zip(pads).map(|(d, (l, h))| d + l + h).collect();
         Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
     }
+
+    /// Along axis `d`: a window, counted backwards from the last that begins before position `at`, and its distance to that.
+    fn back_along<E: Emit<Value = V>>(
+        &self,
+        e: &mut E,
+        d: usize,
+        at: Ix<V>,
+        back: Ix<V>,
+        n_windows: usize,
+    ) -> (V, V) {
+        let stride = self.window.strides[d];
+        let padded = e.add(at, Ix::C(self.window.pads_low[d] as i64));
+        let (last, _) = e.div_rem(padded, stride);
+        let (last, end) = (e.val(last), e.index(n_windows as i64 - 1));
+        let (last, back) = (e.index_min(last, end), e.val(back));
+        let window = e.index_sub(last, back);
+        let start = e.mul(Ix::V(window), stride as i64);
+        let (start, padded) = (e.val(start), e.val(padded));
+        (window, e.index_sub(padded, start))
+    }
+
+    /// Index of a window that may have the element `at`, counted backwards along each axis from the last that begins before it,
+    /// and the condition that there is such a window and that it reaches the element.
+    fn window_back<E: Emit<Value = V>>(
+        &self,
+        e: &mut E,
+        back: &[Ix<V>],
+        n_windows: &[usize],
+    ) -> Result<Tap<E>> {
+        let at = spatial_axes(self.layout, self.at);
+        let (mut inside, mut position) = (None, Vec::new());
+        for d in 0..at.len() {
+            let (window, offset) = self.back_along(e, d, at[d], back[d], n_windows[d]);
+            let exists = e.compare_const(Order::AtLeast, Ix::V(window), 0);
+            let reach = (self.size[d] - 1) * self.window.dilations[d] + 1;
+            let reaches = e.compare_const(Order::Less, Ix::V(offset), reach as i64);
+            let both = e.both(exists, reaches)?;
+            inside = Some(e.all(inside, both)?);
+            position.push(Ix::V(window));
+        }
+        let channel = channel_axis(self.layout, self.at);
+        let window = activation_index(self.layout, self.at[0], channel, &position);
+        Ok((window, inside))
+    }
 }
 
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
+    /// Element of the result of a pooling, of its gradient, or of regions of interest.
+    pub(super) fn window<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        result: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        match node.op {
+            Op::MaxPoolGrad { .. } => self.max_pool_grad(e, node, at),
+            Op::RoiAlign { .. } => self.roi_align(e, node, at),
+            _ => self.pool(e, node, result, at),
+        }
+    }
+
     /// Element of a pooling's result; of the positions of maxima when `result` is 1.
-    pub(super) fn pool<E: Emit<Value = V>>(
+    fn pool<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
@@ -95,6 +161,48 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
                 Ok(if result == 0 { value } else { position })
             }
         }
+    }
+
+    /// Element of the gradient of a max pooling: the sum over the windows whose first maximum it is.
+    fn max_pool_grad<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let plan = Pooling::new(self.body, node, at)?;
+        let (g, acc) = (node.inputs[1], accumulator(plan.dtype));
+        let n_windows = spatial_axes(plan.layout, self.body.shape(g));
+        let over = |d: usize| windows_over(plan.size, plan.window, d).min(n_windows[d]);
+        let extents: Vec<usize> = (0..n_windows.len()).map(over).collect();
+        let own = e.linearise(at, plan.shape);
+        let (own, zero) = (e.val(own), e.constant(acc, 0));
+        let sum = self.loops(e, &extents, &[zero], &mut |s, e, back, carried| {
+            let (window, inside) = plan.window_back(e, back, n_windows)?;
+            let pooled = Pooling {
+                at: &window,
+                ..plan
+            };
+            let add = |s: &mut Self, e: &mut E, sum| s.add_where_first(e, &pooled, own, g, sum);
+            Ok(vec![s.guarded(e, inside, acc, carried[0], add)?])
+        })?;
+        e.convert(sum[0], acc, plan.dtype)
+    }
+
+    /// `sum` and the element of `g` of a window, if the window's first maximum is at row-major position `own`.
+    fn add_where_first<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        pooled: &Pooling<V>,
+        own: V,
+        g: ValueId,
+        sum: V,
+    ) -> Result<V> {
+        let (_, first) = self.max_pool(e, pooled)?;
+        let first = e.i64_to_index(first);
+        let is_own = e.index_compare(Order::Equal, first, own);
+        let add = |s: &mut Self, e: &mut E, sum| s.add_element(e, sum, g, pooled.at);
+        self.guarded(e, Some(is_own), accumulator(pooled.dtype), sum, add)
     }
 
     fn average_pool<E: Emit<Value = V>>(
@@ -184,6 +292,11 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             e.choose(better, linear, carried[1]),
         ])
     }
+}
+
+/// The most windows that one element is in, along an axis.
+pub(super) fn windows_over(size: &[usize], window: &Window, d: usize) -> usize {
+    (size[d] - 1) * window.dilations[d] / window.strides[d] + 1
 }
 
 /// Entries of the spatial axes of activations.

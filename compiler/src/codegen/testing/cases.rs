@@ -163,6 +163,7 @@ pub fn special_selections(rng: &mut Rng) -> Vec<Case> {
         "softmax",
         "pool",
         "max_pool_indices",
+        "max_pool_grad",
         "top_k",
         "cum_sum",
         "scatter_elements",
@@ -273,6 +274,46 @@ fn window(strides: &[usize], dilations: &[usize], low: &[usize], high: &[usize])
         dilations: dilations.into(),
         pads_low: low.into(),
         pads_high: high.into(),
+    }
+}
+
+/// Gradients of max poolings in both layouts: windows that overlap, that leave elements out, that lie in the padding; and ties.
+fn max_pool_grads(x: &mut dyn FnMut(DType, &[usize]) -> Tensor, out: &mut Vec<(Op, Vec<Tensor>)>) {
+    let windows = [
+        (vec![3, 2], window(&[2, 1], &[1, 2], &[1, 0], &[1, 0])),
+        (vec![2, 2], window(&[2, 3], &[1, 1], &[0, 0], &[0, 0])),
+        (vec![1, 3], window(&[1, 2], &[1, 1], &[2, 1], &[0, 2])),
+    ];
+    for d in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        for (size, window) in &windows {
+            for (layout, shape) in [
+                (Layout::ChannelsFirst, [2, 3, 7, 6]),
+                (Layout::ChannelsLast, [2, 7, 6, 3]),
+            ] {
+                for ceil in [false, true] {
+                    let (size, window) = (size.clone(), window.clone());
+                    let pool = Op::Pool {
+                        kind: PoolKind::Max,
+                        size: size.clone(),
+                        window: window.clone(),
+                        ceil,
+                        layout,
+                    };
+                    let whole: Vec<f64> =
+                        x(d, &shape).to_f64s().iter().map(|x| x.round()).collect();
+                    let operand = Tensor::from_f64s(d, &shape, &whole).unwrap();
+                    let pooled = eval::eval_tensors(&pool, &[&operand]).unwrap();
+                    let g = x(d, pooled[0].shape());
+                    let op = Op::MaxPoolGrad {
+                        size,
+                        window,
+                        ceil,
+                        layout,
+                    };
+                    out.push((op, vec![operand, g]));
+                }
+            }
+        }
     }
 }
 
@@ -687,6 +728,7 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 ));
             }
         }
+        "max_pool_grad" => max_pool_grads(&mut x, &mut out),
         "roi_align" => {
             for d in floats {
                 for (kind, sampling, half_pixel) in [

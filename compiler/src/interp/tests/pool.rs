@@ -164,3 +164,31 @@ fn max_pool_indices_count_over_the_whole_input() {
     let empty = Tensor::zeros(DType::F32, &[0, 2, 4]).unwrap();
     assert_eq!(eval(&op, &[&empty], &[]).unwrap()[0].shape(), [0, 2, 5]);
 }
+
+#[test]
+fn a_cotangent_goes_to_the_first_maximum_of_each_window() {
+    let op = |size, window| Op::MaxPoolGrad {
+        size: vec![size],
+        window,
+        ceil: false,
+        layout: Layout::ChannelsFirst,
+    };
+    let nan = f32::NAN;
+    let x = t(&[3f32, 3.0, 1.0, nan, 2.0, nan], &[1, 1, 6]);
+    let g = t(&[1f32, 2.0, 4.0, 8.0, 16.0], &[1, 1, 5]);
+    let pairs = op(2, window(&[1], &[1], &[0], &[0]));
+    let want = t(&[1f32, 2.0, 0.0, 12.0, 0.0, 16.0], &[1, 1, 6]);
+    assert_eq!(ev(pairs.clone(), &[&x, &g]), want);
+    // The first of these windows lies in the padding.
+    let singles = op(1, window(&[1], &[1], &[1], &[0]));
+    let x = t(&[f32::NEG_INFINITY], &[1, 1, 1]);
+    let y = ev(singles, &[&x, &t(&[1f32, 2.0], &[1, 1, 2])]);
+    assert_eq!(y, t(&[2f32], &[1, 1, 1]));
+    let short = Tensor::zeros(DType::F32, &[1, 1, 4]).unwrap();
+    let x = Tensor::zeros(DType::F32, &[1, 1, 6]).unwrap();
+    let message = eval(&pairs, &[&x, &short], &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("expected floats, and a cotangent f32[1, 1, 5]"),
+        "{message}"
+    );
+}

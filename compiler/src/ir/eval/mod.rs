@@ -343,6 +343,19 @@ pub(super) fn max_pool_indices(c: &Call) -> Result<Vec<Tensor>> {
     pool::max_pool(c.inputs[0], size, window, c.shape)
 }
 
+pub(super) fn max_pool_grad(c: &Call) -> Result<Vec<Tensor>> {
+    attrs!(
+        c,
+        MaxPoolGrad {
+            size,
+            window,
+            layout
+        }
+    );
+    let (x, g) = (c.inputs[0], c.inputs[1]);
+    one(pool::max_pool_grad(x, g, size, window, *layout))
+}
+
 pub(super) fn attention(c: &Call) -> Result<Vec<Tensor>> {
     attrs!(c, Attention { scale, causal });
     if let Some(empty) = c.empty() {

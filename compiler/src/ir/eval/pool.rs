@@ -4,6 +4,7 @@ use super::reduce::beats;
 use super::scalar::{Scalar, Wide};
 use super::view::{count, transpose};
 use crate::error::Result;
+use crate::ir::axes::{channels_first, invert};
 use crate::ir::{Extremum, Layout, PoolKind, Window};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
@@ -64,8 +65,7 @@ pub fn pool(
     shape: &[usize],
 ) -> Result<Tensor> {
     if layout == Layout::ChannelsLast {
-        let rank = shape.len();
-        let to_first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+        let to_first = channels_first(shape.len(), layout);
         let first: Vec<usize> = to_first.iter().map(|&p| shape[p]).collect();
         let y = pool(
             &transpose(x, &to_first)?,
@@ -75,13 +75,7 @@ pub fn pool(
             Layout::ChannelsFirst,
             &first,
         )?;
-        return transpose(
-            &y,
-            &[0].into_iter()
-                .chain(2..rank)
-                .chain([1])
-                .collect::<Vec<_>>(),
-        );
+        return transpose(&y, &invert(&to_first));
     }
     match kind {
         PoolKind::Max => Ok(max_pool(x, size, window, shape)?.swap_remove(0)),
@@ -159,4 +153,25 @@ pub fn max_pool(
         }
     });
     Ok(vec![values, positions])
+}
+
+/// [`Op::MaxPoolGrad`](crate::ir::Op::MaxPoolGrad): sums in `f64`, rounded once.
+pub fn max_pool_grad(
+    x: &Tensor,
+    g: &Tensor,
+    size: &[usize],
+    window: &Window,
+    layout: Layout,
+) -> Result<Tensor> {
+    let perm = channels_first(x.shape().len(), layout);
+    let (x, g) = (transpose(x, &perm)?, transpose(g, &perm)?);
+    let positions = max_pool(&x, size, window, g.shape())?.swap_remove(1);
+    let mut sums = vec![0.0; x.len()];
+    for (g, &at) in g.to_f64s().iter().zip(positions.as_slice::<i64>()) {
+        if let Ok(at) = usize::try_from(at) {
+            sums[at] += g;
+        }
+    }
+    let sums = Tensor::from_f64s(x.dtype(), x.shape(), &sums)?;
+    transpose(&sums, &invert(&perm))
 }

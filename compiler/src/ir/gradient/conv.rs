@@ -4,7 +4,7 @@
 //! flipped weights. That of the weights is a convolution of the input, its batch as channels, with the cotangent as
 //! weights, strides and dilations exchanged.
 
-use super::super::axes::invert;
+use super::super::axes::{channels_first, invert};
 use super::super::dim::Dim;
 use super::super::graph::ValueId;
 use super::super::ops::{Layout, Op, Window};
@@ -43,14 +43,6 @@ pub fn conv(v: &mut Vjp) -> Result<()> {
         v.give(1, gradient)?;
     }
     Ok(())
-}
-
-/// The permutation that brings activations of a layout to channels first.
-pub(super) fn channels_first(rank: usize, layout: Layout) -> Vec<usize> {
-    match layout {
-        Layout::ChannelsFirst => (0..rank).collect(),
-        Layout::ChannelsLast => [0, rank - 1].into_iter().chain(1..rank - 1).collect(),
-    }
 }
 
 fn weights_first(rank: usize, layout: Layout) -> Vec<usize> {

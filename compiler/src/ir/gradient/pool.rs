@@ -1,20 +1,18 @@
 //! Gradients of pooling.
 
-use super::super::axes::invert;
+use super::super::axes::{channels_first, invert};
 use super::super::dim::Dim;
 use super::super::graph::ValueId;
 use super::super::ops::{Op, PoolKind, Window};
 use super::super::scalar::ScalarOp;
 use super::Vjp;
-use super::conv::channels_first;
 use crate::error::Result;
 use gristmill_runtime::Tensor;
 
-/// Windows of a pooling.
+/// Windows of a mean.
 struct Pool {
     size: Vec<usize>,
     window: Window,
-    ceil: bool,
 }
 
 pub fn pool(v: &mut Vjp) -> Result<()> {
@@ -28,29 +26,61 @@ pub fn pool(v: &mut Vjp) -> Result<()> {
     else {
         return v.refuse("the op is no pooling");
     };
-    let of = Pool { size, window, ceil };
+    if kind == PoolKind::Max {
+        let op = Op::MaxPoolGrad {
+            size,
+            window,
+            ceil,
+            layout,
+        };
+        let g = v.g()?;
+        let gradient = v.emit(op, &[v.x(0), g])?;
+        return v.give(0, gradient);
+    }
+    let of = Pool { size, window };
     let perm = channels_first(v.ty(v.x(0)).rank(), layout);
     let g = v.g()?;
     let g = v.transpose(g, perm.clone())?;
     let x = v.transpose(v.x(0), perm.clone())?;
-    let gradient = match kind {
-        PoolKind::Max => max(v, &of, g, x)?,
-        PoolKind::Avg => mean(v, &of, g, x, false)?,
-        PoolKind::AvgIncludePad => mean(v, &of, g, x, true)?,
-    };
+    let gradient = mean(v, &of, g, x, kind == PoolKind::AvgIncludePad)?;
     let gradient = v.transpose(gradient, invert(&perm))?;
     v.give(0, gradient)
 }
 
-/// To the first maximum of each window, in row-major order.
-fn max(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId) -> Result<ValueId> {
-    let op = Op::MaxPoolIndices {
-        size: of.size.clone(),
-        window: of.window.clone(),
-        ceil: of.ceil,
+/// It is linear in the cotangent: that takes the elements at the first maxima. The derivative by the pooled operand is zero wherever
+/// it exists.
+pub fn max_pool_grad(v: &mut Vjp) -> Result<()> {
+    let Op::MaxPoolGrad {
+        size,
+        window,
+        ceil,
+        layout,
+    } = v.op()
+    else {
+        return v.refuse("the op is no gradient of a max pooling");
     };
-    let results = v.emit_all(op, &[x])?;
-    scattered(v, g, results[1], x)
+    if !v.needs(1) {
+        return Ok(());
+    }
+    let perm = channels_first(v.ty(v.x(0)).rank(), layout);
+    let x = v.transpose(v.x(0), perm.clone())?;
+    let g = v.g()?;
+    let g = v.transpose(g, perm.clone())?;
+    let op = Op::MaxPoolIndices { size, window, ceil };
+    let at = v.emit_all(op, &[x])?[1];
+    let gradient = gathered(v, g, at)?;
+    let gradient = v.transpose(gradient, invert(&perm))?;
+    v.give(1, gradient)
+}
+
+/// The elements of `g` at row-major positions; zero at -1, which is none.
+fn gathered(v: &mut Vjp, g: ValueId, at: ValueId) -> Result<ValueId> {
+    let is_none = v.with_number(ScalarOp::Lt, at, 0.0)?;
+    let at = v.drop_where(is_none, at)?;
+    let n = v.ty(g).shape.n_elements();
+    let g = v.reshape(g, &[n])?;
+    let elements = v.emit(Op::Gather { axis: 0 }, &[g, at])?;
+    v.drop_where(is_none, elements)
 }
 
 pub fn max_pool_indices(v: &mut Vjp) -> Result<()> {

@@ -19,6 +19,8 @@ rules! {
     "conv-channels-last" Rounding at Op::Conv { layout: Layout::ChannelsFirst, .. } => conv_channels_last;
     /// A channels-first pool is a channels-last one between transposes.
     "pool-channels-last" Rounding at Op::Pool { layout: Layout::ChannelsFirst, .. } => pool_channels_last;
+    /// So for the gradient of max pooling.
+    "max-pool-grad-channels-last" Rounding at Op::MaxPoolGrad { layout: Layout::ChannelsFirst, .. } => pool_channels_last;
     /// `f(T(a), b) -> T(f(a, T'(b)))` for element-wise `f`.
     "transpose-out-of-map" Bits at Op::Map(_) => out_of_operands;
     /// `concat(T(a), b) -> T(concat(a, T'(b)))`
@@ -72,12 +74,13 @@ fn conv_channels_last(t: &mut Terms, r: &Root) -> RuleResult {
 
 fn pool_channels_last(t: &mut Terms, r: &Root) -> RuleResult {
     let mut op = r.op.clone();
-    let Op::Pool { layout, .. } = &mut op else {
+    let (Op::Pool { layout, .. } | Op::MaxPoolGrad { layout, .. }) = &mut op else {
         return Err(NoMatch);
     };
     *layout = Layout::ChannelsLast;
-    let x = t.transpose(r.args[0], &to_last(t.rank(r.class)))?;
-    with_channels_first(t, op, &[x])
+    let perm = to_last(t.rank(r.class));
+    let args = each(r.args, |a| t.transpose(a, &perm))?;
+    with_channels_first(t, op, &args)
 }
 
 /// The result of a channels-last op, transposed to channels first.
