@@ -34,6 +34,7 @@
 
 mod checkpoint;
 mod data;
+mod idx;
 mod init;
 pub mod loss;
 mod model;
@@ -49,6 +50,7 @@ mod update;
 
 pub use checkpoint::{Checkpoints, Position, Resumed};
 pub use data::{Batches, Dataset};
+pub use idx::read_idx;
 pub use init::Init;
 pub use model::{Conv2d, Model, Variable};
 pub use norm::BatchNorm;

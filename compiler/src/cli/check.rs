@@ -10,7 +10,7 @@ use crate::compiled::{Source, bound, interface};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::onnx::{
-    Capabilities, Declared, Model, OperatorReport, Specialisation, Structure, Treatment,
+    Capabilities, Declared, Form, Model, OperatorReport, Specialisation, Structure, Treatment,
 };
 use crate::options::Options;
 use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
@@ -140,7 +140,11 @@ impl ShapeWork {
 }
 
 fn check_model(m: &Model, dims: Bindings, args: &CheckArgs) -> Result<()> {
-    let report = Report::of(m, dims)?;
+    let form = match args.train {
+        true => Form::Evaluation,
+        false => Form::Inference,
+    };
+    let report = Report::of(m, dims, form)?;
     // A model that cannot be compiled has no gradients either.
     let learning = match args.train && report.n_bad == 0 {
         true => Some(Learning::of(m, &args.objective, &args.set)?),
@@ -159,7 +163,7 @@ fn check_model(m: &Model, dims: Bindings, args: &CheckArgs) -> Result<()> {
 }
 
 /// An open input, and the number of its tensors here.
-fn form(input: Declared, structure: &Structure) -> (Declared, usize) {
+fn with_number(input: Declared, structure: &Structure) -> (Declared, usize) {
     let n = structure.get(&input.name).map_or(0, Vec::len);
     (input, n)
 }
@@ -185,9 +189,10 @@ struct Report {
 }
 
 impl Report {
-    fn of(given: &Model, dims: Bindings) -> Result<Report> {
+    fn of(given: &Model, dims: Bindings, form: Form) -> Result<Report> {
         let mut spec = Specialisation {
             dims,
+            form,
             ..Specialisation::default()
         };
         let open = given.open_inputs()?;
@@ -210,7 +215,7 @@ impl Report {
             _ => None,
         };
         let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g, &Options::default()));
-        let forms = open.into_iter().map(|input| form(input, &structure));
+        let forms = open.into_iter().map(|input| with_number(input, &structure));
         Ok(Report {
             n_nodes: capabilities.operators.values().map(n_nodes).sum(),
             forms: forms.collect(),

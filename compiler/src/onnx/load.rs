@@ -51,6 +51,21 @@ pub struct Specialisation {
     /// Initialisers of the main graph that become variables of their names, whose initial values are
     /// the file's.
     pub variables: BTreeSet<String>,
+    /// The form of nodes with `training_mode`.
+    pub form: Form,
+}
+
+/// The form that `BatchNormalization` with `training_mode` takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// It is refused.
+    #[default]
+    Inference,
+    /// A step of training: statistics are those of the batch, and the running ones, where they are variables, move towards them. As the
+    /// standard says, the running variance follows the biased one.
+    Step,
+    /// An evaluation in between: statistics are the running ones.
+    Evaluation,
 }
 
 /// Reads a model file, but not its large weights: the file stays open, and each is read when code

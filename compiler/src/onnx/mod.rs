@@ -27,12 +27,12 @@ mod skim;
 mod splice;
 mod tensor;
 mod trial;
-mod variables;
+pub(crate) mod variables;
 mod wire;
 
 pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
-pub use load::{Model, Specialisation, load};
+pub use load::{Form, Model, Specialisation, load};
 pub use open_inputs::{Declared, Structure, element_name};
 pub use splice::Weights;
 pub use tensor::{dtype_of, tensor_from_pb};

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Why an operand of a node is not what a gradient should move.
 const STATISTICS: &str = "statistics of a batch normalisation";
+pub(crate) const RUNNING: &str = "running statistics, which steps move without gradient";
 const QUANTIZATION: &str = "a parameter of a quantisation";
 
 impl Model {
@@ -69,11 +70,17 @@ fn visit<'g>(g: &'g GraphProto, see: &mut dyn FnMut(&'g NodeProto)) {
     }
 }
 
+fn is_training(node: &NodeProto) -> bool {
+    let mut attributes = node.attribute.iter();
+    attributes.any(|a| a.name == "training_mode" && a.i != 0)
+}
+
 fn fixed_operand(node: &NodeProto, i: usize) -> Option<&'static str> {
     if !domain(&node.domain).is_empty() {
         return None;
     }
     match (node.op_type.as_str(), i) {
+        ("BatchNormalization", 3 | 4) if is_training(node) => Some(RUNNING),
         ("BatchNormalization", 3 | 4) => Some(STATISTICS),
         ("QuantizeLinear" | "DequantizeLinear", _) => Some(QUANTIZATION),
         (op, _) if op.starts_with("QLinear") => Some(QUANTIZATION),

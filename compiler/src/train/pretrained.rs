@@ -3,9 +3,10 @@
 use super::model::Model;
 use crate::autodiff::{unreached, without_gradient};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, ConstData, Graph, Op, Type, ValueId};
+use crate::ir::{Bindings, Graph, Op, Type, ValueId};
 use crate::nearest::unknown;
-use crate::onnx::{self, Specialisation, Weights};
+use crate::onnx::variables::RUNNING;
+use crate::onnx::{self, Form, Specialisation, Weights};
 use crate::passes::{Rebuild, clean};
 use crate::rewrite::{self, Phase, rewrite};
 use gristmill_runtime::DType;
@@ -32,9 +33,15 @@ pub struct FineTuning {
 /// batch normalisation, scales of quantisation, and values that shapes depend on stay as they are. Composites such as softmax and layer
 /// normalisation that the file has in single ops are recognised before they are differentiated, so that their gradients are those of the
 /// composite.
+///
+/// `BatchNormalization` with `training_mode`, as in models that were exported for training, has the statistics of the batch in steps and the running
+/// ones in evaluations, and steps move these.
 pub struct Pretrained {
     model: onnx::Model,
-    graph: Graph,
+    /// The model in steps.
+    step: Graph,
+    /// The model in evaluations, with the same inputs and outputs.
+    evaluation: Graph,
     weights: Vec<Weight>,
 }
 
@@ -47,6 +54,14 @@ pub struct Weight {
     pub ty: Type,
     /// Why it does not learn; `None` if it does.
     pub frozen: Option<String>,
+    /// True for a statistic that steps move without gradient.
+    pub is_running: bool,
+}
+
+impl Weight {
+    fn is_variable(&self) -> bool {
+        self.frozen.is_none() || self.is_running
+    }
 }
 
 impl Pretrained {
@@ -56,28 +71,30 @@ impl Pretrained {
     /// [`onnx::Model::graph`] does.
     pub fn new(model: &onnx::Model, tuning: &FineTuning) -> Result<Pretrained> {
         let mut weights = candidates(model, tuning)?;
-        let graph = loop {
-            let spec = Specialisation {
-                dims: tuning.dims.clone(),
-                variables: learning(&weights).map(|w| w.name.clone()).collect(),
-                ..Specialisation::default()
-            };
+        let step = loop {
+            let spec = specialisation(tuning, &weights, Form::Step);
             let (graph, fixed) = model.graph_with_variables(&spec)?;
             freeze(&mut weights, &fixed, "its values decide shapes");
             let graph = with_outputs(graph, &tuning.outputs)?;
-            let unused = unused(&graph);
-            let names: BTreeSet<String> = learning(&weights).map(|w| w.name.clone()).collect();
-            let read: BTreeSet<String> = reads(&graph).into_keys().collect();
-            let unread: BTreeSet<String> = names.difference(&read).cloned().collect();
+            let unread = unread(&graph, &weights);
             freeze(&mut weights, &unread, "nothing depends on it");
+            let unused = unused(&graph, &weights);
             if unused.is_empty() {
-                break graph;
+                break recognised(graph)?;
             }
             freeze(&mut weights, &unused, "no gradient comes to it");
         };
+        let evaluation = match weights.iter().any(|w| w.is_running) {
+            true => {
+                let spec = specialisation(tuning, &weights, Form::Evaluation);
+                recognised(with_outputs(model.graph(&spec)?, &tuning.outputs)?)?
+            }
+            false => step.clone(),
+        };
         Ok(Pretrained {
             model: model.clone(),
-            graph: recognised(&graph)?,
+            step,
+            evaluation,
             weights,
         })
     }
@@ -89,27 +106,27 @@ impl Pretrained {
 
     /// Names and types of the inputs.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &Type)> {
-        let values = self.graph.inputs.iter().map(|&v| self.graph.ty(v));
-        let names = self.graph.input_names.iter().map(String::as_str);
+        let values = self.step.inputs.iter().map(|&v| self.step.ty(v));
+        let names = self.step.input_names.iter().map(String::as_str);
         names.zip(values)
     }
 
     /// Names and types of the outputs.
     pub fn outputs(&self) -> impl Iterator<Item = (&str, &Type)> {
-        let outputs = self.graph.outputs.iter();
-        outputs.map(|o| (o.name.as_str(), self.graph.ty(o.value)))
+        let outputs = self.step.outputs.iter();
+        outputs.map(|o| (o.name.as_str(), self.step.ty(o.value)))
     }
 
     /// An error for each node between weights that learn and outputs that has no gradient.
     pub fn without_gradient(&self) -> Vec<Error> {
-        let (values, outputs) = ends(&self.graph);
-        without_gradient(&self.graph, &outputs, &values)
+        let (values, outputs) = ends(&self.step, &self.weights);
+        without_gradient(&self.step, &outputs, &values)
     }
 
     /// Writes the model's file with the values that the variables have now: [`onnx::Model::write_with`].
     pub fn save(&self, resources: &Resources, path: impl AsRef<Path>) -> Result<()> {
         let mut values = Weights::new();
-        for weight in learning(&self.weights) {
+        for weight in self.weights.iter().filter(|w| w.is_variable()) {
             let value = resources.get("", &weight.name)?;
             let value = value.ok_or_else(|| {
                 let message = format!("variable {:?} has no value: nothing has run", weight.name);
@@ -148,7 +165,13 @@ fn candidates(model: &onnx::Model, tuning: &FineTuning) -> Result<Vec<Weight>> {
             }
             _ => fixed.get(name.as_str()).map(|&why| why.to_owned()),
         };
-        weights.push(Weight { name, ty, frozen });
+        let is_running = fixed.get(name.as_str()) == Some(&RUNNING);
+        weights.push(Weight {
+            is_running: is_running && matches!(ty.dtype, DType::F32 | DType::F64),
+            name,
+            ty,
+            frozen,
+        });
     }
     let matches = |pattern: &Regex| weights.iter().any(|w| pattern.is_match(&w.name));
     match &pattern {
@@ -187,29 +210,47 @@ fn reads(graph: &Graph) -> BTreeMap<String, ValueId> {
     graph.nodes().filter_map(read).collect()
 }
 
-/// The variables that no output depends on through floating-point values.
-fn unused(graph: &Graph) -> BTreeSet<String> {
-    let reads = reads(graph);
-    let (values, outputs) = ends(graph);
+/// The weights that no output depends on through floating-point values.
+fn unused(graph: &Graph, weights: &[Weight]) -> BTreeSet<String> {
+    let (values, outputs) = ends(graph, weights);
     let unreached = unreached(graph, &outputs, &values);
     let is_unreached = |(name, v): (String, ValueId)| unreached.contains(&v).then_some(name);
-    reads.into_iter().filter_map(is_unreached).collect()
+    reads(graph).into_iter().filter_map(is_unreached).collect()
 }
 
-/// The reads of variables, and the outputs.
-fn ends(graph: &Graph) -> (Vec<ValueId>, Vec<ValueId>) {
-    let values = reads(graph).into_values().collect();
-    let outputs = graph.outputs.iter().map(|o| o.value).collect();
-    (values, outputs)
+/// The weights that no node of a graph reads.
+fn unread(graph: &Graph, weights: &[Weight]) -> BTreeSet<String> {
+    let read = reads(graph);
+    let unread = learning(weights).filter(|w| !read.contains_key(&w.name));
+    unread.map(|w| w.name.clone()).collect()
+}
+
+/// The reads of the weights that learn, and the outputs.
+fn ends(graph: &Graph, weights: &[Weight]) -> (Vec<ValueId>, Vec<ValueId>) {
+    let reads = reads(graph);
+    let values = learning(weights).filter_map(|w| reads.get(&w.name).copied());
+    let outputs = graph.outputs.iter().map(|o| o.value);
+    (values.collect(), outputs.collect())
+}
+
+fn specialisation(tuning: &FineTuning, weights: &[Weight], form: Form) -> Specialisation {
+    let variables = weights.iter().filter(|w| w.is_variable());
+    Specialisation {
+        dims: tuning.dims.clone(),
+        variables: variables.map(|w| w.name.clone()).collect(),
+        form,
+        ..Specialisation::default()
+    }
 }
 
 /// The graph with composites where the file has their single ops.
-fn recognised(graph: &Graph) -> Result<Graph> {
+fn recognised(mut graph: Graph) -> Result<Graph> {
+    graph.order_state();
     let options = rewrite::Options {
         phases: vec![Phase::Simplify, Phase::Recognise],
         ..rewrite::Options::level(1)
     };
-    clean(&rewrite(graph, &options)?.0)
+    clean(&rewrite(&graph, &options)?.0)
 }
 
 impl Model {
@@ -222,30 +263,28 @@ impl Model {
         net: &Pretrained,
         given: &[(&str, ValueId)],
     ) -> Result<BTreeMap<String, ValueId>> {
-        let inputs = self.inputs_of(net, given)?;
+        let graph = match self.is_training() {
+            true => &net.step,
+            false => &net.evaluation,
+        };
+        let inputs = self.inputs_of(net, graph, given)?;
+        let reads = reads(graph);
         let mut variables = Vec::new();
-        for (_, node) in net.graph.nodes() {
-            if let Op::ReadVariable {
-                name,
-                initial: Some(initial),
-                ..
-            } = &node.op
-            {
-                let read = node.outputs[0];
-                let value = self.variable_of(name, net.graph.ty(read), initial)?;
-                variables.push((read, value));
+        for weight in net.weights.iter().filter(|w| w.is_variable()) {
+            if let Some(&read) = reads.get(&weight.name) {
+                variables.push((read, self.variable_of(weight, graph, read)?));
             }
         }
-        let mut r = Rebuild::onto(&net.graph, self.builder().graph().clone());
+        let mut r = Rebuild::onto(graph, self.builder().graph().clone());
         for (old, new) in inputs.into_iter().chain(variables) {
             r.set(old, new);
         }
-        for (id, node) in net.graph.nodes() {
+        for (id, node) in graph.nodes() {
             if !node.outputs.iter().any(|&v| r.has(v)) {
                 r.copy(id, node)?;
             }
         }
-        let outputs = net.graph.outputs.iter();
+        let outputs = graph.outputs.iter();
         let outputs = outputs.map(|o| (o.name.clone(), r.get(o.value)));
         let outputs: Vec<(String, ValueId)> = outputs.collect();
         let b = self.builder();
@@ -258,6 +297,7 @@ impl Model {
     fn inputs_of(
         &mut self,
         net: &Pretrained,
+        graph: &Graph,
         given: &[(&str, ValueId)],
     ) -> Result<Vec<(ValueId, ValueId)>> {
         let known = || net.inputs().map(|(name, _)| name);
@@ -265,7 +305,7 @@ impl Model {
             return Err(Error::invalid(unknown("input", name, known())));
         }
         let mut values = Vec::new();
-        for ((name, ty), &old) in net.inputs().zip(&net.graph.inputs) {
+        for ((name, ty), &old) in net.inputs().zip(&graph.inputs) {
             let value = match given.iter().find(|(own, _)| *own == name) {
                 Some(&(_, value)) => value,
                 None => self.input(name, ty.dtype, ty.shape.0.clone()),
@@ -280,20 +320,32 @@ impl Model {
         Ok(values)
     }
 
-    /// A variable of a type, whose name has no scopes before it.
-    fn variable_of(&mut self, name: &str, ty: &Type, initial: &ConstData) -> Result<ValueId> {
-        let shape = ty.static_shape().unwrap_or_default();
-        self.named_variable(name.to_owned(), &shape, true, |_| Ok(initial.clone()))
+    /// The variable of a weight that a value is the read of; its name has no scopes before it.
+    fn variable_of(&mut self, weight: &Weight, graph: &Graph, read: ValueId) -> Result<ValueId> {
+        let op = graph.def_node(read).map(|node| &node.op);
+        let Some(Op::ReadVariable {
+            initial: Some(initial),
+            ..
+        }) = op
+        else {
+            let message = format!("weight {:?} has no initial value", weight.name);
+            return Err(Error::internal(message));
+        };
+        let shape = graph.ty(read).static_shape().unwrap_or_default();
+        let learns = weight.frozen.is_none();
+        self.named_variable(weight.name.clone(), &shape, learns, |_| Ok(initial.clone()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Objective, Sgd, Trainer, Training, loss};
     use super::*;
     use crate::onnx::proto::{
-        GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorTypeProto,
-        TypeProto, TypeValue, ValueInfoProto,
+        AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+        TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
     };
+    use crate::{Options, Tensor};
 
     fn node(op_type: &str, input: &[&str], output: &str) -> NodeProto {
         NodeProto {
@@ -315,42 +367,17 @@ mod tests {
         }
     }
 
-    /// A convolution, a batch normalisation, a resize, a factor that is a scalar, and a result that no float depends on.
-    fn model() -> onnx::Model {
+    fn proto(
+        node: Vec<NodeProto>,
+        initializer: Vec<TensorProto>,
+        input: ValueInfoProto,
+        output: Vec<ValueInfoProto>,
+    ) -> onnx::Model {
         let graph = GraphProto {
-            node: vec![
-                node("Conv", &["x", "filters"], "c"),
-                node(
-                    "BatchNormalization",
-                    &["c", "scale", "offset", "mean", "var"],
-                    "n",
-                ),
-                node("Resize", &["n", "", "scales"], "r"),
-                node("Mul", &["r", "factor"], "y"),
-                node("Add", &["x", "shift"], "s"),
-                node("ArgMax", &["s"], "z"),
-            ],
-            initializer: vec![
-                tensor("filters", &[1, 1, 1, 1]),
-                tensor("scale", &[1]),
-                tensor("offset", &[1]),
-                tensor("mean", &[1]),
-                tensor("var", &[1]),
-                tensor("scales", &[4]),
-                tensor("factor", &[]),
-                tensor("shift", &[1]),
-                tensor("alone", &[1]),
-            ],
-            input: vec![ValueInfoProto {
-                name: "x".to_owned(),
-                r#type: Some(TypeProto {
-                    value: Some(TypeValue::Tensor(TensorTypeProto {
-                        elem_type: 1,
-                        shape: Some(shape(&[1, 1, 2, 2])),
-                    })),
-                }),
-            }],
-            output: vec![named("y"), named("z")],
+            node,
+            initializer,
+            input: vec![input],
+            output,
             ..GraphProto::default()
         };
         onnx::Model::from_proto(ModelProto {
@@ -362,6 +389,50 @@ mod tests {
             ..ModelProto::default()
         })
         .unwrap()
+    }
+
+    /// An input `x` of floats.
+    fn input(dims: &[i64]) -> ValueInfoProto {
+        ValueInfoProto {
+            name: "x".to_owned(),
+            r#type: Some(TypeProto {
+                value: Some(TypeValue::Tensor(TensorTypeProto {
+                    elem_type: 1,
+                    shape: Some(shape(dims)),
+                })),
+            }),
+        }
+    }
+
+    /// A convolution, a batch normalisation, a resize, a factor that is a scalar, and a result that no float depends on.
+    fn model() -> onnx::Model {
+        proto(
+            vec![
+                node("Conv", &["x", "filters"], "c"),
+                node(
+                    "BatchNormalization",
+                    &["c", "scale", "offset", "mean", "var"],
+                    "n",
+                ),
+                node("Resize", &["n", "", "scales"], "r"),
+                node("Mul", &["r", "factor"], "y"),
+                node("Add", &["x", "shift"], "s"),
+                node("ArgMax", &["s"], "z"),
+            ],
+            vec![
+                tensor("filters", &[1, 1, 1, 1]),
+                tensor("scale", &[1]),
+                tensor("offset", &[1]),
+                tensor("mean", &[1]),
+                tensor("var", &[1]),
+                tensor("scales", &[4]),
+                tensor("factor", &[]),
+                tensor("shift", &[1]),
+                tensor("alone", &[1]),
+            ],
+            input(&[1, 1, 2, 2]),
+            vec![named("y"), named("z")],
+        )
     }
 
     fn named(name: &str) -> ValueInfoProto {
@@ -379,6 +450,83 @@ mod tests {
         TensorShapeProto {
             dim: dims.iter().map(dim).collect(),
         }
+    }
+
+    /// A batch normalisation in its form for training, and its mean over the batch.
+    fn training_model() -> onnx::Model {
+        let mut normalisation = node(
+            "BatchNormalization",
+            &["x", "scale", "offset", "mean", "var"],
+            "y",
+        );
+        let attribute = |name: &str, r#type, i, f| AttributeProto {
+            name: name.to_owned(),
+            r#type,
+            i,
+            f,
+            ..AttributeProto::default()
+        };
+        normalisation.attribute = vec![
+            attribute("training_mode", 2, 1, 0.0),
+            attribute("momentum", 1, 0, 0.75),
+        ];
+        normalisation
+            .output
+            .extend(["m".to_owned(), "v".to_owned()]);
+        let names = ["scale", "offset", "mean", "var"];
+        proto(
+            vec![normalisation],
+            names.iter().map(|name| tensor(name, &[1])).collect(),
+            input(&[4, 1]),
+            vec![named("y")],
+        )
+    }
+
+    #[test]
+    fn running_statistics_move_in_steps_and_count_in_evaluations() {
+        let model = training_model();
+        let message = model.graph(&Specialisation::default()).unwrap_err();
+        assert!(
+            message
+                .to_string()
+                .contains("training_mode is for training")
+        );
+        let net = Pretrained::new(&model, &FineTuning::default()).unwrap();
+        let sgd = Sgd {
+            learning_rate: 0.0.into(),
+            ..Sgd::default()
+        };
+        let training = Training {
+            seed: 0,
+            update: sgd.into(),
+            options: Options::default(),
+        };
+        let trainer = Trainer::new("norm", &training, |m| {
+            let y = m.pretrained(&net, &[])?["y"];
+            let zero = m.builder().scalar(DType::F32, 0.0);
+            let loss = loss::mean_absolute_error(m.builder(), y, zero)?;
+            Ok(Objective::new(loss).metric("y", y))
+        })
+        .unwrap();
+        assert_eq!(trainer.variables(), ["scale", "offset"]);
+        let x = Tensor::from_slice(&[1f32, 3.0, 5.0, 7.0], &[4, 1]).unwrap();
+        let evaluate = || trainer.evaluate([("x", x.clone())]).unwrap()["y"].to_f64s()[0];
+        // (1 - 1) / sqrt(1 + 1e-5) + 1
+        assert!((evaluate() - 1.0).abs() < 1e-5);
+        let y = trainer.step([("x", x.clone())]).unwrap().metrics["y"].to_f64s()[0];
+        // (1 - 4) / sqrt(5) + 1
+        assert!((y - (1.0 - 3.0 / 5f64.sqrt())).abs() < 1e-5, "{y}");
+        let value = |name: &str| {
+            trainer
+                .resources()
+                .get("", name)
+                .unwrap()
+                .unwrap()
+                .to_f64s()[0]
+        };
+        assert_eq!((value("mean"), value("var")), (1.75, 2.0));
+        let y = evaluate();
+        assert!((y - (1.0 - 0.75 / 2f64.sqrt())).abs() < 1e-5, "{y}");
     }
 
     fn frozen(tuning: &FineTuning) -> Vec<(String, String)> {

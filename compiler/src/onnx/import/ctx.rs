@@ -1,5 +1,6 @@
 //! The view of a handler: the node's operands and attributes, and the builder.
 
+use super::super::load::Form;
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
 use super::super::tensor::{dense_of, tensor_of, to_i64s};
 use super::run_time::has_element;
@@ -96,6 +97,25 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// Builder of the current graph or region.
     pub fn b(&mut self) -> &mut GraphBuilder {
         self.im.b()
+    }
+
+    /// The form of nodes with `training_mode`.
+    pub fn form(&self) -> Form {
+        self.im.form
+    }
+
+    /// Assigns a value to the variable that operand `i` is, if it is one, and gives it.
+    pub fn assign(&mut self, i: usize, value: ValueId) -> Result<ValueId> {
+        let v = self.v(i)?;
+        let Some(name) = self.im.variables.get(&v).copied() else {
+            return Ok(value);
+        };
+        if self.im.frames.len() > 1 {
+            return Err(Error::unsupported(
+                "a running statistic is moved in a subgraph",
+            ));
+        }
+        self.b().assign_variable(name, value)
     }
 
     // ---- operands

@@ -82,7 +82,7 @@ impl<'m> Importer<'m> {
     }
 
     /// Makes an initialiser a variable: nothing is known of its contents.
-    fn variable(&mut self, t: &TensorProto) -> Result<()> {
+    fn variable(&mut self, t: &'m TensorProto) -> Result<()> {
         let Some(v) = self.lookup(&t.name) else {
             return Ok(());
         };
@@ -90,6 +90,7 @@ impl<'m> Importer<'m> {
         let id = self.b().variable(&t.name, initial)?;
         self.slots[v.0 as usize].known = None;
         self.frames[0].ids.insert(v, id);
+        self.variables.insert(v, &t.name);
         Ok(())
     }
 

@@ -21,7 +21,7 @@ pub(super) use ctx::{Ctx, OpDef, Out, Outs, axes_of, axis_of, one};
 pub(super) use interface::declared_type;
 pub(super) use run_time::Element;
 
-use super::load::{Model, Opsets, Specialisation};
+use super::load::{Form, Model, Opsets, Specialisation};
 use super::proto::{AttributeProto, FunctionProto, TensorProto};
 use crate::error::{Error, Result};
 use crate::interp::WorkBudget;
@@ -179,6 +179,10 @@ pub(super) struct Importer<'m> {
     needs: BTreeSet<String>,
     /// True where operands that shapes depend on may be known during a run only.
     run_time: bool,
+    /// The form of nodes with `training_mode`.
+    form: Form,
+    /// Initialisers that are variables.
+    variables: HashMap<V, &'m str>,
     /// Symbols of the inputs.
     symbols: BTreeSet<String>,
     /// Declared ranges of symbols.
@@ -221,6 +225,7 @@ impl<'m> Importer<'m> {
         let g = model.graph_proto();
         let mut im = Importer::new(model, weights, run_time);
         im.ranges = spec.ranges.clone();
+        im.form = spec.form;
         im.weights(g, spec)?;
         im.inputs(g, spec)?;
         im.nodes(&g.node);
@@ -249,6 +254,8 @@ impl<'m> Importer<'m> {
             rules: Vec::new(),
             needs: BTreeSet::new(),
             run_time,
+            form: Form::default(),
+            variables: HashMap::new(),
             symbols: BTreeSet::new(),
             ranges: Ranges::new(),
             n_symbols: 0,

@@ -70,6 +70,7 @@ fn symbol_sources(g: &Graph) -> BTreeMap<String, NodeId> {
     sources
 }
 
+/// True for a node that something uses, and for one that assigns a variable.
 fn is_live(node: &Node, live: &[bool]) -> bool {
-    node.outputs.iter().any(|v| live[v.0 as usize])
+    matches!(node.op, Op::AssignVariable { .. }) || node.outputs.iter().any(|v| live[v.0 as usize])
 }

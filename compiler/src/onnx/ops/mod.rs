@@ -1,6 +1,7 @@
 //! Handlers of the operators, one file per family, and the table of them all.
 
 mod attention;
+mod batch_norm;
 mod constant;
 mod contract;
 mod contrib;
@@ -34,6 +35,7 @@ const MANY: usize = usize::MAX;
 /// Tables of the standard domain.
 const STANDARD: &[&[OpDef]] = &[
     attention::OPS,
+    batch_norm::OPS,
     constant::OPS,
     contract::OPS,
     control::OPS,

@@ -6,7 +6,6 @@ use crate::ir::{Dim, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, Shape, Va
 use gristmill_runtime::DType;
 
 pub(super) const OPS: &[OpDef] = &[
-    OpDef::new("BatchNormalization", (5, 5), batch_norm),
     OpDef::new("LayerNormalization", (2, 3), layer_norm),
     OpDef::new("RMSNormalization", (2, 2), rms_norm),
     // ONNX Runtime's name for it, also in the standard domain.
@@ -24,61 +23,6 @@ pub(super) fn per_channel(cx: &mut Ctx, v: ValueId, rank: usize) -> Result<Value
     let mut dims = vec![c];
     dims.resize(rank.saturating_sub(1).max(1), Dim::constant(1));
     cx.reshape(v, dims)
-}
-
-fn batch_norm(cx: &mut Ctx) -> Result<Outs> {
-    let epsilon = cx.f("epsilon", 1e-5f32.into())?;
-    check_inference(cx)?;
-    let args = cx.vals()?;
-    let (x, rank) = (args[0], cx.shape_of(args[0]).rank());
-    let dtype = cx.dtype_of(x);
-    let wide = if dtype.is_narrow_float() {
-        DType::F32
-    } else {
-        dtype
-    };
-    let (factor, rest) = batch_factors(cx, &args[1..], wide, epsilon)?;
-    let (factor, rest) = (per_channel(cx, factor, rank)?, per_channel(cx, rest, rank)?);
-    let x = cx.cast(x, wide)?;
-    let y = cx.mul(x, factor)?;
-    let y = cx.add_(y, rest)?;
-    one(cx.cast(y, dtype)?)
-}
-
-/// Errors for the attributes of a model in training.
-fn check_inference(cx: &Ctx) -> Result<()> {
-    cx.ignore(&["momentum"]);
-    let training = match cx.opset < 7 {
-        true => !cx.flag("is_test", false)?,
-        false => cx.flag("training_mode", false)?,
-    };
-    if training {
-        let e = Error::unsupported("training_mode is not supported");
-        return Err(e.hint("export for inference"));
-    }
-    if cx.opset < 9 && !cx.flag("spatial", true)? {
-        return Err(Error::unsupported("spatial = 0 is not supported"));
-    }
-    Ok(())
-}
-
-/// Vectors of `x * factor + rest`, which fold to constants; `args`: scale, offset, mean, variance.
-fn batch_factors(
-    cx: &mut Ctx,
-    args: &[ValueId],
-    wide: DType,
-    epsilon: f64,
-) -> Result<(ValueId, ValueId)> {
-    let mut wides = Vec::new();
-    for &a in args {
-        wides.push(cx.cast(a, wide)?);
-    }
-    let [scale, offset, mean, var] = [wides[0], wides[1], wides[2], wides[3]];
-    let var = cx.add_real(var, epsilon)?;
-    let inv = cx.map(ScalarOp::Rsqrt, &[var])?;
-    let factor = cx.mul(scale, inv)?;
-    let moved = cx.mul(mean, factor)?;
-    Ok((factor, cx.sub(offset, moved)?))
 }
 
 /// A scale or offset broadcast to exactly the normalised axes.

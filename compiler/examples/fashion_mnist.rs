@@ -1,0 +1,141 @@
+//! Trains on Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 60,000 images of clothes to learn from, 10,000 that are held out.
+//!
+//! `cargo run --release --example fashion_mnist FOLDER [mlp|lenet] [SEED]`, where the folder has the four IDX files, compressed or not:
+//! `train-images-idx3-ubyte.gz` and so on. Debian's package `dataset-fashion-mnist` brings them to `/usr/share/datasets/fashion-mnist`.
+
+use gristmill::ir::{Dim, ScalarOp, ValueId};
+use gristmill::train::{
+    Adam, Conv2d, Dataset, Model, Objective, Schedule, Trainer, Training, Update, WeightDecay,
+    loss, read_idx,
+};
+use gristmill::{DType, Options, Result, Tensor};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+const BATCH: usize = 128;
+const EPOCHS: u64 = 5;
+
+/// A network.
+#[derive(Clone, Copy, PartialEq)]
+enum Net {
+    /// Dense layers 784-512-256-10.
+    Mlp,
+    /// Two convolutions, 5 by 5, and dense layers 120-84-10.
+    LeNet,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = arguments.next().map(PathBuf::from);
+    let folder = folder.unwrap_or("/usr/share/datasets/fashion-mnist".into());
+    let net = match arguments.next().as_deref() {
+        Some("lenet") => Net::LeNet,
+        _ => Net::Mlp,
+    };
+    let seed = arguments.next().and_then(|text| text.parse().ok());
+    let begin = Instant::now();
+    let accuracy = train(&folder, net, seed.unwrap_or(1))?;
+    let seconds = begin.elapsed().as_secs_f64();
+    println!(
+        "{:.2} % of the held-out images are right, after {seconds:.1} s",
+        100.0 * accuracy
+    );
+    Ok(())
+}
+
+fn train(folder: &Path, net: Net, seed: u64) -> Result<f64> {
+    let (examples, held_out) = (data(folder, "train")?, data(folder, "t10k")?);
+    let n_steps = EPOCHS * examples.len().div_ceil(BATCH) as u64;
+    let adam = Adam {
+        learning_rate: Schedule::cosine(2e-3, n_steps).warmed_up(100),
+        ..Adam::default()
+    };
+    let training = Training {
+        seed,
+        update: Update {
+            weight_decay: WeightDecay::Decoupled(0.01),
+            ..adam.into()
+        },
+        options: Options::default(),
+    };
+    let trainer = Trainer::new("fashion", &training, |m| objective(m, net))?;
+    for epoch in 0..EPOCHS {
+        let (begin, mut sum, mut n) = (Instant::now(), 0.0, 0);
+        for batch in examples.shuffled(BATCH, seed, epoch) {
+            sum += trainer.step(scaled(batch?)?)?.loss;
+            n += 1;
+        }
+        let rate = examples.len() as f64 / begin.elapsed().as_secs_f64();
+        let accuracy = accuracy(&trainer, &held_out)?;
+        let loss = sum / f64::from(n);
+        println!("epoch {epoch}: loss {loss:.4}, held out {accuracy:.4}, {rate:.0} images/s");
+    }
+    accuracy(&trainer, &held_out)
+}
+
+/// Images `u8[n, 28, 28]` and classes of one of the two parts.
+fn data(folder: &Path, part: &str) -> Result<Dataset> {
+    let read = |name: &str| {
+        let plain = folder.join(format!("{part}-{name}"));
+        match plain.exists() {
+            true => read_idx(plain),
+            false => read_idx(plain.with_extension("gz")),
+        }
+    };
+    let (images, labels) = (read("images-idx3-ubyte")?, read("labels-idx1-ubyte")?);
+    Dataset::new([("image", images), ("label", labels)])
+}
+
+/// A batch with pixels of mean 0 and deviation 1.
+fn scaled(batch: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
+    let one = |(name, t): (String, Tensor)| {
+        if t.shape().len() == 1 {
+            return Ok((name, t));
+        }
+        let pixels = t.as_slice::<u8>().iter();
+        let pixels = pixels.map(|&p| (f32::from(p) / 255.0 - 0.286) / 0.353);
+        let pixels: Vec<f32> = pixels.collect();
+        let shape = [t.shape()[0], 1, 28, 28];
+        Ok((name, Tensor::from_slice(&pixels, &shape)?))
+    };
+    batch.into_iter().map(one).collect()
+}
+
+fn accuracy(trainer: &Trainer, data: &Dataset) -> Result<f64> {
+    let mut right = 0.0;
+    for batch in data.batches(1000) {
+        let batch = scaled(batch?)?;
+        let n = batch[0].1.shape()[0] as f64;
+        right += n * trainer.evaluate(batch)?["accuracy"].to_f64s()[0];
+    }
+    Ok(right / data.len() as f64)
+}
+
+fn objective(m: &mut Model, net: Net) -> Result<Objective> {
+    let shape = [Dim::from("batch"), 1.into(), 28.into(), 28.into()];
+    let image = m.input("image", DType::F32, shape);
+    let label = m.input("label", DType::U8, [Dim::from("batch")]);
+    let (x, widths) = match net {
+        Net::Mlp => (image, [512, 256]),
+        Net::LeNet => (convolved(m, image)?, [120, 84]),
+    };
+    let mut x = m.flatten(x)?;
+    for (name, width) in ["hidden1", "hidden2"].into_iter().zip(widths) {
+        x = m.scope(name, |m| m.dense(x, width))?;
+        x = m.builder().map(ScalarOp::Relu, &[x])?;
+    }
+    let logits = m.scope("classes", |m| m.dense(x, 10))?;
+    let loss = loss::sparse_cross_entropy(m.builder(), logits, label)?;
+    let accuracy = loss::accuracy(m.builder(), logits, label)?;
+    Ok(Objective::new(loss).metric("accuracy", accuracy))
+}
+
+fn convolved(m: &mut Model, image: ValueId) -> Result<ValueId> {
+    let mut x = image;
+    for (name, filters) in [("conv1", 16), ("conv2", 32)] {
+        x = m.scope(name, |m| m.conv2d(x, Conv2d::same(filters, 5)))?;
+        x = m.builder().map(ScalarOp::Relu, &[x])?;
+        x = m.max_pool2d(x, [2, 2])?;
+    }
+    Ok(x)
+}

@@ -1,0 +1,141 @@
+//! Batch normalisation, by given statistics or by those of the batch.
+
+use super::super::import::{Ctx, OpDef, Out, Outs};
+use super::super::load::Form;
+use super::norm::per_channel;
+use crate::error::{Error, Result};
+use crate::ir::{ReduceKind, ScalarOp, ValueId};
+use gristmill_runtime::DType;
+
+pub(super) const OPS: &[OpDef] = &[OpDef::new("BatchNormalization", (5, 5), batch_norm)];
+
+fn batch_norm(cx: &mut Ctx) -> Result<Outs> {
+    let epsilon = cx.f("epsilon", 1e-5f32.into())?;
+    let momentum = cx.f("momentum", 0.9f32.into())?;
+    let is_training = is_training(cx)?;
+    if is_training && cx.form() == Form::Step {
+        return by_batch(cx, epsilon, momentum);
+    }
+    let args = cx.vals()?;
+    let wide = wide(cx.dtype_of(args[0]));
+    let y = normalised(cx, &args, wide, epsilon)?;
+    let mut outs = vec![Out::Value(y)];
+    if is_training {
+        // The statistics as they are.
+        outs.extend([Out::Same(cx.v(3)?), Out::Same(cx.v(4)?)]);
+    }
+    Ok(outs)
+}
+
+fn wide(dtype: DType) -> DType {
+    match dtype.is_narrow_float() {
+        true => DType::F32,
+        false => dtype,
+    }
+}
+
+/// True for a node in its form for training, which only training takes.
+fn is_training(cx: &Ctx) -> Result<bool> {
+    let is_training = match cx.opset < 7 {
+        true => !cx.flag("is_test", false)?,
+        false => cx.flag("training_mode", false)?,
+    };
+    if is_training && cx.form() == Form::Inference {
+        let e = Error::unsupported("training_mode is for training");
+        return Err(e.hint("export for inference, or let `gristmill train` train it"));
+    }
+    if cx.opset < 9 && !cx.flag("spatial", true)? {
+        return Err(Error::unsupported("spatial = 0 is not supported"));
+    }
+    Ok(is_training)
+}
+
+/// `x * factor + rest` for x, scale, offset, mean, variance.
+fn normalised(cx: &mut Ctx, args: &[ValueId], wide: DType, epsilon: f64) -> Result<ValueId> {
+    let (x, dtype) = (args[0], cx.dtype_of(args[0]));
+    let rank = cx.shape_of(x).rank();
+    let (factor, rest) = batch_factors(cx, &args[1..], wide, epsilon)?;
+    let (factor, rest) = (per_channel(cx, factor, rank)?, per_channel(cx, rest, rank)?);
+    let x = cx.cast(x, wide)?;
+    let y = cx.mul(x, factor)?;
+    let y = cx.add_(y, rest)?;
+    cx.cast(y, dtype)
+}
+
+/// Vectors of `x * factor + rest`, which fold to constants; `args`: scale, offset, mean, variance.
+fn batch_factors(
+    cx: &mut Ctx,
+    args: &[ValueId],
+    wide: DType,
+    epsilon: f64,
+) -> Result<(ValueId, ValueId)> {
+    let mut wides = Vec::new();
+    for &a in args {
+        wides.push(cx.cast(a, wide)?);
+    }
+    let [scale, offset, mean, var] = [wides[0], wides[1], wides[2], wides[3]];
+    let var = cx.add_real(var, epsilon)?;
+    let inv = cx.map(ScalarOp::Rsqrt, &[var])?;
+    let factor = cx.mul(scale, inv)?;
+    let moved = cx.mul(mean, factor)?;
+    Ok((factor, cx.sub(offset, moved)?))
+}
+
+/// By the mean and the biased variance of the batch. The running statistics move towards them, and variables that they are are assigned.
+fn by_batch(cx: &mut Ctx, epsilon: f64, momentum: f64) -> Result<Outs> {
+    let args = cx.vals()?;
+    let rank = cx.shape_of(args[0]).rank();
+    if rank < 2 {
+        return Err(Error::invalid(format!(
+            "the operand has {rank} axes, expected [batch, channels, ..]"
+        )));
+    }
+    let dtype = cx.dtype_of(args[0]);
+    let x = cx.cast(args[0], wide(dtype))?;
+    let axes: Vec<usize> = (0..rank).filter(|&axis| axis != 1).collect();
+    let mean = cx.reduce(ReduceKind::Mean, x, &axes, true)?;
+    let centred = cx.sub(x, mean)?;
+    let squares = cx.mul(centred, centred)?;
+    let var = cx.reduce(ReduceKind::Mean, squares, &axes, true)?;
+    let y = scaled(cx, [centred, var, args[1], args[2]], epsilon)?;
+    let y = cx.cast(y, dtype)?;
+    let mut outs = vec![Out::Value(y)];
+    for (i, own) in [(3, mean), (4, var)] {
+        outs.push(Out::Value(follow(cx, i, own, momentum)?));
+    }
+    Ok(outs)
+}
+
+/// `centred / sqrt(variance + epsilon) * scale + offset`.
+fn scaled(
+    cx: &mut Ctx,
+    [centred, var, scale, offset]: [ValueId; 4],
+    epsilon: f64,
+) -> Result<ValueId> {
+    let rank = cx.shape_of(centred).rank();
+    let wide = cx.dtype_of(centred);
+    let (scale, offset) = (cx.cast(scale, wide)?, cx.cast(offset, wide)?);
+    let (scale, offset) = (
+        per_channel(cx, scale, rank)?,
+        per_channel(cx, offset, rank)?,
+    );
+    let var = cx.add_real(var, epsilon)?;
+    let inv = cx.map(ScalarOp::Rsqrt, &[var])?;
+    let factor = cx.mul(inv, scale)?;
+    let y = cx.mul(centred, factor)?;
+    cx.add_(y, offset)
+}
+
+/// Operand `i`, a running statistic, after a step: `momentum` of it, and the rest of the batch's own.
+fn follow(cx: &mut Ctx, i: usize, own: ValueId, momentum: f64) -> Result<ValueId> {
+    let running = cx.val(i)?;
+    let ty = cx.type_of(running);
+    let own = cx.reshape(own, ty.shape.0.clone())?;
+    let own = cx.cast(own, ty.dtype)?;
+    let (kept, entering) = (
+        cx.mul_real(running, momentum)?,
+        cx.mul_real(own, 1.0 - momentum)?,
+    );
+    let moved = cx.add_(kept, entering)?;
+    cx.assign(i, moved)
+}
