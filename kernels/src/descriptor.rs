@@ -113,6 +113,7 @@ layouts!(
     crate::pack::PackBDesc,
     crate::pool::PoolDesc,
     crate::pool_gradient::MaxPoolGradDesc,
+    crate::random::RandomBitsDesc,
     crate::roi::RoiAlignDesc,
     crate::rows::NormDesc,
     crate::rows::ReduceDesc,

@@ -29,6 +29,7 @@ mod isa;
 pub mod pack;
 pub mod pool;
 pub mod pool_gradient;
+pub mod random;
 pub mod roi;
 pub mod rows;
 pub mod scalar_math;

@@ -64,6 +64,8 @@ tasks! {
     crate::pool::gm_pool_f32 as TaskFn<crate::pool::PoolDesc> = "gm_pool_f32";
     crate::pool_gradient::gm_max_pool_grad_f32
         as TaskFn<crate::pool_gradient::MaxPoolGradDesc> = "gm_max_pool_grad_f32";
+    crate::random::gm_random_bits
+        as TaskFn<crate::random::RandomBitsDesc> = "gm_random_bits";
     crate::roi::gm_roi_align as TaskFn<crate::roi::RoiAlignDesc> = "gm_roi_align";
     crate::rows::gm_softmax_f32 as TaskFn<crate::rows::SoftmaxDesc> = "gm_softmax_f32";
     crate::rows::gm_norm_f32 as TaskFn<crate::rows::NormDesc> = "gm_norm_f32";
@@ -113,6 +115,7 @@ mod tests {
             include_str!("pack.rs"),
             include_str!("pool.rs"),
             include_str!("pool_gradient.rs"),
+            include_str!("random.rs"),
             include_str!("roi.rs"),
             include_str!("rows/norm.rs"),
             include_str!("rows/reduce.rs"),

@@ -1,50 +1,29 @@
-//! Random numbers by position: Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
+//! Random numbers by name and position: words of [`gristmill_kernels::random`].
 //!
 //! A number depends on a key, a stream and its own position alone, so that it does not matter who draws it, and when.
 
-const ROUNDS: usize = 10;
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-
-/// Philox4x32-10: four random words of a counter and a key.
-pub fn philox([mut a, mut b, mut c, mut d]: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..ROUNDS {
-        let [low, high] =
-            [(a, MULTIPLIERS[0]), (c, MULTIPLIERS[1])].map(|(x, m)| u64::from(x) * u64::from(m));
-        [a, b, c, d] = [
-            (high >> 32) as u32 ^ b ^ key[0],
-            high as u32,
-            (low >> 32) as u32 ^ d ^ key[1],
-            low as u32,
-        ];
-        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
-    }
-    [a, b, c, d]
-}
+use gristmill_kernels::random::{WORDS, block};
 
 /// Numbers of a seed for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draws {
-    key: [u32; 2],
+    key: u64,
     stream: u64,
 }
 
 impl Draws {
     /// The numbers of a stream; other names, seeds and streams have others.
     pub fn new(seed: u64, name: &str, stream: u64) -> Draws {
-        let key = seed ^ fnv1a(name);
         Draws {
-            key: [key as u32, (key >> 32) as u32],
+            key: key(seed, name),
             stream,
         }
     }
 
     /// The word at a position.
     pub fn bits(&self, position: u64) -> u32 {
-        let block = position / 4;
-        let counter = [block, self.stream].map(|x| [x as u32, (x >> 32) as u32]);
-        let [[a, b], [c, d]] = counter;
-        philox([a, b, c, d], self.key)[(position % 4) as usize]
+        let words = WORDS as u64;
+        block(self.key, self.stream, position / words)[(position % words) as usize]
     }
 
     /// A multiple of 2^-24 from 0 to below 1.
@@ -56,6 +35,11 @@ impl Draws {
     pub fn open(&self, position: u64) -> f64 {
         (f64::from(self.bits(position)) + 0.5) * 2f64.powi(-32)
     }
+}
+
+/// The seed of a name's own numbers.
+pub fn key(seed: u64, name: &str) -> u64 {
+    seed ^ fnv1a(name)
 }
 
 /// A hash of a name that stays the same from version to version (Fowler, Noll and Vo, 64 bits, "1a").
