@@ -32,6 +32,8 @@ pub enum KernelFamily {
     Reduction,
     /// Fused attention.
     Attention,
+    /// Random bits.
+    RandomBits,
 }
 
 impl KernelFamily {
@@ -77,6 +79,8 @@ struct Row {
     family: KernelFamily,
     /// True for the ops of the row.
     is_op: fn(&Op) -> bool,
+    /// Dtype of the first operand.
+    dtype: DType,
     /// Ranks of the first operand.
     ranks: std::ops::RangeInclusive<usize>,
     /// Conditions beyond dtype and rank.
@@ -87,11 +91,12 @@ struct Row {
 
 const ANY_RANK: std::ops::RangeInclusive<usize> = 0..=usize::MAX;
 
-/// Kernels of `f32` operands; those of 8-bit integers are [`bytes`]' matter.
+/// Kernels by the dtype of the first operand; those of 8-bit integers are [`bytes`]' matter.
 const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Product,
         is_op: |op| matches!(op, Op::MatMul),
+        dtype: DType::F32,
         ranks: ANY_RANK,
         fits: always,
         transposes: false,
@@ -99,6 +104,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Convolution,
         is_op: |op| matches!(op, Op::Conv { .. }),
+        dtype: DType::F32,
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
@@ -106,6 +112,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Pooling,
         is_op: |op| matches!(op, Op::Pool { .. } | Op::MaxPoolGrad { .. }),
+        dtype: DType::F32,
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
@@ -113,6 +120,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Regions,
         is_op: |op| matches!(op, Op::RoiAlign { .. }),
+        dtype: DType::F32,
         ranks: 4..=4,
         fits: always,
         transposes: false,
@@ -120,6 +128,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Softmax,
         is_op: |op| matches!(op, Op::Softmax { .. }),
+        dtype: DType::F32,
         ranks: ANY_RANK,
         fits: along_last_axis,
         transposes: false,
@@ -127,6 +136,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Normalisation,
         is_op: |op| matches!(op, Op::LayerNorm { .. } | Op::RmsNorm { .. }),
+        dtype: DType::F32,
         ranks: ANY_RANK,
         fits: always,
         transposes: false,
@@ -134,6 +144,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Reduction,
         is_op: |op| matches!(op, Op::Reduce { .. }),
+        dtype: DType::F32,
         ranks: ANY_RANK,
         fits: neighbouring_axes,
         transposes: false,
@@ -141,8 +152,17 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Attention,
         is_op: |op| matches!(op, Op::Attention { .. }),
+        dtype: DType::F32,
         ranks: 0..=4,
         fits: mask_with_keys,
+        transposes: false,
+    },
+    Row {
+        family: KernelFamily::RandomBits,
+        is_op: |op| matches!(op, Op::RandomBits { .. }),
+        dtype: DType::I64,
+        ranks: ANY_RANK,
+        fits: always,
         transposes: false,
     },
 ];
@@ -156,7 +176,7 @@ pub fn kernels(g: &Graph, node: &Node) -> Result<KernelFamily, Uncovered> {
     }
     let row = row(&node.op)?;
     let x = g.ty(node.inputs[0]);
-    if x.dtype != DType::F32 {
+    if x.dtype != row.dtype {
         return Err(Uncovered::Dtype(x.dtype));
     }
     if !row.ranks.contains(&x.rank()) {

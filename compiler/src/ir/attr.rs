@@ -27,7 +27,7 @@ macro_rules! attr_via_str {
         }
     )* };
 }
-attr_via_str!(usize, i64, bool);
+attr_via_str!(usize, i64, u64, bool);
 
 impl Attr for Real {
     fn print(&self) -> String {

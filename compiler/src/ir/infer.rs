@@ -95,6 +95,15 @@ pub(super) fn iota(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
     Ok(vec![ty])
 }
 
+pub(super) fn random_bits(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, RandomBits { shape });
+    let stream = &args[0];
+    if stream.dtype != DType::I64 || !stream.shape.iter().all(|d| d.is(1)) {
+        return Err(format!("expected a stream of one i64, got {stream}"));
+    }
+    one(DType::U32, shape.clone())
+}
+
 pub(super) fn broadcast(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Broadcast { shape });
     if broadcast_shapes(&args[0].shape, shape)? != *shape {

@@ -30,7 +30,7 @@ pub enum OpClass {
     Reduce,
     /// Matrix product, convolution.
     Contract,
-    /// Pooling.
+    /// Pooling, and other ops whose elements take a loop each.
     Window,
     /// Fused attention.
     Attention,
@@ -356,6 +356,12 @@ ops! {
     Iota { dtype: DType, shape: Vec<Dim>, axis: usize } "iota" 0..0 Source {
         infer: infer::iota, eval: Tensors(eval::iota),
         work: work::none, axes: Fixed, tolerance: EXACT,
+        gradient: Zero,
+    }
+    /// Random bits (`u32`): element `i` in row-major order is word `i % 4` of Philox4x32-10 (Salmon et al., SC 2011) of the counter `i / 4`, stream and the key `seed`, low words first. The operand is the stream, one `i64`. Bits depend on position, seed and stream alone.
+    RandomBits { seed: u64, shape: Vec<Dim> } "random_bits" 1..1 Window {
+        infer: infer::random_bits, eval: Tensors(eval::random_bits),
+        work: work::random_bits, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// Repeats axes of extent 1, and new leading axes, up to exactly `shape` (NumPy `broadcast_to`).

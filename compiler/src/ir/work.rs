@@ -167,6 +167,11 @@ pub(super) fn conv_transpose(s: &Sizes) -> Count {
     count(WorkClass::Conv, product([2, s.n_in(), taps].into_iter()))
 }
 
+/// Ten rounds of two products and six other operations for each four elements, with their moves.
+pub(super) fn random_bits(s: &Sizes) -> Count {
+    count(WorkClass::Map, s.n_out().saturating_mul(30))
+}
+
 /// One operation per element of each window.
 pub(super) fn pool(s: &Sizes) -> Count {
     let taps = match s.op {

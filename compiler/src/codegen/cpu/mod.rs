@@ -18,6 +18,7 @@ mod match_kernels;
 mod native;
 mod pack;
 mod product;
+mod random;
 mod regions;
 mod rejected;
 mod reuse;

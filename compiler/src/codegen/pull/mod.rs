@@ -8,6 +8,7 @@ mod contract;
 mod emit;
 mod heavy;
 mod memory;
+mod random;
 mod reduce;
 mod roi;
 mod window;
@@ -101,7 +102,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         match &node.op {
             Op::Map(op) => self.map(e, node, *op, at),
             Op::Constant { value } if value.len() == 1 => single_constant(e, value),
-            Op::Iota { dtype, axis, .. } => iota(e, at[*axis], *dtype),
+            Op::Iota { .. } | Op::RandomBits { .. } => self.positional(e, node, at),
             Op::Broadcast { .. } => self.broadcast_value(e, node.inputs[0], at),
             Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } => {
                 let from = self.view_index(e, node, at)?;
@@ -149,6 +150,20 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             | Op::AllReduceRank { .. }
             | Op::Collective { .. }
             | Op::Cluster { .. }) => Err(no_code(op)),
+        }
+    }
+
+    /// Element of an op that is a function of the position.
+    fn positional<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        match node.op {
+            Op::Iota { dtype, axis, .. } => iota(e, at[axis], dtype),
+            Op::RandomBits { seed, .. } => self.random_bits(e, node, seed, at),
+            _ => Err(no_code(&node.op)),
         }
     }
 

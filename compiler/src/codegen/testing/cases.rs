@@ -358,6 +358,23 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 ));
             }
         }
+        "random_bits" => {
+            for (seed, stream, shape) in [
+                (0, 0, &[1][..]),
+                (u64::MAX, -1, &[]),
+                (0x0123_4567_89ab_cdef, 1i64 << 40, &[7, 3, 5]),
+                (5, 2, &[1027]),
+                (5, 2, &[2, 0]),
+            ] {
+                let op = Op::RandomBits {
+                    seed,
+                    shape: dims(shape),
+                };
+                let rank = shape.len() % 2;
+                let stream = Tensor::from_slice(&[stream], &[1][..rank]).unwrap();
+                out.push((op, vec![stream]));
+            }
+        }
         "broadcast" => {
             out.push((
                 Op::Broadcast {

@@ -29,8 +29,9 @@ use super::ops::Op;
 use super::types::{Shape, Type};
 use super::vecprog::VecProg;
 use crate::error::{Error, Result};
-use gristmill_runtime::Tensor;
+use gristmill_kernels::random;
 use gristmill_runtime::tensor::checked_size_bytes;
+use gristmill_runtime::{DType, Tensor};
 
 /// Evaluation of an op.
 #[derive(Clone, Copy)]
@@ -168,6 +169,17 @@ pub(super) fn constant(c: &Call) -> Result<Vec<Tensor>> {
 pub(super) fn iota(c: &Call) -> Result<Vec<Tensor>> {
     attrs!(c, Iota { dtype, axis });
     one(view::iota(*dtype, c.shape, *axis))
+}
+
+pub(super) fn random_bits(c: &Call) -> Result<Vec<Tensor>> {
+    attrs!(c, RandomBits { seed });
+    let stream = c.inputs[0].as_slice::<i64>()[0] as u64;
+    let mut bits = Tensor::zeros(DType::U32, c.shape)?;
+    let blocks = bits.as_mut_slice::<u32>().chunks_mut(random::WORDS);
+    for (number, words) in blocks.enumerate() {
+        words.copy_from_slice(&random::block(*seed, stream, number as u64)[..words.len()]);
+    }
+    Ok(vec![bits])
 }
 
 pub(super) fn broadcast(c: &Call) -> Result<Vec<Tensor>> {

@@ -1,0 +1,29 @@
+//! Random bits.
+
+use super::rejected::Rejected;
+use super::rows::single;
+use super::strided::Strided;
+use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, result};
+use crate::ir::{Node, NodeId, Op};
+use gristmill_kernels::random::RandomBitsDesc;
+
+/// Estimated time of an element in ns.
+const ELEMENT_NS: f64 = 0.5;
+
+/// The task of a [`Op::RandomBits`].
+pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
+    let Op::RandomBits { seed, .. } = node.op else {
+        return Err(Rejected::Empty);
+    };
+    let n = cx.body.n_elements(node.outputs[0]);
+    let desc = RandomBitsDesc::new(cx.isa, seed, n);
+    let stream = cx.view(node.inputs[0], Strided::is_contiguous);
+    let stream = Ptr::Read(
+        Place::Value(stream.base),
+        stream.offset * size_of::<i64>() as i64,
+    );
+    let ptrs = pointers(stream, Ptr::Null, result(node), false, vec![]);
+    let (descriptor, ns) = (descriptor(&desc), n as f64 * ELEMENT_NS);
+    let call = Call::simple("gm_random_bits", descriptor, ptrs, desc.n_items(), ns);
+    single(cx, id, node, call)
+}
