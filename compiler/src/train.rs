@@ -35,6 +35,7 @@
 mod checkpoint;
 mod data;
 mod idx;
+mod dropout;
 mod init;
 pub mod loss;
 mod model;

@@ -12,7 +12,9 @@ use gristmill_runtime::DType;
 pub struct Model {
     builder: GraphBuilder,
     scopes: Vec<String>,
-    seed: u64,
+    pub(super) seed: u64,
+    /// Dropouts so far.
+    pub(super) n_dropouts: usize,
     is_training: bool,
     reuses: bool,
     variables: Vec<Variable>,
@@ -61,13 +63,14 @@ impl Conv2d {
 }
 
 impl Model {
-    /// An empty graph; the seed decides initial values. Layers that differ between training and use take the form that
+    /// An empty graph; the seed decides initial values and masks of dropout. Layers that differ between training and use take the form that
     /// `is_training` says.
     pub fn new(name: &str, seed: u64, is_training: bool) -> Model {
         Model {
             builder: GraphBuilder::new(name),
             scopes: Vec::new(),
             seed,
+            n_dropouts: 0,
             is_training,
             reuses: false,
             variables: Vec::new(),
@@ -122,7 +125,7 @@ impl Model {
     }
 
     /// A name in the open scopes.
-    fn path(&self, name: &str) -> String {
+    pub(super) fn path(&self, name: &str) -> String {
         let parts = self.scopes.iter().map(String::as_str).chain([name]);
         parts.collect::<Vec<_>>().join("/")
     }

@@ -1,7 +1,7 @@
 //! Steps of training over batches.
 
 use super::model::{Model, Variable};
-use super::update::{Parameter, Update};
+use super::update::{Parameter, STEP, Update};
 use crate::compiled::{Compiled, Outputs, compile};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, GraphBuilder, Type, ValueId};
@@ -40,7 +40,7 @@ pub struct StepOutputs {
 
 /// Names of outputs of the step's graph, which no metric has.
 const LOSS: &str = "loss";
-const NUMBER: &str = "optimizer/step";
+const NUMBER: &str = STEP;
 const RATE: &str = "optimizer/learning_rate";
 const NORM: &str = "optimizer/norm";
 
@@ -77,7 +77,7 @@ impl Objective {
 /// The settings of training beside the model itself.
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// Decides initial values.
+    /// Decides initial values and masks of dropout.
     pub seed: u64,
     /// The use of gradients.
     pub update: Update,

@@ -1,10 +1,14 @@
 //! One step of training: variables changed by their gradients.
 
 use super::Optimizer;
+use super::dropout::first_step;
 use crate::error::{Error, Result};
 use crate::ir::{GraphBuilder, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use regex_lite::Regex;
+
+/// The variable that has the number of steps that are done.
+pub(super) const STEP: &str = "optimizer/step";
 
 /// A variable that a step changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,11 +95,10 @@ impl Update {
         self.check()?;
         check_parameters(b, parameters)?;
         let groups = self.patterns()?;
-        let start = Tensor::from_slice(&[0i64], &[])?;
-        let done = b.variable("optimizer/step", start)?;
+        let done = b.variable(STEP, first_step()?)?;
         let one = b.scalar(DType::I64, 1.0);
         let number = b.add_(done, one)?;
-        let number = b.assign_variable("optimizer/step", number)?;
+        let number = b.assign_variable(STEP, number)?;
         let n = b.cast(done, DType::F64)?;
         let learning_rate = self.optimizer.learning_rate().build(b, n)?;
         let zero = b.scalar(DType::F64, 0.0);
