@@ -34,8 +34,8 @@
 
 mod checkpoint;
 mod data;
-mod idx;
 mod dropout;
+mod idx;
 mod init;
 pub mod loss;
 mod model;

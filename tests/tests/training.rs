@@ -236,3 +236,21 @@ fn models_that_cannot_be_trained_are_refused() {
             .contains("example 3 of a data set of 3")
     );
 }
+
+/// Of 300 classes, a byte does not hold the number of each.
+#[test]
+fn classes_beyond_the_labels_type_are_not_right() {
+    let mut b = gristmill::ir::GraphBuilder::new("accuracy");
+    let x = b.input("x", DType::F32, [2, 300]);
+    let y = b.input("y", DType::U8, [2]);
+    let accuracy = loss::accuracy(&mut b, x, y).unwrap();
+    b.output("accuracy", accuracy);
+    let compiled = gristmill::compile(&b.finish().unwrap(), &Options::default()).unwrap();
+    let mut rows = vec![0f32; 600];
+    rows[256] = 1.0;
+    rows[300 + 44] = 1.0;
+    let x = Tensor::from_slice(&rows, &[2, 300]).unwrap();
+    let y = Tensor::from_slice(&[0u8, 44], &[2]).unwrap();
+    let outputs = compiled.run([("x", x), ("y", y)]).unwrap();
+    assert_eq!(outputs["accuracy"].to_f64s(), [0.5]);
+}

@@ -54,7 +54,7 @@ pub struct TrainArgs {
     #[command(flatten)]
     update: UpdateArgs,
     /// Times that all examples are seen.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
     epochs: u64,
     /// Examples of a step; 32 by default, or as many as the model has. The last batch of an epoch may have fewer, but for a model of a fixed number.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -184,6 +184,7 @@ impl<'a> Setup<'a> {
         // The graph of a step has them already.
         let dims = std::mem::take(&mut options.dims);
         let model = onnx_model(&args.model)?;
+        model.check_target(&args.out).map_err(|e| e.context("-o"))?;
         let aim = Aim::new(&model, &args.objective, dims, &args.label)?;
         aim.check_learning()?;
         let fixed = fixed_batch(&aim)?;
@@ -205,7 +206,7 @@ impl<'a> Setup<'a> {
             Some(size) => n_examples / size,
             None => n_examples.div_ceil(self.size),
         };
-        let n_steps = n_batches as u64 * self.args.epochs;
+        let n_steps = (n_batches as u64).saturating_mul(self.args.epochs);
         let training = Training {
             seed: self.args.seed,
             update: self.args.update.update(n_steps),
@@ -218,7 +219,8 @@ impl<'a> Setup<'a> {
     /// Errors when `--input` names an input that is not there.
     fn check_keys(&self, trainer: &Trainer) -> Result<()> {
         let inputs = trainer.program().inputs();
-        let known = || inputs.iter().map(|(name, _)| name.as_str());
+        let given = inputs.iter().filter(|(name, _)| *name != self.args.label);
+        let known = || given.clone().map(|(name, _)| name.as_str());
         let strange = |name: &&String| known().all(|k| k != *name);
         match self.keys.keys().find(strange) {
             Some(name) => {
@@ -286,6 +288,11 @@ fn fixed_batch(aim: &Aim) -> Result<Option<usize>> {
                 "input {name:?} is {ty}: expected a first axis of examples"
             )));
         };
+        if first.is(0) {
+            return Err(Error::invalid(format!(
+                "input {name:?} is {ty}: it takes no examples"
+            )));
+        }
         fixed = fixed.or(first.as_usize());
     }
     Ok(fixed)
@@ -315,11 +322,12 @@ impl Session<'_> {
 
     /// Trains to the end; false when it was interrupted.
     fn run(&mut self, interrupt: &AtomicBool) -> Result<bool> {
+        self.check_folder()?;
         let checkpoints = self.checkpoints()?;
         if self.args.resume {
             self.resume(checkpoints.as_ref())?;
         }
-        let n_steps = self.n_per_epoch() * self.args.epochs;
+        let n_steps = self.n_per_epoch().saturating_mul(self.args.epochs);
         let n_done = self.position.epoch * self.n_per_epoch() + self.position.n_batches;
         let line = Line::new(n_steps, n_done, !self.args.json);
         while self.position.epoch < self.args.epochs {
@@ -328,6 +336,7 @@ impl Session<'_> {
                 self.save_interrupted(checkpoints)?;
                 return Ok(false);
             };
+            self.check_weights()?;
             epoch.held_out = self.evaluate()?;
             self.position.next_epoch();
             if let Some(checkpoints) = &checkpoints {
@@ -340,6 +349,24 @@ impl Session<'_> {
         }
         line.end();
         Ok(true)
+    }
+
+    /// Errors when the folder of checkpoints has those of an earlier training, which are not to be mixed with others.
+    fn check_folder(&self) -> Result<()> {
+        let folder = match &self.args.checkpoint_dir {
+            Some(folder) => folder.clone(),
+            None => self.default_folder(),
+        };
+        if self.args.resume || !folder.exists() || Checkpoints::new(&folder, 1)?.files()?.is_empty()
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "{} has checkpoints of an earlier training",
+            folder.display()
+        );
+        Err(Error::invalid(message)
+            .hint("--resume goes on from them; another --checkpoint-dir begins anew"))
     }
 
     fn checkpoints(&self) -> Result<Option<Checkpoints>> {
@@ -384,6 +411,11 @@ impl Session<'_> {
                 own.batch_size,
                 own.seed
             )));
+        }
+        if (own.epoch, own.n_batches.min(1)) > (self.args.epochs, 0) {
+            let (path, n, epochs) = (resumed.path.display(), own.epoch, self.args.epochs);
+            let message = format!("{path}: it has seen {n} epochs, more than --epochs {epochs}");
+            return Err(Error::invalid(message));
         }
         self.position = own;
         let path = resumed.path.display();
@@ -448,6 +480,19 @@ impl Session<'_> {
             "the loss is {loss} in step {step} (epoch {epoch}, batch {batch}){kept}"
         ));
         e.hint("a lower --lr, --clip-norm, or a look at the values of the data")
+    }
+
+    /// Errors when a weight is not finite, before it gets into a file.
+    fn check_weights(&self) -> Result<()> {
+        for name in self.trainer.variables() {
+            let value = self.trainer.resources().get("", name)?;
+            let is_finite = |t: &crate::Tensor| t.to_f64s().iter().all(|x| x.is_finite());
+            if !value.as_ref().is_none_or(is_finite) {
+                let e = Error::invalid(format!("weight {name:?} is not finite any more"));
+                return Err(e.hint("a lower --lr, or --clip-norm"));
+            }
+        }
+        Ok(())
     }
 
     fn evaluate(&self) -> Result<Option<Means>> {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{Tensor, files};
 use prost::Message as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -33,51 +33,93 @@ impl Model {
     /// reading or writing fails; then `path` is as it was.
     pub fn write_with(&self, weights: &Weights, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let written = splice(&self.external, weights, path);
+        let written = Spliced::of(&self.external, weights, path).and_then(|s| s.write(weights));
         written.map_err(|e| e.context(format!("cannot write {}", path.display())))
     }
+
+    /// Errors when [`Model::write_with`] could not write to `path` without a loss: to files that the model's tensors lie in.
+    pub(crate) fn check_target(&self, path: &Path) -> Result<()> {
+        Spliced::of(&self.external, &Weights::new(), path).map(drop)
+    }
 }
 
-fn splice(external: &External, weights: &Weights, path: &Path) -> Result<()> {
-    let Some(model) = external.model() else {
-        return Err(Error::invalid("the model was not loaded from a file"));
-    };
-    let data_path = beside(path);
-    let mut splice = Splice {
-        external,
-        weights,
-        location: file_name(&data_path)?,
-        data: Vec::new(),
-        end: 0,
-        n_replaced: 0,
-    };
-    let (mut file, len) = open(model)?;
-    let whole = splice.message(&mut Wire::new(&mut file), len, Level::Model)?;
-    if splice.n_replaced != weights.len() {
-        let n = weights.len() - splice.n_replaced;
-        return Err(Error::invalid(format!(
-            "{}: {n} of {} initialisers are not in the file, which has changed since it was loaded",
-            model.display(),
-            weights.len()
-        )));
-    }
-    if !splice.data.is_empty() {
-        check_apart(model, path)?;
-        write(&data_path, |out| write_data(&splice.data, out))?;
-    }
-    write(path, |out| whole.write(&mut file, out))
+/// A new model, ready to be written.
+struct Spliced<'m> {
+    model: &'m Path,
+    file: File,
+    whole: Message,
+    path: PathBuf,
+    data_path: PathBuf,
+    data: Vec<(u64, Data)>,
+    n_replaced: usize,
 }
 
-/// Errors when a model with other files would be written over itself: were it cut off in between, neither would be whole.
-fn check_apart(model: &Path, path: &Path) -> Result<()> {
-    let is_same = match (model.canonicalize(), path.canonicalize()) {
-        (Ok(from), Ok(to)) => from == to,
-        _ => false,
-    };
-    if !is_same {
+impl<'m> Spliced<'m> {
+    fn of(external: &'m External, weights: &Weights, path: &Path) -> Result<Spliced<'m>> {
+        let Some(model) = external.model() else {
+            return Err(Error::invalid("the model was not loaded from a file"));
+        };
+        // What a link leads to is replaced, and its tensors lie beside it.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let data_path = beside(&path);
+        let mut splice = Splice {
+            external,
+            weights,
+            location: file_name(&data_path)?,
+            data: Vec::new(),
+            sources: BTreeSet::new(),
+            end: 0,
+            n_replaced: 0,
+        };
+        let (mut file, len) = open(model)?;
+        let whole = splice.message(&mut Wire::new(&mut file), len, Level::Model)?;
+        if !splice.sources.is_empty() {
+            splice.sources.insert(model.to_owned());
+            check_apart(&splice.sources, [&path, &data_path])?;
+        }
+        Ok(Spliced {
+            model,
+            file,
+            whole,
+            path,
+            data_path,
+            data: splice.data,
+            n_replaced: splice.n_replaced,
+        })
+    }
+
+    fn write(mut self, weights: &Weights) -> Result<()> {
+        if self.n_replaced != weights.len() {
+            let n = weights.len() - self.n_replaced;
+            return Err(Error::invalid(format!(
+                "{}: {n} of {} initialisers are not in the file, which has changed since it was loaded",
+                self.model.display(),
+                weights.len()
+            )));
+        }
+        if !self.data.is_empty() {
+            write(&self.data_path, |out| write_data(&self.data, out))?;
+        }
+        let (whole, file) = (&self.whole, &mut self.file);
+        write(&self.path, |out| whole.write(file, out))
+    }
+}
+
+/// Errors when a file would be written over that the model is read from: were the writing cut off, neither would be whole, and other models
+/// may have their tensors there.
+fn check_apart(sources: &BTreeSet<PathBuf>, targets: [&PathBuf; 2]) -> Result<()> {
+    let resolved = |path: &PathBuf| path.canonicalize().ok();
+    let read: BTreeSet<PathBuf> = sources.iter().filter_map(resolved).collect();
+    let target = targets
+        .into_iter()
+        .find(|t| resolved(t).is_some_and(|t| read.contains(&t)));
+    let Some(target) = target else {
         return Ok(());
-    }
-    let e = Error::invalid("tensors of the model lie in other files, so it cannot be written over");
+    };
+    let target = target.display();
+    let e = Error::invalid(format!(
+        "{target} cannot be written over: tensors of the model lie in other files"
+    ));
     Err(e.hint("another name"))
 }
 
@@ -248,6 +290,8 @@ struct Splice<'s> {
     location: String,
     /// Its contents by position.
     data: Vec<(u64, Data)>,
+    /// Files that tensors lie in now.
+    sources: BTreeSet<PathBuf>,
     end: u64,
     n_replaced: usize,
 }
@@ -327,6 +371,7 @@ impl Splice<'_> {
                 Some(raw)
             }
             (Some(new), true) => {
+                self.original(proto)?;
                 let len = new.size_bytes() as u64;
                 Some(self.stored(Data::Tensor(new.clone()), len))
             }
@@ -338,9 +383,10 @@ impl Splice<'_> {
     }
 
     /// Elements that lie in another file now.
-    fn original(&self, proto: &TensorProto) -> Result<(Data, u64)> {
+    fn original(&mut self, proto: &TensorProto) -> Result<(Data, u64)> {
         let place = ExternalData::read(&proto.external_data)?;
         let path = self.external.resolve(place.location)?;
+        self.sources.insert(path.clone());
         let len = match place.length {
             Some(len) => len,
             None => {
@@ -530,6 +576,12 @@ mod tests {
         let again = load(&tuned).unwrap();
         let message = error(&again, &a, &tuned);
         assert!(message.contains("cannot be written over"), "{message}");
+        let renamed = new.join("renamed.onnx");
+        fs::copy(&tuned, &renamed).unwrap();
+        for target in [&tuned, &new.join("tuned.onnx.data")] {
+            let message = error(&load(&renamed).unwrap(), &a, target);
+            assert!(message.contains("cannot be written over"), "{message}");
+        }
         let other = new.join("other.onnx");
         let wide = weights(Tensor::from_slice(&[1f32], &[1]).unwrap());
         let message = error(&again, &wide, &other);

@@ -47,15 +47,32 @@ impl Model {
     /// Initialisers that ops take as operands which no gradient should move, with the reason.
     pub(crate) fn fixed_operands(&self) -> BTreeMap<&str, &'static str> {
         let mut fixed = BTreeMap::new();
+        let mut copies = BTreeMap::new();
         visit(&self.graph, &mut |node| {
+            if let ("Identity", [from], [to]) = (&*node.op_type, &node.input[..], &node.output[..])
+            {
+                copies.insert(to.as_str(), from.as_str());
+            }
             for (i, name) in node.input.iter().enumerate() {
                 if let Some(why) = fixed_operand(node, i) {
-                    fixed.insert(name.as_str(), why);
+                    fixed.insert(original(name, &copies), why);
                 }
             }
         });
         fixed
     }
+}
+
+/// The name of the value that a value is a copy of, by `Identity`.
+fn original<'n>(mut name: &'n str, copies: &BTreeMap<&'n str, &'n str>) -> &'n str {
+    // Copies come behind their originals.
+    for _ in 0..copies.len() {
+        match copies.get(name) {
+            Some(from) => name = from,
+            None => break,
+        }
+    }
+    name
 }
 
 /// Calls `see` with the nodes of a graph, those of subgraphs too.

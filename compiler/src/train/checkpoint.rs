@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A folder of checkpoints, of which the newest ones stay.
+/// A folder of the checkpoints of one training, of which the newest ones stay.
 ///
 /// A file `step-NUMBER.safetensors` has the variables, the slots of the optimiser, averages and the number of steps, and in its notes the
 /// [`Position`] in the data. It is written under another name, synced and renamed, and older ones are removed only after that: whenever the
@@ -137,7 +137,9 @@ impl Checkpoints {
         let path = self.folder.join(format!("step-{step:012}.safetensors"));
         trainer.resources().save_with(&path, &position.notes())?;
         sync(&self.folder).map_err(|e| self.error(e))?;
-        for old in self.files()?.into_iter().rev().skip(self.n_kept) {
+        let mut old = self.files()?;
+        old.retain(|file| *file < path);
+        for old in old.into_iter().rev().skip(self.n_kept - 1) {
             fs::remove_file(old).map_err(|e| self.error(e))?;
         }
         Ok(path)

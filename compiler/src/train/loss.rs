@@ -7,8 +7,8 @@ use gristmill_runtime::DType;
 /// A label beyond every number of classes: 2^62.
 const BEYOND: f64 = 4_611_686_018_427_387_904.0;
 
-/// The operand of the softmax over the last axis, its logarithm or the sigmoid that gives a value; the value itself if none does. Exported
-/// classifiers often end in one, while the losses of this module take what comes before it.
+/// The operand of the softmax over the last axis, or its logarithm, that gives a value; the value itself if none does. Exported classifiers often
+/// end in one, while [`sparse_cross_entropy`] takes what comes before it.
 pub fn logits(b: &GraphBuilder, output: ValueId) -> ValueId {
     logits_along(b, output, b.ty(output).rank().saturating_sub(1))
 }
@@ -20,7 +20,14 @@ pub fn logits_along(b: &GraphBuilder, output: ValueId, classes: usize) -> ValueI
     };
     match &node.op {
         Op::Softmax { axis, .. } if *axis == classes => node.inputs[0],
-        Op::Map(ScalarOp::Sigmoid) => node.inputs[0],
+        _ => output,
+    }
+}
+
+/// The operand of the sigmoid that gives a value, for [`binary_cross_entropy`]; the value itself if none does.
+pub fn sigmoid_logits(b: &GraphBuilder, output: ValueId) -> ValueId {
+    match b.graph().def_node(output) {
+        Some(node) if node.op == Op::Map(ScalarOp::Sigmoid) => node.inputs[0],
         _ => output,
     }
 }
@@ -88,7 +95,6 @@ pub fn binary_cross_entropy(b: &mut GraphBuilder, logits: ValueId, y: ValueId) -
 /// The part of rows whose greatest element is at the label: `f32`, operands as those of [`sparse_cross_entropy`].
 pub fn accuracy(b: &mut GraphBuilder, logits: ValueId, labels: ValueId) -> Result<ValueId> {
     let axis = b.operand(logits)?.rank().saturating_sub(1);
-    let dtype = b.operand(labels)?.dtype;
     let guess = Op::ArgReduce {
         kind: crate::ir::Extremum::Max,
         axis,
@@ -96,7 +102,7 @@ pub fn accuracy(b: &mut GraphBuilder, logits: ValueId, labels: ValueId) -> Resul
         select_last: false,
     };
     let guess = b.add1(guess, &[logits])?;
-    let guess = b.cast(guess, dtype)?;
+    let labels = b.cast(labels, DType::I64)?;
     let right = b.map(ScalarOp::Eq, &[guess, labels])?;
     let right = b.cast(right, DType::F32)?;
     mean(b, right)

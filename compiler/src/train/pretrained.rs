@@ -409,9 +409,10 @@ mod tests {
         proto(
             vec![
                 node("Conv", &["x", "filters"], "c"),
+                node("Identity", &["var"], "variance"),
                 node(
                     "BatchNormalization",
-                    &["c", "scale", "offset", "mean", "var"],
+                    &["c", "scale", "offset", "mean", "variance"],
                     "n",
                 ),
                 node("Resize", &["n", "", "scales"], "r"),

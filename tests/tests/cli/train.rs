@@ -161,18 +161,23 @@ fn an_interrupt_ends_after_the_step_with_a_checkpoint() {
         ended.stderr
     );
     assert!(!folder.path().join("out.onnx").exists());
-    // As far as it came, training ends at once; the same steps give the same file.
+    // As many steps give the same file; more than are asked for are not taken back.
     let ended = train(folder.path(), &["--epochs", "4", "--resume"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let steps = ended
-        .stderr
-        .split("after ")
-        .nth(1)
-        .and_then(|t| t.split(' ').next());
-    let steps: u64 = steps.unwrap().parse().unwrap();
-    assert!(steps > 0, "{}", ended.stderr);
-    let written = fs::read(folder.path().join("out.onnx")).unwrap();
-    assert_eq!(written == whole, steps <= 92, "{steps} steps");
+    match ended.code {
+        Some(0) => assert!(fs::read(folder.path().join("out.onnx")).unwrap() == whole),
+        _ => assert!(
+            ended.stderr.contains("more than --epochs 4"),
+            "{}",
+            ended.stderr
+        ),
+    }
+}
+
+#[cfg(unix)]
+fn has_checkpoint(folder: &Path) -> bool {
+    let names = fs::read_dir(folder).into_iter().flatten();
+    let mut names = names.map(|e| e.unwrap().file_name());
+    names.any(|name| name.to_str().unwrap().starts_with("step-"))
 }
 
 /// Kills trainings that write checkpoints after every epoch of one step, after `ms` milliseconds each; gives how many had come to a checkpoint.
@@ -190,7 +195,7 @@ fn killed(moments: impl Iterator<Item = u64>) -> usize {
     ];
     let mut n_resumed = 0;
     for ms in moments {
-        let has_one = kept.exists() && fs::read_dir(&kept).unwrap().count() > 0;
+        let has_one = has_checkpoint(&kept);
         let shell = format!("(sleep {}; kill -9 $$) &", ms as f64 / 1000.0);
         let resume: &[&str] = if has_one { &["--resume"] } else { &[] };
         let (model, examples) = (data("digits/model.onnx"), data("digits/train.npz"));
@@ -305,6 +310,31 @@ fn data_that_do_not_fit_are_refused_before_the_first_step() {
         labels(4, 1),
         &["--set", "batch=8"],
         "the model takes 8 at once",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--loss", "binary-cross-entropy"],
+        "--loss cross-entropy",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--input", "label=label"],
+        "unknown input \"label\"",
+    );
+    check(&[4, 1, 8, 8], Tensor::scalar(1i64), &[], "expected rows of");
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--set", "batch=0"],
+        "it takes no examples",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--optimizer", "sgd", "--lr", "1e300"],
+        "is not finite any more",
     );
     check(
         &[4, 1, 8, 8],

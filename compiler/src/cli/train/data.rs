@@ -78,7 +78,7 @@ impl Archive {
     /// Errors when a label is none of `n` classes.
     pub fn check_labels(&self, key: &str, n: usize) -> Result<()> {
         let labels = self.get(key)?;
-        let per_example = labels.len().checked_div(labels.shape()[0]).unwrap_or(1);
+        let per_example = labels.len() / labels.shape().first().copied().unwrap_or(1).max(1);
         let values = labels.to_f64s();
         let wrong = values.iter().position(|&v| !(0.0..n as f64).contains(&v));
         let Some(at) = wrong else {

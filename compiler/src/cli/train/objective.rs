@@ -3,7 +3,7 @@
 use super::super::output::errln;
 use crate::DType;
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Type, ValueId};
+use crate::ir::{Bindings, Op, ScalarOp, Type, ValueId};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::train::{
@@ -229,9 +229,10 @@ impl Aim {
     }
 
     fn loss_of(&self, m: &mut Model, output: ValueId, label: DType) -> Result<Objective> {
+        self.check_end(m, output)?;
         let guess = match self.loss {
             Loss::CrossEntropy => return self.cross_entropy(m, output, label),
-            Loss::BinaryCrossEntropy => loss::logits(m.builder(), output),
+            Loss::BinaryCrossEntropy => loss::sigmoid_logits(m.builder(), output),
             Loss::Mse | Loss::Mae => output,
         };
         let y = self.like(m, guess);
@@ -242,6 +243,23 @@ impl Aim {
             _ => loss::mean_squared_error(b, guess, y)?,
         };
         Ok(Objective::new(loss))
+    }
+
+    /// Errors when the model ends in the function of another loss: it would not compute what is learnt.
+    fn check_end(&self, m: &mut Model, output: ValueId) -> Result<()> {
+        let node = m.builder().graph().def_node(output);
+        let (end, other) = match (self.loss, node.map(|node| &node.op)) {
+            (Loss::CrossEntropy, Some(Op::Map(ScalarOp::Sigmoid))) => {
+                ("a sigmoid", "binary-cross-entropy")
+            }
+            (Loss::BinaryCrossEntropy, Some(Op::Softmax { .. })) => ("a softmax", "cross-entropy"),
+            _ => return Ok(()),
+        };
+        let output = &self.output;
+        let e = Error::invalid(format!(
+            "output {output:?} is {end}, which is not for this loss"
+        ));
+        Err(e.hint(format!("--loss {other}")))
     }
 
     fn cross_entropy(&self, m: &mut Model, output: ValueId, label: DType) -> Result<Objective> {

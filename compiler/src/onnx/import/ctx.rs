@@ -104,11 +104,12 @@ impl<'c, 'm> Ctx<'c, 'm> {
         self.im.form
     }
 
-    /// Assigns a value to the variable that operand `i` is, if it is one, and gives it.
+    /// Assigns a value to the variable that operand `i` is, and gives it. Errors when it is none.
     pub fn assign(&mut self, i: usize, value: ValueId) -> Result<ValueId> {
         let v = self.v(i)?;
         let Some(name) = self.im.variables.get(&v).copied() else {
-            return Ok(value);
+            let message = format!("operand {i}, which steps move, is no f32 or f64 initialiser");
+            return Err(Error::unsupported(message));
         };
         if self.im.frames.len() > 1 {
             return Err(Error::unsupported(
