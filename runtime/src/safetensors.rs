@@ -34,7 +34,7 @@ pub struct Saved {
 /// Texts by name that a file has beside variables.
 pub type Notes = BTreeMap<String, String>;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
     /// The variables.

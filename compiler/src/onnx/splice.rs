@@ -59,7 +59,7 @@ impl<'m> Spliced<'m> {
         let Some(model) = external.model() else {
             return Err(Error::invalid("the model was not loaded from a file"));
         };
-        // What a link leads to is replaced, and its tensors lie beside it.
+        // The target of a link is replaced, and its tensors lie beside it.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let data_path = beside(&path);
         let mut splice = Splice {

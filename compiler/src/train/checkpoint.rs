@@ -21,7 +21,7 @@ pub struct Checkpoints {
     n_kept: usize,
 }
 
-/// How far training has come in its data: the batches of [`Dataset::shuffled`] that it has seen.
+/// The place of training in its data: the batches of [`Dataset::shuffled`] that it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Seed of the order of examples.

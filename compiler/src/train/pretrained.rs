@@ -15,7 +15,7 @@ use regex_lite::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Which parts of a model learn.
+/// The parts of a model that learn.
 #[derive(Clone, Debug, Default)]
 pub struct FineTuning {
     /// A regular expression that is looked for anywhere in a name: initialisers of `f32` and `f64` learn where it matches. Without it all of

@@ -41,7 +41,7 @@ fn a_model_learns_and_is_written() {
     let (images, labels) = (data("digits/batch.npz"), data("digits/labels.npy"));
     let args = ["run", "out.onnx", "--inputs", &images, "--labels", &labels];
     let ended = gristmill(folder.path(), &args);
-    // What the last line of an epoch said, `accuracy 0.9889` of 360, holds for the file.
+    // The figure of the last epoch, `accuracy 0.9889` of 360, holds for the file.
     let said = lines[1].split("held out: ").nth(1).unwrap();
     let said = said.split("accuracy 0.").nth(1).unwrap();
     let (whole, part) = (&said[..2], &said[2..4]);
