@@ -1,30 +1,64 @@
-//! Time of a step of training: a perceptron, LeNet and the network of the TensorFlow tutorial for CIFAR-10 without its
-//! normalisation, on random data.
+//! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
+//! normalisation, and a GPT of four blocks, on random data.
 //!
 //! `training [MODEL] [--threads T]`. Each row: name, median time of a step in ms, time from the model to the end of the first
 //! step, and peak memory of the process. `benches/peers/training.py` runs it beside PyTorch, in turn.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::testing::{Rng, random_tensor};
-use gristmill::train::{Adam, Conv2d, Model, Objective, Trainer, Training, loss};
+use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss};
 use gristmill::{DType, Options, Result, Tensor};
 use std::time::Instant;
 
 /// Steps that are timed.
 const N_STEPS: usize = 30;
 
-/// Name, batch, shape of an example, and the body.
-type Row = (
-    &'static str,
-    usize,
-    &'static [usize],
-    fn(&mut Model, ValueId) -> Result<ValueId>,
-);
+/// A model.
+struct Row {
+    name: &'static str,
+    batch: usize,
+    /// Shape of an example: floats, or tokens where there is a label for each.
+    shape: &'static [usize],
+    has_tokens: bool,
+    classes: usize,
+    /// From the examples to logits.
+    body: fn(&mut Model, ValueId) -> Result<ValueId>,
+}
 
-const ROWS: [Row; 3] = [
-    ("mlp", 128, &[784], mlp),
-    ("lenet", 128, &[1, 28, 28], lenet),
-    ("cifar", 128, &[3, 24, 24], cifar),
+const fn images(
+    name: &'static str,
+    shape: &'static [usize],
+    body: fn(&mut Model, ValueId) -> Result<ValueId>,
+) -> Row {
+    Row {
+        name,
+        batch: 128,
+        shape,
+        has_tokens: false,
+        classes: 10,
+        body,
+    }
+}
+
+/// Number of tokens.
+const VOCABULARY: usize = 65;
+/// Tokens of a sequence.
+const LENGTH: usize = 64;
+/// Width of the GPT.
+const WIDTH: usize = 128;
+
+const ROWS: [Row; 4] = [
+    images("mlp", &[784], mlp),
+    images("lenet", &[1, 28, 28], lenet),
+    images("cifar", &[3, 24, 24], cifar),
+    Row {
+        name: "gpt",
+        batch: 12,
+        shape: &[LENGTH],
+        has_tokens: true,
+        classes: VOCABULARY,
+        body: gpt,
+    },
 ];
 
 fn main() {
@@ -40,14 +74,14 @@ fn run() -> Result<()> {
         Some(at) => words.drain(at..).nth(1).and_then(|n| n.parse().ok()),
         None => Some(1),
     };
-    let wanted = |row: &&Row| words.first().is_none_or(|name| name == row.0);
+    let wanted = |row: &&Row| words.first().is_none_or(|name| name == row.name);
     ROWS.iter()
         .filter(wanted)
         .try_for_each(|row| time(row, threads))
 }
 
 fn time(row: &Row, threads: Option<usize>) -> Result<()> {
-    let (name, batch, shape, body) = *row;
+    let name = row.name;
     let begin = Instant::now();
     let training = Training {
         seed: 0,
@@ -58,21 +92,12 @@ fn time(row: &Row, threads: Option<usize>) -> Result<()> {
         },
     };
     let trainer = Trainer::new(name, &training, |m| {
-        let dims = [Dim::from("batch")]
-            .into_iter()
-            .chain(shape.iter().map(|&n| n.into()));
-        let x = m.input("x", DType::F32, dims);
-        let label = m.input("label", DType::I64, [Dim::from("batch")]);
-        let logits = body(m, x)?;
-        Ok(Objective::new(loss::sparse_cross_entropy(
-            m.builder(),
-            logits,
-            label,
-        )?))
+        let (x, label) = row.inputs(m);
+        let logits = (row.body)(m, x)?;
+        let loss = loss::sparse_cross_entropy(m.builder(), logits, label)?;
+        Ok(Objective::new(loss))
     })?;
-    let x = random_tensor(&mut Rng(1), DType::F32, &[&[batch], shape].concat(), false);
-    let labels: Vec<i64> = (0..batch as i64).map(|i| i % 10).collect();
-    let label = Tensor::from_slice(&labels, &[batch])?;
+    let (x, label) = row.batch()?;
     let step = || trainer.step([("x", x.clone()), ("label", label.clone())]);
     step()?;
     let first = begin.elapsed().as_secs_f64();
@@ -89,6 +114,41 @@ fn time(row: &Row, threads: Option<usize>) -> Result<()> {
         times[times.len() / 2]
     );
     Ok(())
+}
+
+impl Row {
+    fn inputs(&self, m: &mut Model) -> (ValueId, ValueId) {
+        let batch = || [Dim::from("batch")].into_iter();
+        let dims = batch().chain(self.shape.iter().map(|&n| n.into()));
+        match self.has_tokens {
+            true => {
+                let dims: Vec<Dim> = dims.collect();
+                let x = m.input("x", DType::I64, dims.clone());
+                (x, m.input("label", DType::I64, dims))
+            }
+            false => {
+                let x = m.input("x", DType::F32, dims);
+                (x, m.input("label", DType::I64, batch()))
+            }
+        }
+    }
+
+    /// Random examples and labels.
+    fn batch(&self) -> Result<(Tensor, Tensor)> {
+        let shape = [&[self.batch], self.shape].concat();
+        let classes = |n: usize| (0..n).map(|i| (i % self.classes) as i64);
+        let classes = |shape: &[usize]| {
+            let all: Vec<i64> = classes(shape.iter().product()).collect();
+            Tensor::from_slice(&all, shape)
+        };
+        Ok(match self.has_tokens {
+            true => (classes(&shape)?, classes(&shape)?),
+            false => {
+                let x = random_tensor(&mut Rng(1), DType::F32, &shape, false);
+                (x, classes(&[self.batch])?)
+            }
+        })
+    }
 }
 
 fn relu(m: &mut Model, x: ValueId) -> Result<ValueId> {
@@ -126,4 +186,31 @@ fn lenet(m: &mut Model, x: ValueId) -> Result<ValueId> {
 
 fn cifar(m: &mut Model, x: ValueId) -> Result<ValueId> {
     pooled(m, x, [64, 64], &[384, 192, 10])
+}
+
+/// The GPT that nanoGPT's readme has for a CPU.
+fn gpt(m: &mut Model, tokens: ValueId) -> Result<ValueId> {
+    let init = Init::Normal {
+        mean: 0.0,
+        deviation: 0.02,
+    };
+    let mut x = m.scope("tokens", |m| m.embedding(tokens, [VOCABULARY, WIDTH], init))?;
+    let places = m.variable("places", &[LENGTH, WIDTH], init)?;
+    x = m.builder().add_(x, places)?;
+    for i in 0..4 {
+        x = m.scope(&format!("block{i}"), |m| block(m, x))?;
+    }
+    x = m.scope("norm", |m| m.layer_norm(x))?;
+    m.scope("head", |m| m.dense(x, VOCABULARY))
+}
+
+fn block(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let normed = m.scope("norm0", |m| m.layer_norm(x))?;
+    let seen = m.scope("attention", |m| m.self_attention(normed, 4, true))?;
+    let x = m.builder().add_(x, seen)?;
+    let normed = m.scope("norm1", |m| m.layer_norm(x))?;
+    let wide = m.scope("up", |m| m.dense(normed, 4 * WIDTH))?;
+    let wide = m.builder().map(ScalarOp::Gelu, &[wide])?;
+    let narrow = m.scope("down", |m| m.dense(wide, WIDTH))?;
+    m.builder().add_(x, narrow)
 }

@@ -30,10 +30,41 @@ def dense(units):
     return layers[:-1]
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm0, self.norm1 = nn.LayerNorm(128), nn.LayerNorm(128)
+        self.qkv, self.output = nn.Linear(128, 3 * 128), nn.Linear(128, 128)
+        self.mlp = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm0(x)).split(width, 2)
+        q, k, v = (t.view(batch, length, 4, 32).transpose(1, 2) for t in qkv)
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.output(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm1(x))
+
+
+class Gpt(nn.Module):
+    """nanoGPT's net for a CPU (its readme), without tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(65, 128)
+        self.places = nn.Parameter(torch.randn(64, 128) * 0.02)
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.norm, self.head = nn.LayerNorm(128), nn.Linear(128, 65)
+
+    def forward(self, x):
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.places)))
+
+
 MODELS = {
     "mlp": (lambda: nn.Sequential(*dense([784, 512, 256, 10])), (128, 784)),
     "lenet": (lambda: pooled(1, [6, 16], 784, [120, 84, 10]), (128, 1, 28, 28)),
     "cifar": (lambda: pooled(3, [64, 64], 2304, [384, 192, 10]), (128, 3, 24, 24)),
+    "gpt": (Gpt, (12, 64)),
 }
 
 
@@ -41,10 +72,14 @@ def stepper(name, is_compiled):
     make, shape = MODELS[name]
     net = make()
     optimiser = torch.optim.Adam(net.parameters(), fused=True)
-    x, label = torch.randn(shape), torch.arange(shape[0]) % 10
+    if name == "gpt":
+        x = torch.arange(shape[0] * shape[1]).reshape(shape) % 65
+        label = x.flatten()
+    else:
+        x, label = torch.randn(shape), torch.arange(shape[0]) % 10
 
     def loss():
-        return nn.functional.cross_entropy(net(x), label)
+        return nn.functional.cross_entropy(net(x).flatten(0, -2), label)
 
     forward = torch.compile(loss) if is_compiled else loss
 

@@ -16,6 +16,8 @@ pub enum ErrorKind {
     Mismatch,
     /// Memory ran out, or a declared limit was passed.
     OutOfMemory,
+    /// A value that is checked is NaN or infinite, as the loss of a step of training.
+    NotFinite,
     /// A device failed while running.
     DeviceFailed,
 }
@@ -25,7 +27,7 @@ impl ErrorKind {
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Internal => 1,
-            ErrorKind::InvalidInput => 2,
+            ErrorKind::InvalidInput | ErrorKind::NotFinite => 2,
             ErrorKind::Unsupported => 3,
             ErrorKind::Mismatch => 4,
             ErrorKind::OutOfMemory => 5,
@@ -203,6 +205,7 @@ impl From<gristmill_runtime::Error> for Error {
             Rt::InvalidInput => ErrorKind::InvalidInput,
             Rt::Unsupported => ErrorKind::Unsupported,
             Rt::OutOfMemory => ErrorKind::OutOfMemory,
+            Rt::NotFinite => ErrorKind::NotFinite,
             Rt::DeviceFailed => ErrorKind::DeviceFailed,
             _ => ErrorKind::Internal,
         };

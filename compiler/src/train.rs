@@ -33,6 +33,7 @@
 //! The formulas are PyTorch's; where Keras' differ, the documentation of the item says so.
 
 mod checkpoint;
+mod collection;
 mod data;
 mod dropout;
 mod idx;
@@ -47,6 +48,7 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 mod trainer;
+mod transformer;
 mod update;
 
 pub use checkpoint::{Checkpoints, Position, Resumed};

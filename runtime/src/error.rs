@@ -12,6 +12,8 @@ pub enum ErrorKind {
     Unsupported,
     /// Memory ran out, or a declared limit was passed.
     OutOfMemory,
+    /// A value that is checked is NaN or infinite.
+    NotFinite,
     /// A kernel or a device worker failed while running.
     DeviceFailed,
     /// Our bug.
@@ -23,7 +25,7 @@ impl ErrorKind {
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Internal => 1,
-            ErrorKind::InvalidInput => 2,
+            ErrorKind::InvalidInput | ErrorKind::NotFinite => 2,
             ErrorKind::Unsupported => 3,
             ErrorKind::OutOfMemory => 5,
             ErrorKind::DeviceFailed => 6,

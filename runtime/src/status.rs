@@ -13,6 +13,8 @@ pub const INDEX_OUT_OF_RANGE: u32 = 1;
 pub const DIVISION_BY_ZERO: u32 = 2;
 /// A descriptor that the code generator wrote for a precompiled kernel is malformed: our bug.
 pub const BAD_DESCRIPTOR: u32 = 3;
+/// A value that is checked is NaN or infinite.
+pub const NOT_FINITE: u32 = 4;
 
 /// The error that stands for `status`, or `None` for [`OK`].
 pub fn to_error(status: u32) -> Option<Error> {
@@ -25,6 +27,10 @@ pub fn to_error(status: u32) -> Option<Error> {
         DIVISION_BY_ZERO => (
             ErrorKind::InvalidInput,
             "integer division by zero".to_owned(),
+        ),
+        NOT_FINITE => (
+            ErrorKind::NotFinite,
+            "a value is NaN or infinite".to_owned(),
         ),
         BAD_DESCRIPTOR => (
             ErrorKind::Internal,

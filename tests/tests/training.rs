@@ -9,11 +9,11 @@ mod random;
 mod tuning;
 
 use crate::multi_device::options;
-use gristmill::ir::{Dim, ScalarOp};
+use gristmill::ir::{Dim, ReduceKind, ScalarOp, ValueId};
 use gristmill::train::{
-    Adam, BatchNorm, Dataset, Init, Model, Objective, Trainer, Training, Update, loss,
+    Adam, BatchNorm, Dataset, Init, Model, Objective, Sgd, Trainer, Training, Update, loss,
 };
-use gristmill::{DType, Options, Result, Tensor};
+use gristmill::{DType, ErrorKind, Options, Result, Tensor};
 
 #[test]
 fn digits_are_learnt() {
@@ -145,6 +145,43 @@ fn a_step_that_fails_changes_nothing() {
     assert!(state(&trainer) == before, "evaluation changes nothing");
 }
 
+/// A root, whose gradient is NaN at 0 where the loss itself is finite.
+fn root(m: &mut Model) -> Result<Objective> {
+    let x = m.input("x", DType::F32, [1usize]);
+    let w = m.variable("w", &[1], Init::Constant(1.0))?;
+    let b = m.builder();
+    let product = b.mul(x, w)?;
+    let root = b.map(ScalarOp::Sqrt, &[product])?;
+    let loss = b.reduce(ReduceKind::Sum, root, &[0], false)?;
+    Ok(Objective::new(loss))
+}
+
+#[test]
+fn a_step_that_is_not_finite_changes_nothing() {
+    for (device, level) in [("cpu:1", 0), ("cpu:1", 2), ("cpu:2", 2)] {
+        let training = Training {
+            seed: 1,
+            update: Adam::default().into(),
+            options: options(device, level),
+        };
+        let trainer = Trainer::new("root", &training, root).unwrap();
+        let step = |x: f32| trainer.step([("x", Tensor::from_slice(&[x], &[1]).unwrap())]);
+        assert_eq!(step(4.0).unwrap().greatest_gradient, 1.0);
+        let before = state(&trainer);
+        for (x, place) in [
+            (-1.0, "/loss"),
+            (f32::INFINITY, "/loss"),
+            (0.0, "/gradients"),
+        ] {
+            let error = step(x).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFinite, "{error}");
+            assert!(error.to_string().contains(place), "{error}");
+            assert!(state(&trainer) == before, "{device} {level} {x}");
+        }
+        assert_eq!(step(1.0).unwrap().number, 2);
+    }
+}
+
 #[test]
 fn a_perceptron_learns_by_batches_of_any_size() {
     let trainer = trainer(options("cpu:1", 2));
@@ -188,6 +225,129 @@ fn scopes_name_variables_and_find_them_again() {
         error.to_string().contains("\"new\" is not there"),
         "{error}"
     );
+}
+
+/// A transformer that says the next of 7 tokens: logits `[batch, 6, 7]`.
+fn transformer(m: &mut Model) -> Result<Objective> {
+    let dims = || [Dim::from("batch"), 6.into()];
+    let (x, y) = (
+        m.input("x", DType::I64, dims()),
+        m.input("y", DType::I64, dims()),
+    );
+    let init = Init::Normal {
+        mean: 0.0,
+        deviation: 0.5,
+    };
+    let x = m.scope("tokens", |m| m.embedding(x, [7, 16], init))?;
+    let places = m.variable("places", &[6, 16], init)?;
+    let x = m.builder().add_(x, places)?;
+    let normed = m.scope("norm", |m| m.layer_norm(x))?;
+    let seen = m.scope("attention", |m| m.self_attention(normed, 2, true))?;
+    let x = m.builder().add_(x, seen)?;
+    let logits = m.scope("head", |m| m.dense(x, 7))?;
+    let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+    Ok(Objective::new(loss).metric("logits", logits))
+}
+
+#[test]
+fn a_transformer_learns_from_earlier_tokens_alone() {
+    let training = Training {
+        seed: 2,
+        update: Adam {
+            learning_rate: 0.02.into(),
+            ..Adam::default()
+        }
+        .into(),
+        options: options("cpu:1", 2),
+    };
+    let trainer = Trainer::new("transformer", &training, transformer).unwrap();
+    // Each token is the one two places before, which it takes attention to know.
+    let sequence = |i: i64| (0..7).map(|t| [i / 7, i % 7][t % 2]).collect();
+    let all: Vec<Vec<i64>> = (0..49).map(sequence).collect();
+    let part = |from: usize| {
+        let tokens: Vec<i64> = all
+            .iter()
+            .flat_map(|s| s[from..from + 6].to_vec())
+            .collect();
+        Tensor::from_slice(&tokens, &[49, 6]).unwrap()
+    };
+    let batch = || [("x", part(0)), ("y", part(1))];
+    let losses: Vec<f64> = (0..300)
+        .map(|_| trainer.step(batch()).unwrap().loss)
+        .collect();
+    // The second token of six cannot be known.
+    let least = 7f64.ln() / 6.0;
+    assert!(
+        losses[0] > 1.5 && losses[299] < least + 0.1,
+        "{} {}",
+        losses[0],
+        losses[299]
+    );
+    let mut changed = part(0);
+    changed
+        .as_mut_slice::<i64>()
+        .chunks_mut(6)
+        .for_each(|s| s[4] = 6 - s[4]);
+    let logits =
+        |x: Tensor| trainer.evaluate([("x", x), ("y", part(1))]).unwrap()["logits"].to_f64s();
+    let (before, after) = (logits(part(0)), logits(changed));
+    for (i, (a, b)) in before.iter().zip(&after).enumerate() {
+        let place = i / 7 % 6;
+        assert!(place >= 4 || (a - b).abs() < 1e-5, "{i}: {a} {b}");
+    }
+    assert!(before != after);
+}
+
+/// A weight with a decay of its own, as a term of the collection `losses`.
+fn decayed(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let w = m.variable("w", &[1], Init::Constant(2.0))?;
+    let decay = loss::l2(m.builder(), w)?;
+    m.collect("losses", decay)?;
+    let y = m.builder().mul(x, w)?;
+    let error = m.builder().reduce(ReduceKind::Sum, y, &[0], false)?;
+    m.collect("losses", error)?;
+    Ok(error)
+}
+
+/// Two towers over one weight, each with its terms, and a moving average of their sum.
+fn towers(m: &mut Model) -> Result<Objective> {
+    let x = m.input("x", DType::F32, [1usize]);
+    m.name_scope("tower_0", |m| decayed(m, x))?;
+    m.name_scope("tower_1", |m| m.reusing(|m| decayed(m, x)))?;
+    let [one, other, all] = ["tower_0", "tower_1", ""].map(|s| m.collection("losses", s));
+    assert_eq!((one.len(), other.len()), (2, 2));
+    assert_eq!([&one[..], &other].concat(), all);
+    assert!(m.collection("losses", "tower").is_empty() && m.collection("loss", "").is_empty());
+    assert_eq!(m.variables_within("").count(), 1);
+    assert_eq!(m.variables_within("tower_0").count(), 0);
+    let total = loss::add_n(m.builder(), &all)?;
+    let average = m.moving_average("average", total, 0.75)?;
+    Ok(Objective::new(total).metric("average", average))
+}
+
+#[test]
+fn towers_share_variables_and_find_their_losses() {
+    let training = Training {
+        seed: 1,
+        update: Sgd {
+            learning_rate: 0.5.into(),
+            ..Sgd::default()
+        }
+        .into(),
+        options: options("cpu:1", 2),
+    };
+    let trainer = Trainer::new("towers", &training, towers).unwrap();
+    assert_eq!(trainer.variables(), ["w"]);
+    let x = || [("x", Tensor::from_slice(&[1f32], &[1]).unwrap())];
+    let average = |metrics: &gristmill::Outputs| metrics["average"].to_f64s()[0];
+    // The loss is w^2 + 2 w, its gradient 2 w + 2: w is 2, and then -1.
+    let one = trainer.step(x()).unwrap();
+    assert_eq!((one.loss, average(&one.metrics)), (8.0, 8.0));
+    let two = trainer.step(x()).unwrap();
+    assert_eq!((two.loss, average(&two.metrics)), (-1.0, 8.0 - 9.0 / 4.0));
+    let used = trainer.evaluate(x()).unwrap();
+    assert_eq!(average(&used), 8.0 - 9.0 / 4.0);
+    assert_eq!(used["loss"].to_f64s(), [-1.0]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::args::CompileArgs;
 use super::output::{errln, outln};
 use super::{load, parse, print_json};
 use crate::compiled::Source;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::Options;
@@ -452,12 +452,13 @@ impl Session<'_> {
         if self.trainer.program().specialisations() == 0 {
             self.report(&batch)?;
         }
-        let step = self.trainer.step(batch)?;
+        let step = self.trainer.step(batch);
+        let step = step.map_err(|e| match e.kind() {
+            ErrorKind::NotFinite => self.not_finite(&e),
+            _ => e,
+        })?;
         self.position.n_batches += 1;
-        match step.loss.is_finite() {
-            true => Ok(step),
-            false => Err(self.not_finite(step.number, step.loss)),
-        }
+        Ok(step)
     }
 
     /// The report of compilation that other verbs give too.
@@ -470,15 +471,20 @@ impl Session<'_> {
         executable.map_or(Ok(()), |e| self.args.compile.report(&e.lowered))
     }
 
-    fn not_finite(&self, step: u64, loss: f64) -> Error {
-        let (epoch, batch) = (self.position.epoch + 1, self.position.n_batches);
-        let kept = match &self.checkpoint {
+    /// The end of a message, with the last checkpoint.
+    fn kept(&self) -> String {
+        match &self.checkpoint {
             Some(path) => format!("; the last checkpoint is {}", path.display()),
             None => String::new(),
-        };
-        let e = Error::invalid(format!(
-            "the loss is {loss} in step {step} (epoch {epoch}, batch {batch}){kept}"
-        ));
+        }
+    }
+
+    /// The error of a step whose loss or gradients are not finite.
+    fn not_finite(&self, e: &Error) -> Error {
+        let (epoch, batch) = (self.position.epoch + 1, self.position.n_batches + 1);
+        let kept = self.kept();
+        let message = format!("batch {batch} of epoch {epoch} changes nothing: {e}{kept}");
+        let e = Error::new(ErrorKind::NotFinite, message);
         e.hint("a lower --lr, --clip-norm, or a look at the values of the data")
     }
 

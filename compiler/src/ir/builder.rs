@@ -117,6 +117,18 @@ impl GraphBuilder {
         self.origin = Some(Origin::new(origin));
     }
 
+    /// Runs `f` with an origin for its nodes, and takes the one before back.
+    pub(crate) fn with_origin<T>(
+        &mut self,
+        origin: &str,
+        f: impl FnOnce(&mut GraphBuilder) -> Result<T>,
+    ) -> Result<T> {
+        let before = self.origin.replace(Origin::new(origin));
+        let made = f(self);
+        self.origin = before;
+        made
+    }
+
     /// Adds an input.
     pub fn input<D: Into<Dim>>(
         &mut self,

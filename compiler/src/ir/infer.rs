@@ -348,6 +348,13 @@ pub(super) fn check_indices(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     one(DType::I64, args[0].shape.0.clone())
 }
 
+pub(super) fn check_finite(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    match args[0].dtype.is_float() {
+        true => Ok(vec![args[0].clone()]),
+        false => Err(format!("expected floats, got {}", args[0])),
+    }
+}
+
 pub(super) fn scatter_elements(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, ScatterElements { axis });
     check_axis(*axis, &args[0])?;

@@ -43,6 +43,8 @@ pub mod ops;
 pub mod parse;
 #[doc(hidden)]
 pub mod print;
+/// Random numbers in a graph.
+pub mod random;
 #[doc(hidden)]
 pub mod request;
 #[doc(hidden)]

@@ -425,6 +425,12 @@ ops! {
         work: work::gather, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
+    /// The operand, of floats, whose elements are all finite: NaN or an infinity is a run-time error (TensorFlow `check_numerics`).
+    CheckFinite "check_finite" 1..1 Gather {
+        infer: infer::check_finite, eval: Tensors(eval::check_finite),
+        work: work::gather, axes: Fixed, tolerance: EXACT,
+        gradient: Rule(gradient::state::assign),
+    }
     /// A copy of `data` with `updates` written at `indices` along `axis`; of several for one element, each joins in row-major order.
     ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter {
         infer: infer::scatter_elements, eval: Tensors(eval::scatter_elements),

@@ -55,16 +55,16 @@ pub struct Specialisation {
     pub form: Form,
 }
 
-/// The form that `BatchNormalization` with `training_mode` takes.
+/// The form that `BatchNormalization` and `Dropout` with `training_mode` take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// It is refused.
+    /// They are refused.
     #[default]
     Inference,
     /// A step of training: statistics are those of the batch, and the running ones, where they are variables, move towards them. As the
-    /// standard says, the running variance follows the biased one.
+    /// standard says, the running variance follows the biased one. Elements are dropped by the number of the step.
     Step,
-    /// An evaluation in between: statistics are the running ones.
+    /// An evaluation in between: statistics are the running ones, and nothing is dropped.
     Evaluation,
 }
 

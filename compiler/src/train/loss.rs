@@ -113,3 +113,27 @@ fn mean(b: &mut GraphBuilder, x: ValueId) -> Result<ValueId> {
     let axes: Vec<usize> = (0..b.operand(x)?.rank()).collect();
     b.reduce(ReduceKind::Mean, x, &axes, false)
 }
+
+/// The sum of terms, from left to right.
+///
+/// Errors with `InvalidInput` when there is none, and as additions do.
+pub fn add_n(b: &mut GraphBuilder, terms: &[ValueId]) -> Result<ValueId> {
+    let Some((&first, rest)) = terms.split_first() else {
+        return Err(Error::invalid("a sum of no terms"));
+    };
+    let mut sum = first;
+    for &term in rest {
+        sum = b.add_(sum, term)?;
+    }
+    Ok(sum)
+}
+
+/// Half the sum of squares (TensorFlow `l2_loss`), whose gradient by `x` is `x`: times a factor, the decay of one variable as a term of the loss.
+pub fn l2(b: &mut GraphBuilder, x: ValueId) -> Result<ValueId> {
+    let ty = b.operand(x)?;
+    let (dtype, axes) = (ty.dtype, (0..ty.rank()).collect::<Vec<_>>());
+    let square = b.mul(x, x)?;
+    let sum = b.reduce(ReduceKind::Sum, square, &axes, false)?;
+    let half = b.scalar(dtype, 0.5);
+    b.mul(sum, half)
+}

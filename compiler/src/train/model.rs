@@ -2,8 +2,9 @@
 
 use super::Init;
 use crate::error::{Error, Result};
-use crate::ir::{ConstData, Dim, GraphBuilder, Layout, Op, PoolKind, ValueId, Window};
+use crate::ir::{ConstData, Dim, GraphBuilder, Layout, Op, PoolKind, Shape, ValueId, Window};
 use gristmill_runtime::DType;
+use std::collections::BTreeMap;
 
 /// A graph with variables.
 ///
@@ -11,13 +12,22 @@ use gristmill_runtime::DType;
 /// `head/dense/weights`. Of a name there is one variable; [`reusing`](Model::reusing) finds those that are there.
 pub struct Model {
     builder: GraphBuilder,
-    scopes: Vec<String>,
+    scopes: Vec<Scope>,
     pub(super) seed: u64,
     /// Dropouts so far.
     pub(super) n_dropouts: usize,
     is_training: bool,
     reuses: bool,
     variables: Vec<Variable>,
+    /// Values by collection, each with the scopes that were open.
+    pub(super) collections: BTreeMap<String, Vec<(String, ValueId)>>,
+}
+
+/// An open scope.
+struct Scope {
+    name: String,
+    /// False where it gives names to nodes alone.
+    names_variables: bool,
 }
 
 /// A variable of a model.
@@ -74,6 +84,7 @@ impl Model {
             is_training,
             reuses: false,
             variables: Vec::new(),
+            collections: BTreeMap::new(),
         }
     }
 
@@ -103,7 +114,29 @@ impl Model {
         name: &str,
         build: impl FnOnce(&mut Model) -> Result<T>,
     ) -> Result<T> {
-        self.scopes.push(name.to_owned());
+        self.within(name, true, build)
+    }
+
+    /// Names of nodes that `build` makes are below `name`, and those of variables are not: towers that share variables
+    /// ([`reusing`](Model::reusing)) have a name scope each.
+    pub fn name_scope<T>(
+        &mut self,
+        name: &str,
+        build: impl FnOnce(&mut Model) -> Result<T>,
+    ) -> Result<T> {
+        self.within(name, false, build)
+    }
+
+    fn within<T>(
+        &mut self,
+        name: &str,
+        names_variables: bool,
+        build: impl FnOnce(&mut Model) -> Result<T>,
+    ) -> Result<T> {
+        self.scopes.push(Scope {
+            name: name.to_owned(),
+            names_variables,
+        });
         self.set_origin();
         let made = build(self);
         self.scopes.pop();
@@ -120,13 +153,20 @@ impl Model {
     }
 
     fn set_origin(&mut self) {
-        let path = format!("/{}", self.scopes.join("/"));
+        let path = format!("/{}", self.node_scope());
         self.builder.set_origin(&path);
     }
 
-    /// A name in the open scopes.
+    /// The open scopes as they name nodes.
+    pub(super) fn node_scope(&self) -> String {
+        let names = self.scopes.iter().map(|s| s.name.as_str());
+        names.collect::<Vec<_>>().join("/")
+    }
+
+    /// A variable's name in the open scopes.
     pub(super) fn path(&self, name: &str) -> String {
-        let parts = self.scopes.iter().map(String::as_str).chain([name]);
+        let scopes = self.scopes.iter().filter(|s| s.names_variables);
+        let parts = scopes.map(|s| s.name.as_str()).chain([name]);
         parts.collect::<Vec<_>>().join("/")
     }
 
@@ -208,12 +248,7 @@ impl Model {
     /// `x * weights + bias` over the last axis: `[.., in]` to `[.., units]`. Variables `weights` `[in, units]` and `bias`.
     pub fn dense(&mut self, x: ValueId, units: usize) -> Result<ValueId> {
         let shape = self.builder.operand(x)?.shape.clone();
-        let inputs = shape.last().and_then(Dim::as_usize);
-        let Some(inputs) = inputs else {
-            return Err(Error::invalid(format!(
-                "dense: the operand has the shape {shape}, expected a last axis of known extent"
-            )));
-        };
+        let inputs = last_extent("dense", &shape)?;
         let weights = self.variable("weights", &[inputs, units], Init::GlorotUniform)?;
         let bias = self.variable("bias", &[units], Init::Constant(0.0))?;
         let product = self.builder.matmul(x, weights)?;
@@ -286,6 +321,16 @@ impl Model {
     pub(super) fn into_parts(self) -> (GraphBuilder, Vec<Variable>) {
         (self.builder, self.variables)
     }
+}
+
+/// The last extent of an operand of a layer.
+pub(super) fn last_extent(layer: &str, shape: &Shape) -> Result<usize> {
+    let extent = shape.last().and_then(Dim::as_usize);
+    extent.ok_or_else(|| {
+        Error::invalid(format!(
+            "{layer}: the operand has the shape {shape}, expected a last axis of known extent"
+        ))
+    })
 }
 
 impl Conv2d {

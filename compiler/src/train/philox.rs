@@ -2,6 +2,7 @@
 //!
 //! A number depends on a key, a stream and its own position alone, so that it does not matter who draws it, and when.
 
+use crate::ir::random::key;
 use gristmill_kernels::random::{WORDS, block};
 
 /// Numbers of a seed for a name.
@@ -35,18 +36,6 @@ impl Draws {
     pub fn open(&self, position: u64) -> f64 {
         (f64::from(self.bits(position)) + 0.5) * 2f64.powi(-32)
     }
-}
-
-/// The seed of a name's own numbers.
-pub fn key(seed: u64, name: &str) -> u64 {
-    seed ^ fnv1a(name)
-}
-
-/// A hash of a name that stays the same from version to version (Fowler, Noll and Vo, 64 bits, "1a").
-fn fnv1a(name: &str) -> u64 {
-    let start = 0xCBF2_9CE4_8422_2325u64;
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
-    name.bytes().fold(start, step)
 }
 
 /// A permutation of `0..n` (Fisher and Yates) for an epoch.

@@ -3,7 +3,7 @@
 use super::model::Model;
 use crate::autodiff::{unreached, without_gradient};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph, Op, Type, ValueId};
+use crate::ir::{Bindings, Graph, Node, Op, Type, ValueId};
 use crate::nearest::unknown;
 use crate::onnx::variables::RUNNING;
 use crate::onnx::{self, Form, Specialisation, Weights};
@@ -12,6 +12,7 @@ use crate::rewrite::{self, Phase, rewrite};
 use gristmill_runtime::DType;
 use gristmill_runtime::exec::Resources;
 use regex_lite::Regex;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -35,7 +36,7 @@ pub struct FineTuning {
 /// composite.
 ///
 /// `BatchNormalization` with `training_mode`, as in models that were exported for training, has the statistics of the batch in steps and the running
-/// ones in evaluations, and steps move these.
+/// ones in evaluations, and steps move these. `Dropout` with `training_mode` drops elements in steps only, chosen by the seed of the [`Model`] too.
 pub struct Pretrained {
     model: onnx::Model,
     /// The model in steps.
@@ -84,7 +85,9 @@ impl Pretrained {
             }
             freeze(&mut weights, &unused, "no gradient comes to it");
         };
-        let evaluation = match weights.iter().any(|w| w.is_running) {
+        let is_random = |(_, node): (_, &Node)| matches!(node.op, Op::RandomBits { .. });
+        let differs = weights.iter().any(|w| w.is_running) || step.nodes().any(is_random);
+        let evaluation = match differs {
             true => {
                 let spec = specialisation(tuning, &weights, Form::Evaluation);
                 recognised(with_outputs(model.graph(&spec)?, &tuning.outputs)?)?
@@ -281,7 +284,7 @@ impl Model {
         }
         for (id, node) in graph.nodes() {
             if !node.outputs.iter().any(|&v| r.has(v)) {
-                r.copy(id, node)?;
+                r.copy(id, &self.seeded(node))?;
             }
         }
         let outputs = graph.outputs.iter();
@@ -291,6 +294,18 @@ impl Model {
         *b.graph_mut() = r.graph;
         let own = outputs.into_iter().map(|(name, v)| (name, b.adopted(v)));
         Ok(own.collect())
+    }
+
+    /// A node of a model from a file, with random bits of this model's seed.
+    fn seeded<'n>(&self, node: &'n Node) -> Cow<'n, Node> {
+        let Op::RandomBits { seed, ref shape } = node.op else {
+            return Cow::Borrowed(node);
+        };
+        let op = Op::RandomBits {
+            seed: seed ^ self.seed,
+            shape: shape.clone(),
+        };
+        Cow::Owned(Node { op, ..node.clone() })
     }
 
     /// The inputs of a model from a file, and the values for them.
@@ -528,6 +543,80 @@ mod tests {
         assert_eq!((value("mean"), value("var")), (1.75, 2.0));
         let y = evaluate();
         assert!((y - (1.0 - 0.75 / 2f64.sqrt())).abs() < 1e-5, "{y}");
+    }
+
+    /// `w * dropout(x)` with its mask, at a rate of a quarter.
+    fn model_with_dropout() -> onnx::Model {
+        let mut dropout = node("Dropout", &["x", "rate", "training"], "dropped");
+        dropout.output.push("mask".to_owned());
+        let known = |name: &str, data_type, raw_data: Vec<u8>| TensorProto {
+            dims: Vec::new(),
+            data_type,
+            name: name.to_owned(),
+            raw_data: raw_data.into(),
+            ..TensorProto::default()
+        };
+        let rate = 0.25f32.to_le_bytes().to_vec();
+        proto(
+            vec![dropout, node("Mul", &["dropped", "w"], "y")],
+            vec![
+                tensor("w", &[1]),
+                known("rate", 1, rate),
+                known("training", 9, vec![1]),
+            ],
+            input(&[4000]),
+            vec![named("y"), named("mask")],
+        )
+    }
+
+    /// The results of two steps, and those of an evaluation.
+    fn dropped(net: &Pretrained, seed: u64) -> [Vec<f64>; 3] {
+        let training = Training {
+            seed,
+            update: Sgd::default().into(),
+            options: Options::default(),
+        };
+        let trainer = Trainer::new("dropout", &training, |m| {
+            let outputs = m.pretrained(net, &[])?;
+            let (y, mask) = (outputs["y"], outputs["mask"]);
+            let b = m.builder();
+            let kept = b.cast(mask, DType::F32)?;
+            let whole = b.mul(y, kept)?;
+            let zero = b.scalar(DType::F32, 0.0);
+            let loss = loss::mean_absolute_error(b, y, zero)?;
+            let loss = b.mul(loss, zero)?;
+            Ok(Objective::new(loss).metric("y", whole))
+        })
+        .unwrap();
+        let x = || [("x", Tensor::from_slice(&[1f32; 4000], &[4000]).unwrap())];
+        let step = || trainer.step(x()).unwrap().metrics["y"].to_f64s();
+        let steps = [step(), step()];
+        let evaluation = trainer.evaluate(x()).unwrap()["y"].to_f64s();
+        let [first, second] = steps;
+        [first, second, evaluation]
+    }
+
+    #[test]
+    fn dropout_is_for_steps_and_follows_the_seed() {
+        let model = model_with_dropout();
+        let message = model.graph(&Specialisation::default()).unwrap_err();
+        let message = message.to_string();
+        assert!(
+            message.contains("training_mode is for training"),
+            "{message}"
+        );
+        let net = Pretrained::new(&model, &FineTuning::default()).unwrap();
+        let [first, second, evaluation] = dropped(&net, 1);
+        assert!(evaluation.iter().all(|&y| y == 1.0));
+        for step in [&first, &second] {
+            let is_mask = |y: &f64| *y == 0.0 || (y - 4.0 / 3.0).abs() < 1e-6;
+            assert!(step.iter().all(is_mask));
+            let n_kept = step.iter().filter(|&&y| y > 0.0).count();
+            assert!((2900..3100).contains(&n_kept), "{n_kept}");
+        }
+        assert!(first != second, "each step has a mask of its own");
+        assert!(dropped(&net, 1)[0] == first);
+        assert!(dropped(&net, 2)[0] != first);
     }
 
     fn frozen(tuning: &FineTuning) -> Vec<(String, String)> {

@@ -5,6 +5,7 @@ use super::{
     WeightDecay,
 };
 use crate::ir::{Graph, GraphBuilder};
+use crate::passes::clean;
 use crate::{DType, ErrorKind, Options, Tensor, compile, interp};
 
 const NAMES: [&str; 2] = ["layer/weights", "layer/bias"];
@@ -221,23 +222,31 @@ fn an_average_follows_its_parameter() {
 }
 
 #[test]
-fn a_norm_that_is_no_number_scales_nothing() {
-    let update = Update {
+fn gradients_that_are_not_finite_change_nothing() {
+    let clipped = Update {
         clip_norm: Some(1.0),
         ..Sgd::default().into()
     };
-    let graph = graph(&update, DType::F64);
-    let mut store = interp::Store::new();
-    let bad = [f64::NAN, 1.0, 2.0, 3.0, 4.0, 5.0];
-    let tensors = [&bad[..], &[10.0, 20.0, 30.0]];
-    let tensors = [0, 1].map(|i| Tensor::from_f64s(DType::F64, SHAPES[i], tensors[i]).unwrap());
-    interp::run_with_state(&graph, &tensors, &mut store).unwrap();
-    let bias = store.get("", "layer/bias").unwrap().to_f64s();
-    assert_close(
-        &bias,
-        &[start(1)[0] - 0.1, start(1)[1] - 0.2, start(1)[2] - 0.3],
-        1e-14,
-    );
+    // The square of the last one is beyond f32.
+    let bad = [(f64::NAN, false), (f64::INFINITY, false), (1e30, true)];
+    for (update, of_norm) in [(Sgd::default().into(), false), (clipped, true)] {
+        let graph = graph(&update, DType::F32);
+        let graph = clean(&graph).unwrap();
+        for (bad, is_overflow) in bad {
+            let mut store = interp::Store::new();
+            let first = [bad, 1.0, 2.0, 3.0, 4.0, 5.0];
+            let given = [&first[..], &[10.0, 20.0, 30.0]];
+            let tensors =
+                [0, 1].map(|i| Tensor::from_f64s(DType::F32, SHAPES[i], given[i]).unwrap());
+            let ended = interp::run_with_state(&graph, &tensors, &mut store);
+            if is_overflow && !of_norm {
+                ended.unwrap();
+                continue;
+            }
+            let error = ended.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFinite, "{error}");
+        }
+    }
 }
 
 #[test]

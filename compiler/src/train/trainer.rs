@@ -1,10 +1,11 @@
 //! Steps of training over batches.
 
 use super::model::{Model, Variable};
-use super::update::{Parameter, STEP, Update};
+use super::update::{Parameter, Update};
 use crate::compiled::{Compiled, Outputs, compile};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, GraphBuilder, Type, ValueId};
+use crate::ir::random::STEP;
+use crate::ir::{Graph, GraphBuilder, Op, Type, ValueId};
 use crate::options::Options;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::Resources;
@@ -34,6 +35,8 @@ pub struct StepOutputs {
     pub learning_rate: f64,
     /// The norm of all gradients together before they were clipped; `None` unless [`Update::clip_norm`] is given.
     pub norm: Option<f64>,
+    /// The greatest magnitude of an element of a gradient before they were clipped.
+    pub greatest_gradient: f64,
     /// The metrics of the batch, with the names of [`Objective::metric`].
     pub metrics: Outputs,
 }
@@ -43,6 +46,7 @@ const LOSS: &str = "loss";
 const NUMBER: &str = STEP;
 const RATE: &str = "optimizer/learning_rate";
 const NORM: &str = "optimizer/norm";
+const GREATEST: &str = "optimizer/greatest_gradient";
 
 /// The values of a graph that training is about.
 #[derive(Clone, Debug)]
@@ -118,7 +122,7 @@ impl Trainer {
 
     /// A step on a batch: inputs by name.
     ///
-    /// Errors as [`Compiled::run`] does; then no variable has changed.
+    /// Errors as [`Compiled::run`] does, and with `NotFinite` when the loss or a gradient is NaN or infinite; then no variable has changed.
     pub fn step<N: AsRef<str>>(
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
@@ -129,7 +133,8 @@ impl Trainer {
             loss: scalar(&outputs, LOSS)?,
             learning_rate: scalar(&outputs, RATE)?,
             norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),
-            metrics: outputs.without(&[LOSS, NUMBER, RATE, NORM]),
+            greatest_gradient: scalar(&outputs, GREATEST)?,
+            metrics: outputs.without(&[LOSS, NUMBER, RATE, NORM, GREATEST]),
         })
     }
 
@@ -186,6 +191,11 @@ fn step(
     let mut model = Model::new(name, training.seed, true);
     let objective = build(&mut model)?;
     let (mut b, mut variables) = model.into_parts();
+    let loss = objective.loss;
+    let objective = Objective {
+        loss: b.with_origin("/loss", |b| b.add1(Op::CheckFinite, &[loss]))?,
+        ..objective
+    };
     objective.add_outputs(&mut b);
     variables.retain(|v| v.is_trained);
     let values: Vec<ValueId> = variables.iter().map(|v| v.value).collect();
@@ -196,9 +206,11 @@ fn step(
         gradient,
     };
     let parameters: Vec<_> = variables.iter().zip(gradients).map(parameter).collect();
-    let step = training.update.apply(&mut b, &parameters)?;
+    let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);
+    let step = b.with_origin("/optimizer", apply)?;
     b.output(NUMBER, step.number);
     b.output(RATE, step.learning_rate);
+    b.output(GREATEST, step.greatest);
     if let Some(norm) = step.norm {
         b.output(NORM, norm);
     }

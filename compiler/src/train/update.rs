@@ -1,14 +1,11 @@
 //! One step of training: variables changed by their gradients.
 
 use super::Optimizer;
-use super::dropout::first_step;
 use crate::error::{Error, Result};
-use crate::ir::{GraphBuilder, ReduceKind, ScalarOp, ValueId};
+use crate::ir::random::STEP;
+use crate::ir::{GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use regex_lite::Regex;
-
-/// The variable that has the number of steps that are done.
-pub(super) const STEP: &str = "optimizer/step";
 
 /// A variable that a step changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +50,8 @@ pub struct Update {
     pub weight_decay: WeightDecay,
     /// A parameter belongs to the first group whose pattern matches its name.
     pub groups: Vec<Group>,
-    /// The greatest norm of all gradients together; they are scaled down to it where they exceed it. A norm that is not a
-    /// number scales nothing. (Pascanu et al., 2013, algorithm 1; PyTorch adds 1e-6 to the norm.)
+    /// The greatest norm of all gradients together; they are scaled down to it where they exceed it (Pascanu et al., 2013, algorithm 1;
+    /// PyTorch adds 1e-6 to the norm). A norm beyond the gradients' dtype is an error of the run, as gradients that are not finite are.
     pub clip_norm: Option<f64>,
     /// Decay of the average of each parameter, which is its value before the first step: `a -= (1 - decay) * (a - w)`.
     pub average: Option<f64>,
@@ -82,12 +79,15 @@ pub struct Step {
     pub learning_rate: ValueId,
     /// The norm of all gradients together before they are clipped, `f64`; `None` unless they are.
     pub norm: Option<ValueId>,
+    /// The greatest magnitude of an element of a gradient before they are clipped, `f64`: the step fails unless it is finite.
+    pub greatest: ValueId,
     /// The new values of the parameters, in order.
     pub values: Vec<ValueId>,
 }
 
 impl Update {
-    /// Adds a step to a graph: each parameter is assigned its new value.
+    /// Adds a step to a graph: each parameter is assigned its new value. A run whose gradients are not all finite is an error, and changes
+    /// nothing.
     ///
     /// Errors with `InvalidInput` on settings out of range and patterns that are none; on a parameter that is not `f32` or
     /// `f64`, whose gradient has another type, whose shape is symbolic, or whose name comes twice.
@@ -95,15 +95,19 @@ impl Update {
         self.check()?;
         check_parameters(b, parameters)?;
         let groups = self.patterns()?;
-        let done = b.variable(STEP, first_step()?)?;
-        let one = b.scalar(DType::I64, 1.0);
-        let number = b.add_(done, one)?;
-        let number = b.assign_variable(STEP, number)?;
+        let done = b.steps_done()?;
         let n = b.cast(done, DType::F64)?;
         let learning_rate = self.optimizer.learning_rate().build(b, n)?;
         let zero = b.scalar(DType::F64, 0.0);
         let is_first = b.map(ScalarOp::Eq, &[n, zero])?;
-        let (norm, clip) = self.clip(b, parameters)?.unzip();
+        let greatest = b.with_origin("/gradients", |b| greatest(b, parameters))?;
+        // The step counts by its check, which is so never left out.
+        let counts = b.map(ScalarOp::Ge, &[greatest, zero])?;
+        let counts = b.cast(counts, DType::I64)?;
+        let number = b.add_(done, counts)?;
+        let number = b.assign_variable(STEP, number)?;
+        let clip = b.with_origin("/gradients", |b| self.clip(b, parameters))?;
+        let (norm, clip) = clip.unzip();
         let common = Common {
             number: n,
             is_first,
@@ -119,6 +123,7 @@ impl Update {
             number,
             learning_rate,
             norm,
+            greatest,
             values,
         })
     }
@@ -170,6 +175,7 @@ impl Update {
             sum = b.add_(sum, square)?;
         }
         let norm = b.map(ScalarOp::Sqrt, &[sum])?;
+        let norm = b.add1(Op::CheckFinite, &[norm])?;
         let (most, one) = (b.scalar(DType::F64, most), b.scalar(DType::F64, 1.0));
         let is_over = b.map(ScalarOp::Gt, &[norm, most])?;
         let factor = b.div(most, norm)?;
@@ -199,6 +205,24 @@ impl Update {
         }
         Ok(w)
     }
+}
+
+/// The greatest magnitude of an element of a gradient, which is checked to be finite.
+fn greatest(b: &mut GraphBuilder, parameters: &[Parameter]) -> Result<ValueId> {
+    let mut greatest = b.scalar(DType::F64, 0.0);
+    for p in parameters {
+        let ty = b.operand(p.gradient)?;
+        let (is_empty, rank) = (ty.shape.n_elements().is(0), ty.rank());
+        if is_empty {
+            continue;
+        }
+        let size = b.map(ScalarOp::Abs, &[p.gradient])?;
+        let all: Vec<usize> = (0..rank).collect();
+        let own = b.reduce(ReduceKind::Max, size, &all, false)?;
+        let own = b.cast(own, DType::F64)?;
+        greatest = b.map(ScalarOp::Max, &[greatest, own])?;
+    }
+    b.add1(Op::CheckFinite, &[greatest])
 }
 
 fn check_number(name: &str, x: f64, is_good: bool) -> Result<()> {

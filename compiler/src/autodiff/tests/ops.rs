@@ -286,6 +286,7 @@ fn states() -> Vec<Case> {
     let operands = [reals(&[2, 3]), reals(&[2, 3]).positive(), reals(&[2, 3])];
     vec![
         case(assign, &[reals(&[3])]),
+        case(Op::CheckFinite, &[reals(&[3])]),
         case(all_reduce(ReduceKind::Sum), &operands),
         case(all_reduce(ReduceKind::Mean), &operands),
     ]

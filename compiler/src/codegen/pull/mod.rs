@@ -103,17 +103,16 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             Op::Map(op) => self.map(e, node, *op, at),
             Op::Constant { value } if value.len() == 1 => single_constant(e, value),
             Op::Iota { .. } | Op::RandomBits { .. } => self.positional(e, node, at),
-            Op::Broadcast { .. } => self.broadcast_value(e, node.inputs[0], at),
-            Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } => {
-                let from = self.view_index(e, node, at)?;
-                self.value(e, node.inputs[0], &from)
+            Op::Broadcast { .. } | Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } => {
+                self.viewed(e, node, at)
             }
             Op::Pad { low, mode, .. } => self.pad(e, node, low, *mode, at),
             Op::Concat { axis } => self.concat(e, node, *axis, 0, at),
             Op::Gather { .. }
             | Op::GatherElements { .. }
             | Op::GatherNd { .. }
-            | Op::CheckIndices { .. } => self.gathered(e, node, at),
+            | Op::CheckIndices { .. }
+            | Op::CheckFinite => self.gathered(e, node, at),
             Op::Reduce { .. } | Op::ArgReduce { .. } => self.reduction(e, node, at),
             Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } => {
                 self.contraction(e, node, at)
@@ -167,8 +166,17 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         }
     }
 
+    fn viewed<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
+        if let Op::Broadcast { .. } = node.op {
+            return self.broadcast_value(e, node.inputs[0], at);
+        }
+        let from = self.view_index(e, node, at)?;
+        self.value(e, node.inputs[0], &from)
+    }
+
     fn gathered<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
         match node.op {
+            Op::CheckFinite => self.checked_finite(e, node.inputs[0], at),
             Op::CheckIndices { ref extents } => self.checked_index(e, node.inputs[0], extents, at),
             Op::GatherElements { axis } => self.gather_elements(e, node, axis, at),
             Op::GatherNd { batch_dims } => self.gather_nd(e, node, batch_dims, at),
@@ -292,6 +300,22 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             extent = e.choose(is_before, own, extent);
         }
         checked(e, i, |e, dtype| e.convert(extent, DType::I64, dtype))
+    }
+
+    /// Element that is finite: else the function is left with a status. What is infinite or NaN has a difference to itself.
+    fn checked_finite<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        x: ValueId,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let value = self.value(e, x, at)?;
+        let wide = e.convert(value, self.body.dtype(x), DType::F64)?;
+        let difference = e.primitive(ScalarOp::Sub, DType::F64, DType::F64, &[wide, wide])?;
+        let zero = e.constant(DType::F64, 0);
+        let differs = e.primitive(ScalarOp::Ne, DType::F64, DType::Bool, &[difference, zero])?;
+        e.fault_if(differs, status::NOT_FINITE);
+        Ok(value)
     }
 
     /// Checked positions in axes of these extents, from the tuple at `at` of an index tensor whose

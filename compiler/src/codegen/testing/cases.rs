@@ -240,7 +240,11 @@ pub fn faults(rng: &mut Rng) -> Vec<(Op, Vec<Tensor>, u32)> {
         axis: 0,
         kind: ScatterKind::Set,
     };
+    let infinite = Tensor::from_slice(&[1.0f32, 2.0, f32::NEG_INFINITY], &[3]).unwrap();
+    let nan = Tensor::from_slice(&[1.0f64, f64::NAN], &[2]).unwrap();
     vec![
+        (Op::CheckFinite, vec![infinite], status::NOT_FINITE),
+        (Op::CheckFinite, vec![nan], status::NOT_FINITE),
         (
             Op::Gather { axis: 0 },
             vec![data.clone(), at.clone()],
@@ -514,6 +518,11 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             let at = Tensor::from_slice(&[0i64, -1, 4, 1, 1, -5], &[2, 3]).unwrap();
             let extents = vec![2.into(), 3.into(), 5.into()];
             out.push((Op::CheckIndices { extents }, vec![at]));
+        }
+        "check_finite" => {
+            for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+                out.push((Op::CheckFinite, vec![x(dtype, &[3, 5])]));
+            }
         }
         "scatter_elements" | "scatter_nd" => {
             let kinds = [

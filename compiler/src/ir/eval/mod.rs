@@ -28,7 +28,7 @@ use super::dim::{Bindings, Dim};
 use super::ops::Op;
 use super::types::{Shape, Type};
 use super::vecprog::VecProg;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use gristmill_kernels::random;
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
@@ -237,6 +237,17 @@ pub(super) fn check_indices(c: &Call) -> Result<Vec<Tensor>> {
     let extents: Option<Vec<usize>> = extents.iter().map(Dim::as_usize).collect();
     let extents = extents.ok_or_else(|| Error::internal("an extent is not known"))?;
     one(index::check_indices(c.inputs[0], &extents))
+}
+
+pub(super) fn check_finite(c: &Call) -> Result<Vec<Tensor>> {
+    let x = c.inputs[0];
+    match x.to_f64s().iter().find(|e| !e.is_finite()) {
+        Some(e) => {
+            let message = format!("an element is {e}, expected finite ones");
+            Err(Error::new(ErrorKind::NotFinite, message))
+        }
+        None => one(Ok(x.clone())),
+    }
 }
 
 pub(super) fn scatter_elements(c: &Call) -> Result<Vec<Tensor>> {

@@ -104,6 +104,22 @@ impl<'c, 'm> Ctx<'c, 'm> {
         self.im.form
     }
 
+    /// Errors unless a model in training is asked for, which nodes with `training_mode` are for.
+    pub fn check_trains(&self) -> Result<()> {
+        match self.form() {
+            Form::Step | Form::Evaluation => Ok(()),
+            Form::Inference => {
+                let e = Error::unsupported("training_mode is for training");
+                Err(e.hint("export for inference, or let `gristmill train` train it"))
+            }
+        }
+    }
+
+    /// True for a node of a subgraph.
+    pub fn is_in_subgraph(&self) -> bool {
+        self.im.frames.len() > 1
+    }
+
     /// Assigns a value to the variable that operand `i` is, and gives it. Errors when it is none.
     pub fn assign(&mut self, i: usize, value: ValueId) -> Result<ValueId> {
         let v = self.v(i)?;
@@ -111,7 +127,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
             let message = format!("operand {i}, which steps move, is no f32 or f64 initialiser");
             return Err(Error::unsupported(message));
         };
-        if self.im.frames.len() > 1 {
+        if self.is_in_subgraph() {
             return Err(Error::unsupported(
                 "a running statistic is moved in a subgraph",
             ));

@@ -40,9 +40,8 @@ fn is_training(cx: &Ctx) -> Result<bool> {
         true => !cx.flag("is_test", false)?,
         false => cx.flag("training_mode", false)?,
     };
-    if is_training && cx.form() == Form::Inference {
-        let e = Error::unsupported("training_mode is for training");
-        return Err(e.hint("export for inference, or let `gristmill train` train it"));
+    if is_training {
+        cx.check_trains()?;
     }
     if cx.opset < 9 && !cx.flag("spatial", true)? {
         return Err(Error::unsupported("spatial = 0 is not supported"));

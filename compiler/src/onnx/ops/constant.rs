@@ -10,7 +10,6 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Constant", (0, 0), constant),
     OpDef::new("ConstantOfShape", (1, 1), constant_of_shape),
     OpDef::new("Identity", (1, 1), identity),
-    OpDef::new("Dropout", (1, 3), dropout),
     OpDef::new("Shape", (1, 1), shape),
     OpDef::new("Size", (1, 1), size),
     OpDef::new("Range", (3, 3), range),
@@ -75,24 +74,6 @@ fn identity(cx: &mut Ctx) -> Result<Outs> {
 }
 
 /// At inference, or when nothing is dropped, the operand itself and an all-true mask.
-fn dropout(cx: &mut Ctx) -> Result<Outs> {
-    cx.ignore(&["ratio", "seed"]);
-    cx.require(&[2])?;
-    if cx.has(2) && cx.constant(2)?.is_none() {
-        cx.require(&[1, 2])?;
-    }
-    let before_7 = cx.opset < 7 && !cx.flag("is_test", false)?;
-    let training = before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0];
-    if training && (cx.opset < 12 || cx.real_in(1, 0.5)? != 0.0) {
-        let e = Error::unsupported("training_mode is not supported");
-        return Err(e.hint("export for inference"));
-    }
-    let shape = cx.ty(0)?.shape;
-    let yes = cx.scalar(DType::Bool, 1.0);
-    let mask = cx.broadcast(yes, shape.0)?;
-    Ok(vec![Out::Same(cx.v(0)?), Out::Value(mask)])
-}
-
 /// A vector of dims as a result.
 fn dims_out(dims: Vec<Dim>, shape: &[usize]) -> Result<Out> {
     let ty = Type {

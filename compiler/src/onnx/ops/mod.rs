@@ -6,6 +6,7 @@ mod constant;
 mod contract;
 mod contrib;
 mod control;
+mod dropout;
 mod einsum;
 mod elementwise;
 mod image;
@@ -39,6 +40,7 @@ const STANDARD: &[&[OpDef]] = &[
     constant::OPS,
     contract::OPS,
     control::OPS,
+    dropout::OPS,
     einsum::OPS,
     elementwise::OPS,
     elementwise::PLAIN_OPS,
