@@ -481,6 +481,12 @@ fn pools() -> Vec<Case> {
                 op(window(&[1, 2], &[2, 1], &[1, 1], &[1, 1])),
                 &[reals(shape)],
             ));
+            for (low, high) in [([0, 0], [0, 0]), ([1, 1], [2, 0])] {
+                all.push(case(
+                    op(window(&[3, 2], &[1, 1], &low, &high)),
+                    &[reals(shape).batched()],
+                ));
+            }
         }
     }
     let op = Op::MaxPoolIndices {

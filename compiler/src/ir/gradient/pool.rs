@@ -6,6 +6,7 @@ use super::super::graph::ValueId;
 use super::super::ops::{Op, PoolKind, Window};
 use super::super::scalar::ScalarOp;
 use super::Vjp;
+use super::view::pad_with_zeros;
 use crate::error::Result;
 use gristmill_runtime::Tensor;
 
@@ -103,7 +104,7 @@ fn scattered(v: &mut Vjp, g: ValueId, at: ValueId, x: ValueId) -> Result<ValueId
     v.reshape(sum, &ty.shape)
 }
 
-/// The cotangent over the number of elements, spread over each window by a transposed convolution with ones.
+/// The cotangent over the number of elements, spread over each window: by a transposed convolution with ones where windows overlap.
 fn mean(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId, counts_pads: bool) -> Result<ValueId> {
     let (Some(n), Some(n_windows)) = (spatial(v, x), spatial(v, g)) else {
         return v.refuse("a mean is pooled along an axis of symbolic extent");
@@ -113,6 +114,9 @@ fn mean(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId, counts_pads: bool) -> Re
         let counts = of.counts(i, n[i], n_windows[i], counts_pads);
         share = divided(v, share, 2 + i, &counts)?;
     }
+    if of.is_tiling() {
+        return repeated(v, of, share, &n);
+    }
     let share = as_images(v, share)?;
     let taps: Vec<Dim> = [1, 1].iter().chain(&of.size).map(|&n| n.into()).collect();
     let dtype = v.ty(g).dtype;
@@ -120,6 +124,38 @@ fn mean(v: &mut Vjp, of: &Pool, g: ValueId, x: ValueId, counts_pads: bool) -> Re
     let spread = v.emit(of.spread(&n, &n_windows), &[share, ones])?;
     let shape = v.shape(x);
     v.reshape(spread, &shape)
+}
+
+/// Each element of windows side by side, repeated over its window. Elements behind the last window are zero.
+fn repeated(v: &mut Vjp, of: &Pool, share: ValueId, n: &[usize]) -> Result<ValueId> {
+    let shape = v.shape(share);
+    let (mut split, mut tiled, mut joined) = (
+        shape[..2].to_vec(),
+        shape[..2].to_vec(),
+        shape[..2].to_vec(),
+    );
+    for (windows, &size) in shape[2..].iter().zip(&of.size) {
+        split.extend([windows.clone(), 1.into()]);
+        tiled.extend([windows.clone(), size.into()]);
+        joined.push(windows.scale(size as i64));
+    }
+    let split = v.reshape(share, &split)?;
+    let tiled = v.broadcast(split, &tiled)?;
+    let joined = v.reshape(tiled, &joined)?;
+    let (mut starts, mut sizes, mut borders) =
+        (vec![0.into(); 2], shape[..2].to_vec(), vec![(0, 0); 2]);
+    for (i, &n) in n.iter().enumerate() {
+        let low = of.window.pads_low[i];
+        let covered = v.ty(joined).shape[2 + i]
+            .as_usize()
+            .map_or(0, |all| all.saturating_sub(low));
+        let own = covered.min(n);
+        starts.push(low.into());
+        sizes.push(own.into());
+        borders.push((0, n - own));
+    }
+    let inner = v.slice(joined, starts, sizes)?;
+    pad_with_zeros(v, inner, &borders)
 }
 
 /// Extents of the spatial axes.
@@ -146,6 +182,11 @@ fn divided(v: &mut Vjp, g: ValueId, axis: usize, counts: &[f64]) -> Result<Value
 }
 
 impl Pool {
+    /// True for windows side by side.
+    fn is_tiling(&self) -> bool {
+        self.window.strides == self.size && self.window.dilations.iter().all(|&d| d == 1)
+    }
+
     /// Elements of each window along spatial axis `i` of extent `n`, those of the padding among them where they count. A window
     /// without any passes nothing on; it is given 1.
     fn counts(&self, i: usize, n: usize, n_windows: usize, counts_pads: bool) -> Vec<f64> {

@@ -133,7 +133,11 @@ pub(super) fn embed(v: &mut Vjp, x: ValueId, low: &[Dim], shape: &[Dim]) -> Resu
     Ok(x)
 }
 
-fn pad_with_zeros(v: &mut Vjp, x: ValueId, borders: &[(usize, usize)]) -> Result<ValueId> {
+pub(super) fn pad_with_zeros(
+    v: &mut Vjp,
+    x: ValueId,
+    borders: &[(usize, usize)],
+) -> Result<ValueId> {
     if borders.iter().all(|b| *b == (0, 0)) {
         return Ok(x);
     }
