@@ -7,9 +7,14 @@ use gristmill::{Compiled, ErrorKind, Options, Tensor, compile};
 use prost::Message;
 use std::collections::BTreeMap;
 
-fn tensor(dims: Option<&[&str]>) -> TypeProto {
-    let dim = |name: &&str| DimensionProto {
-        value: Some(DimensionValue::Param((*name).to_owned())),
+/// An `f32` tensor type; extents are numbers and names.
+pub(super) fn tensor(dims: Option<&[&str]>) -> TypeProto {
+    let extent = |text: &str| match text.parse() {
+        Ok(n) => DimensionValue::Value(n),
+        Err(_) => DimensionValue::Param(text.to_owned()),
+    };
+    let dim = |text: &&str| DimensionProto {
+        value: Some(extent(text)),
     };
     let shape = dims.map(|dims| TensorShapeProto {
         dim: dims.iter().map(dim).collect(),
@@ -28,14 +33,14 @@ fn holding(make: fn(Box<ElementTypeProto>) -> TypeValue, element: TypeProto) -> 
     }
 }
 
-fn info(name: &str, ty: TypeProto) -> ValueInfoProto {
+pub(super) fn info(name: &str, ty: TypeProto) -> ValueInfoProto {
     ValueInfoProto {
         name: name.to_owned(),
         r#type: Some(ty),
     }
 }
 
-fn node(op_type: &str, inputs: &[&str], output: &str) -> NodeProto {
+pub(super) fn node(op_type: &str, inputs: &[&str], output: &str) -> NodeProto {
     NodeProto {
         op_type: op_type.to_owned(),
         input: inputs.iter().map(|name| (*name).to_owned()).collect(),

@@ -5,6 +5,7 @@ mod curves;
 #[path = "../../compiler/examples/digits.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod digits;
+mod loops;
 mod random;
 mod tuning;
 

@@ -5,7 +5,7 @@
 //! integers and `bool`, at ops of zero gradient, and at values that count as constants.
 
 use super::branches::{captured, formals, has_branches};
-use super::name_of;
+use super::{loops, name_of};
 use crate::error::{Error, Result};
 use crate::ir::gradient::{Gradient, no_gradient};
 use crate::ir::{Graph, Node, Op, ValueId};
@@ -121,6 +121,7 @@ impl Activity {
         let active = graph.nodes().filter(|(_, n)| self.is_active_node(graph, n));
         active.filter_map(|(_, node)| match node.op.spec().gradient {
             Gradient::None(why) => Some(no_gradient(node, why)),
+            Gradient::Iterations => Some(loops::refusal(graph, node)),
             _ => None,
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! [`grad`] works on a finished graph, [`GraphBuilder::grad`] on one under construction. The rules are a column of the op
 //! table, [`ir::gradient`](crate::ir::gradient); this pass finds the nodes that need them ([`activity`]) and walks them
-//! backwards ([`sweep`]). The gradient of an `If` is one on the same condition ([`branches`]), that of a scan one the other way ([`steps`]).
+//! backwards ([`sweep`]). The gradient of an `If` is one on the same condition ([`branches`]), that of a scan one the other way ([`steps`]);
+//! a loop of a known number of iterations is made a scan first ([`loops`]).
 //!
 //! Gradients are those of values. Of a variable that is read twice, each read is a value of its own, and the gradient
 //! of one counts the uses of that read alone.
@@ -25,6 +26,7 @@
 
 mod activity;
 mod branches;
+mod loops;
 mod steps;
 mod sweep;
 #[cfg(test)]
@@ -107,7 +109,7 @@ fn append_gradients(
     check_values(graph, &arguments(loss, wrt, options))?;
     check_loss(graph, loss)?;
     wrt.iter().try_for_each(|&v| check_wrt(graph, v))?;
-    let activity = Activity::new(graph, &[loss], wrt, &options.stop);
+    let activity = prepared(graph, |g| Activity::new(g, &[loss], wrt, &options.stop))?;
     activity.check_rules(graph)?;
     if !options.allow_unused {
         activity.check_used(graph, wrt)?;
@@ -115,6 +117,13 @@ fn append_gradients(
     let mut sweep = Sweep::new(graph, &activity);
     sweep.run(loss)?;
     wrt.iter().map(|&v| sweep.gradient(v)).collect()
+}
+
+/// Turns active loops into scans where it can, and gives the activity of the graph.
+fn prepared(graph: &mut Graph, analysed: impl Fn(&Graph) -> Activity) -> Result<Activity> {
+    let activity = analysed(graph);
+    loops::to_scans(graph, &activity)?;
+    Ok(analysed(graph))
 }
 
 /// All values that a call names.
@@ -135,8 +144,11 @@ pub(crate) fn without_gradient(
     losses: &[ValueId],
     values: &[ValueId],
 ) -> Vec<Error> {
-    let activity = Activity::new(graph, losses, values, &[]);
-    activity.missing_rules(graph).collect()
+    let mut graph = graph.clone();
+    match prepared(&mut graph, |g| Activity::new(g, losses, values, &[])) {
+        Ok(activity) => activity.missing_rules(&graph).collect(),
+        Err(e) => vec![e],
+    }
 }
 
 fn check_values(graph: &Graph, values: &[ValueId]) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::passes::{Rebuild, dce};
 use std::collections::BTreeSet;
 
 /// Reason of bodies whose steps have effects.
-const STATEFUL: &str = "its body reads or assigns variables";
+pub const STATEFUL: &str = "its body reads or assigns variables";
 
 /// Appends the scan backwards. Gives the gradients of the needed operands.
 pub fn gradients(

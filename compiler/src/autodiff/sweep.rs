@@ -180,6 +180,8 @@ fn rule_of(node: &Node) -> Result<Rule> {
         Gradient::Rule(rule) => Ok(rule),
         Gradient::None(why) => Err(no_gradient(node, why)),
         Gradient::Zero => Err(no_gradient(node, "it is zero")),
-        Gradient::Branches | Gradient::Steps => Err(no_gradient(node, "it is that of its regions")),
+        Gradient::Branches | Gradient::Steps | Gradient::Iterations => {
+            Err(no_gradient(node, "it is that of its regions"))
+        }
     }
 }

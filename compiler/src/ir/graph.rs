@@ -256,20 +256,32 @@ impl Graph {
         Ok(outputs)
     }
 
-    /// Puts regions in the place of a node's own. The results that they give are those that it has, of the same types, and further ones behind
-    /// them.
+    /// Puts regions in the place of a node's own; see [`Graph::redefine`].
+    pub(crate) fn add_results(&mut self, id: NodeId, regions: Vec<Graph>) -> Result<()> {
+        let node = self.node(id);
+        self.redefine(id, node.op.clone(), node.inputs.clone(), regions)
+    }
+
+    /// Puts op, operands and regions in the place of a node's own. The results that they give are those that it has, of the same types, and
+    /// further ones behind them.
     ///
     /// Errors when they do not fit.
-    pub(crate) fn add_results(&mut self, id: NodeId, regions: Vec<Graph>) -> Result<()> {
+    pub(crate) fn redefine(
+        &mut self,
+        id: NodeId,
+        op: Op,
+        inputs: Vec<ValueId>,
+        regions: Vec<Graph>,
+    ) -> Result<()> {
         let node = self.node(id).clone();
         let fits = |m: String| {
-            let e = Error::invalid(m).context(node.op.name());
+            let e = Error::invalid(m).context(op.name());
             e.at_origin(&node.origin)
         };
-        let types = self.infer(&node.op, &node.inputs, &regions).map_err(fits)?;
+        let types = self.infer(&op, &inputs, &regions).map_err(fits)?;
         let own = node.outputs.iter().map(|&v| self.ty(v));
         if types.len() < node.outputs.len() || !own.eq(&types[..node.outputs.len()]) {
-            let message = "new regions change the types of results";
+            let message = "the types of results would change";
             return Err(Error::internal(message).at_origin(&node.origin));
         }
         let mut outputs = node.outputs;
@@ -278,9 +290,29 @@ impl Graph {
             outputs.push(self.push_value(ty, Def::Node(id, i)));
         }
         let node = self.node_mut(id);
-        node.outputs = outputs;
-        node.regions = regions;
+        (node.op, node.inputs) = (op, inputs);
+        (node.outputs, node.regions) = (outputs, regions);
         Ok(())
+    }
+
+    /// Adds a node without operands before another one, with its origin and device, and gives its only result. The other node and those behind
+    /// it get the next ids; values keep theirs.
+    pub(crate) fn add_before(&mut self, id: NodeId, op: Op) -> Result<ValueId> {
+        let (origin, device) = (self.node(id).origin.clone(), self.node(id).device.clone());
+        let result = self.add1(op, &[], &origin)?;
+        self.nodes[id.0 as usize..].rotate_right(1);
+        self.node_mut(id).device = device;
+        let moved = |n: &mut NodeId| n.0 += u32::from(*n >= id);
+        for value in &mut self.values {
+            if let Def::Node(n, _) = &mut value.def {
+                moved(n);
+            }
+        }
+        for node in &mut self.nodes {
+            node.control.iter_mut().for_each(moved);
+        }
+        self.values[result.0 as usize].def = Def::Node(id, 0);
+        Ok(result)
     }
 
     /// Copies a node of another graph with new operands, keeping regions, origin and device; control edges are dropped.
@@ -450,6 +482,15 @@ impl Graph {
             }
         }
         users
+    }
+
+    /// True for the body of a loop that ends no iteration with another condition than it began with, or than true.
+    pub(crate) fn keeps_condition(&self) -> bool {
+        let condition = self.outputs.first().map(|o| o.value);
+        condition.is_some_and(|v| {
+            let is_true = |t: &Tensor| t.as_bytes().first() == Some(&1);
+            self.value(v).def == Def::Input(1) || self.single(v).is_some_and(is_true)
+        })
     }
 
     /// Names of all symbols in input types, in order of first appearance.

@@ -543,12 +543,13 @@ ops! {
     /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The
     /// region takes iteration number, condition, carried, invariants and gives condition, carried,
     /// then one value per stacked result. Results: carried, stacked (`trip` rows: a loop with
-    /// stacked results that ends after another count is a run-time error). A carried value may
-    /// change an extent that its formal has as a symbol of its own.
+    /// stacked results that ends after another count is a run-time error). Without stacked results
+    /// `trip` is the number of iterations, or 0 where it is not known. A carried value may change
+    /// an extent that its formal has as a symbol of its own.
     Loop { carried: usize, trip: Dim } "loop" 2..many Control {
         infer: infer::loop_, eval: Evaluator::Repeat,
         work: work::none, axes: Fixed, tolerance: EXACT,
-        gradient: NO_RULE,
+        gradient: Gradient::Iterations,
     }
     /// Operands: `carried` values, `scanned` sequences (axis 0), then invariants. The region takes carried, one element of each sequence, invariants and gives carried, then stacked elements. `reverse` walks from the end; results are stacked in the same direction.
     Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control {

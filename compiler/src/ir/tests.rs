@@ -102,3 +102,26 @@ fn without_node(e: &crate::Error) -> String {
     let place = format!("in node {:?}: ", e.node().unwrap_or_default());
     e.to_string().replace(&place, "")
 }
+
+#[test]
+fn a_node_before_others_moves_them() {
+    let mut b = GraphBuilder::new("moved");
+    let x = b.input("x", DType::F32, [2]);
+    let y = b.mul(x, x).unwrap();
+    let z = b.add_(y, x).unwrap();
+    let w = b.sub(z, x).unwrap();
+    let mut g = b.into_graph();
+    g.node_mut(NodeId(1)).control = vec![NodeId(0)];
+    g.node_mut(NodeId(2)).control = vec![NodeId(1)];
+    let iota = Op::Iota {
+        dtype: DType::I64,
+        shape: vec![3.into()],
+        axis: 0,
+    };
+    let v = g.add_before(NodeId(1), iota).unwrap();
+    let defined = [y, v, z, w].map(|v| g.value(v).def);
+    assert_eq!(defined, [0, 1, 2, 3].map(|n| Def::Node(NodeId(n), 0)));
+    assert_eq!(g.node(NodeId(2)).control, [NodeId(0)]);
+    assert_eq!(g.node(NodeId(3)).control, [NodeId(2)]);
+    verify::verify(&g).unwrap();
+}

@@ -40,7 +40,7 @@ fn inputs(folder: &Path, net: &Pretrained) -> Vec<(String, Tensor)> {
     net.inputs().enumerate().map(input).collect()
 }
 
-fn training(update: impl Into<Update>) -> Training {
+pub(super) fn training(update: impl Into<Update>) -> Training {
     Training {
         seed: 0,
         update: update.into(),
@@ -52,7 +52,7 @@ fn training(update: impl Into<Update>) -> Training {
 }
 
 /// The squares of an output, to become small.
-fn small(m: &mut Model, net: &Pretrained) -> Result<Objective> {
+pub(super) fn small(m: &mut Model, net: &Pretrained) -> Result<Objective> {
     let outputs = m.pretrained(net, &[])?;
     let y = *outputs.values().next().unwrap();
     let zero = m.builder().scalar(DType::F32, 0.0);

@@ -4,10 +4,10 @@ use super::second_order::check_second;
 use super::*;
 use ScalarOp::{Log, Mul, Sin, Tanh};
 
-type Branch<'a> = &'a dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>;
+pub(super) type Branch<'a> = &'a dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>;
 
 /// A region that takes values of some types.
-fn region(types: &[Type], branch: Branch) -> Result<Graph> {
+pub(super) fn region(types: &[Type], branch: Branch) -> Result<Graph> {
     let mut b = GraphBuilder::new("branch");
     b.set_origin("/branch");
     let mut formals = Vec::new();
@@ -21,7 +21,11 @@ fn region(types: &[Type], branch: Branch) -> Result<Graph> {
 }
 
 /// A choice by the first value among functions of the others.
-fn choice(b: &mut GraphBuilder, x: &[ValueId], branches: [Branch; 2]) -> Result<Vec<ValueId>> {
+pub(super) fn choice(
+    b: &mut GraphBuilder,
+    x: &[ValueId],
+    branches: [Branch; 2],
+) -> Result<Vec<ValueId>> {
     let types: Vec<Type> = x[1..].iter().map(|&v| b.ty(v).clone()).collect();
     let regions = branches.map(|branch| region(&types, branch));
     let regions = regions.into_iter().collect::<Result<Vec<Graph>>>()?;

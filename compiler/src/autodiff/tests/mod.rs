@@ -3,6 +3,7 @@
 mod branches;
 mod errors;
 mod kinks;
+mod loops;
 mod map;
 mod ops;
 mod pytorch;

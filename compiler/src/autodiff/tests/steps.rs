@@ -5,17 +5,17 @@ use super::*;
 use crate::ir::Dim;
 
 /// Results of a body for its formals: carried values first, then elements of stacked results.
-type Body = fn(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>;
+pub(super) type Body = fn(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>;
 
 /// Numbers of carried values and sequences, and the direction.
 #[derive(Clone, Copy)]
-struct Form {
+pub(super) struct Form {
     carried: usize,
     scanned: usize,
     reverse: bool,
 }
 
-fn form(carried: usize, scanned: usize) -> Form {
+pub(super) fn form(carried: usize, scanned: usize) -> Form {
     Form {
         carried,
         scanned,
@@ -24,7 +24,12 @@ fn form(carried: usize, scanned: usize) -> Form {
 }
 
 /// A scan over the operands.
-fn scan(b: &mut GraphBuilder, x: &[ValueId], form: Form, body: Body) -> Result<Vec<ValueId>> {
+pub(super) fn scan(
+    b: &mut GraphBuilder,
+    x: &[ValueId],
+    form: Form,
+    body: Body,
+) -> Result<Vec<ValueId>> {
     let mut inner = GraphBuilder::new("step");
     let mut formals = Vec::new();
     let mut length: Option<Dim> = None;
@@ -99,6 +104,7 @@ fn values_that_matter_after_some_steps_only() {
     let all = [reals(&[2]), reals(&[2]), reals(&[2]), reals(&[5, 2])];
     let build = |b: &mut GraphBuilder, x: &[ValueId]| Ok(vec![scan(b, x, form(3, 1), round)?[0]]);
     check("round", &all, &build);
+    check_second("round", &all, &build);
 }
 
 /// A counter of integers, a sum weighted by it, and an invariant under a nonlinearity that no step changes.
@@ -122,6 +128,7 @@ fn integers_and_what_no_step_changes() {
     let all = [indices(&[], &[2]), reals(&[2]), reals(&[3, 2]), reals(&[2])];
     let build = |b: &mut GraphBuilder, x: &[ValueId]| scan(b, x, form(2, 1), counted);
     check("counted", &all, &build);
+    check_second("counted", &all, &build);
 }
 
 /// A scan over the rows of an element: its sum of squares.
@@ -142,6 +149,7 @@ fn scans_of_scans() {
     let all = [reals(&[2]), reals(&[3, 4, 2])];
     let build = |b: &mut GraphBuilder, x: &[ValueId]| scan(b, x, form(1, 1), nested);
     check("nested", &all, &build);
+    check_second("nested", &all, &build);
 }
 
 #[test]
@@ -150,7 +158,9 @@ fn symbolic_extents_and_no_steps() {
     let [h, x, w] = recurrence_operands();
     check("symbolic length", &[h, x.batched(), w], &build);
     let [h, _, w] = recurrence_operands();
-    check("no steps", &[h, reals(&[0, 2, 3]), w], &build);
+    let none = [h, reals(&[0, 2, 3]), w];
+    check("no steps", &none, &build);
+    check_second("no steps", &none, &build);
 }
 
 #[test]

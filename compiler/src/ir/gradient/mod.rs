@@ -36,6 +36,8 @@ pub enum Gradient {
     Branches,
     /// A region is run for each step: the pass makes a node that runs its gradient for each, the other way.
     Steps,
+    /// A region is run a number of times: where the number is known, the pass makes a node of [`Gradient::Steps`] of it first.
+    Iterations,
     /// The derivative is zero wherever it exists, or no operand and result are both floating point.
     Zero,
     /// There is no gradient, for this reason: a node on the path of a gradient is an error.

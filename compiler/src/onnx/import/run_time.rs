@@ -250,6 +250,13 @@ impl Ctx<'_, '_> {
         result
     }
 
+    /// True for a dim that the shapes of the inputs tell.
+    pub fn is_of_inputs(&self, dim: &Dim) -> bool {
+        let mut is_of_inputs = true;
+        dim.visit_symbols(&mut |s| is_of_inputs &= self.im.symbols.contains(s));
+        is_of_inputs
+    }
+
     /// A symbol of its own.
     pub fn new_symbol(&mut self) -> Dim {
         self.im.new_symbol(&self.node.op_type)

@@ -4,7 +4,7 @@ use super::super::import::{Ctx, OpDef, Out, Outs, Region, V, axis_of, moved_axis
 use super::super::proto::GraphProto;
 use super::MANY;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ir::{Def, Dim, Graph, GraphBuilder, Op, Origin, Type, ValueId};
+use crate::ir::{Dim, Graph, GraphBuilder, Op, Origin, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeSet;
 
@@ -263,18 +263,15 @@ fn scalar_operand(cx: &mut Ctx, i: usize, default: Tensor) -> Result<ValueId> {
 }
 
 /// The number of iterations, which stacked results have as their extent: known only if no condition
-/// can end the loop.
+/// can end the loop. Without stacked results it is 0 where it is not known.
 fn exact_trips(cx: &mut Ctx, body: &Graph, n_carried: usize) -> Result<Dim> {
-    let condition = body.outputs.first().map(|o| o.value);
-    let condition = condition.ok_or_else(|| Error::invalid("the body has no results"))?;
-    if body.outputs.len() <= 1 + n_carried {
-        return Ok(Dim::constant(0));
+    if body.outputs.is_empty() {
+        return Err(Error::invalid("the body has no results"));
     }
-    let is_true = |t: &Tensor| t.as_bytes().first() == Some(&1);
-    let goes_on =
-        body.value(condition).def == Def::Input(1) || body.single(condition).is_some_and(is_true);
-    let begins = known_condition(cx)?;
-    if cx.has(1) && !(goes_on && begins) {
+    if body.outputs.len() <= 1 + n_carried {
+        return told_trips(cx, body);
+    }
+    if !is_endless(cx, body)? {
         return Err(Error::unsupported(
             "how often the loop runs, and so the shape of its results, depends on the data",
         ));
@@ -286,6 +283,27 @@ fn exact_trips(cx: &mut Ctx, body: &Graph, n_carried: usize) -> Result<Dim> {
         )),
         None => Err(cx.unknown(0)),
     }
+}
+
+/// The number of iterations of a loop without stacked results; 0 where the shapes of the inputs do not
+/// tell it.
+fn told_trips(cx: &mut Ctx, body: &Graph) -> Result<Dim> {
+    let begins = match cx.constant(1)? {
+        Some(condition) => truth(&condition)?,
+        None => !cx.has(1),
+    };
+    if !begins || cx.has(1) && !body.keeps_condition() {
+        return Ok(Dim::constant(0));
+    }
+    match cx.try_dims(0)?.as_deref() {
+        Some([n]) if cx.is_of_inputs(n) => Ok(n.greatest_within(&0.into(), cx.ranges())),
+        _ => Ok(Dim::constant(0)),
+    }
+}
+
+/// True when no condition can end the loop.
+fn is_endless(cx: &mut Ctx, body: &Graph) -> Result<bool> {
+    Ok(known_condition(cx)? && (!cx.has(1) || body.keeps_condition()))
 }
 
 /// Imports the body once per iteration.

@@ -1,6 +1,7 @@
 //! Control flow: what becomes a region, what is inlined or unrolled, and what is refused.
 
 use super::{i64s, info, int, model, node};
+use crate::autodiff::{GradOptions, grad};
 use crate::error::Result;
 use crate::interp;
 use crate::onnx::{Specialisation, proto::*};
@@ -301,4 +302,51 @@ fn contents_of_floats_are_not_folded_in() {
             .contains("the contents of \"x\", which are no sizes but data"),
         "{error}"
     );
+}
+
+/// `for i in 0..n { v = v * w }` from `v = x`, and the sum of the last `v`; `n` is 3, the extent of `x`, or that less 3.
+fn power(n: &str) -> GraphProto {
+    let body_nodes = vec![
+        node("Identity", &["go"], &["still"]),
+        node("Mul", &["v", "w"], &["product"]),
+    ];
+    let formals = vec![info("i", 7, &[]), info("go", 9, &[]), info("v", 1, &["N"])];
+    let body = graph(body_nodes, formals, &["still", "product"]);
+    let inputs = [n, "yes", "x"];
+    let body = attr("body", Some(body), 0);
+    let nodes = vec![
+        node("Shape", &["x"], &["extent"]),
+        node("Sub", &["extent", "three"], &["rest"]),
+        control("Loop", &inputs, &["y"], vec![body]),
+        control("ReduceSum", &["y"], &["z"], vec![int("keepdims", 0)]),
+    ];
+    let vectors = vec![info("x", 1, &["N"]), info("w", 1, &["N"])];
+    let mut g = graph(nodes, vectors, &["z"]);
+    let yes = TensorProto {
+        name: "yes".to_owned(),
+        data_type: 9,
+        raw_data: Bytes::from_static(&[1]),
+        ..Default::default()
+    };
+    g.initializer = vec![i64s("three", &[], &[3]), yes];
+    g
+}
+
+#[test]
+fn a_loop_of_known_length_has_a_gradient() {
+    for (count, n, [dx, dw]) in [
+        ("three", 2, [8.0, 12.0]),
+        ("extent", 2, [4.0, 4.0]),
+        ("extent", 0, [1.0, 0.0]),
+        ("rest", 4, [2.0, 1.0]),
+        ("rest", 2, [1.0, 0.0]),
+    ] {
+        let g = model(power(count)).graph(&Specialisation::default());
+        let g = g.unwrap();
+        let d = grad(&g, g.outputs[0].value, &g.inputs, &GradOptions::default()).unwrap();
+        let twos = f32s(&vec![2.0; n]);
+        let results = interp::run(&d, &[f32s(&vec![1.0; n]), twos]).unwrap();
+        assert_eq!(results[1].to_f64s(), vec![dx; n]);
+        assert_eq!(results[2].to_f64s(), vec![dw; n]);
+    }
 }
