@@ -106,6 +106,7 @@ pub(crate) use {descriptor, plain};
 
 layouts!(
     crate::attention::AttentionDesc,
+    crate::columns::ColumnsDesc,
     crate::conv::ConvDesc,
     crate::copy::CopyDesc,
     crate::depthwise::DepthwiseDesc,

@@ -16,6 +16,7 @@
 
 pub mod attention;
 mod blocked;
+pub mod columns;
 pub mod conv;
 pub mod convert;
 pub mod copy;

@@ -54,6 +54,8 @@ use crate::vmath::{BinaryFn, FUNCTIONS};
 tasks! {
     crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
+    crate::columns::gm_reduce_columns_f32
+        as TaskFn<crate::columns::ColumnsDesc> = "gm_reduce_columns_f32";
     crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
     crate::winograd::gm_winograd2_f32
         as TaskFn<crate::winograd::WinogradDesc> = "gm_winograd2_f32";
@@ -107,6 +109,7 @@ mod tests {
         // A function that is missing from the table would show only at link time.
         let sources = [
             include_str!("attention.rs"),
+            include_str!("columns.rs"),
             include_str!("conv/mod.rs"),
             include_str!("convert.rs"),
             include_str!("copy.rs"),

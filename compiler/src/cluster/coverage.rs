@@ -28,7 +28,7 @@ pub enum KernelFamily {
     Softmax,
     /// Layer and root-mean-square normalisation, by rows.
     Normalisation,
-    /// Reductions of neighbouring axes.
+    /// Reductions, by rows or by columns.
     Reduction,
     /// Fused attention.
     Attention,
@@ -146,7 +146,7 @@ const TABLE: &[Row] = &[
         is_op: |op| matches!(op, Op::Reduce { .. }),
         dtype: DType::F32,
         ranks: ANY_RANK,
-        fits: neighbouring_axes,
+        fits: reduced_axes,
         transposes: false,
     },
     Row {
@@ -233,19 +233,16 @@ fn along_last_axis(g: &Graph, node: &Node) -> Result<(), Uncovered> {
     }
 }
 
-/// The last axes, or any of a mean.
-fn neighbouring_axes(g: &Graph, node: &Node) -> Result<(), Uncovered> {
+/// Any axes, but the last ones of a product.
+fn reduced_axes(g: &Graph, node: &Node) -> Result<(), Uncovered> {
     let Op::Reduce { kind, axes, .. } = &node.op else {
         return Err(Uncovered::Op);
     };
-    let rank = g.ty(node.inputs[0]).rank();
-    let (Some(first), Some(last)) = (axes.first(), axes.last()) else {
+    let Some(first) = axes.first() else {
         return Err(Uncovered::Axes("one axis or several"));
     };
-    if last - first + 1 != axes.len() {
-        return Err(Uncovered::Axes("neighbouring axes"));
-    }
-    if last + 1 != rank && *kind != ReduceKind::Mean {
+    let are_last = first + axes.len() == g.ty(node.inputs[0]).rank();
+    if *kind == ReduceKind::Prod && !are_last {
         return Err(Uncovered::Axes("the last axes"));
     }
     Ok(())

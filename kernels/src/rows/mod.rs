@@ -168,7 +168,7 @@ fn lanes_below<S: Simd>(s: S, n: usize) -> S::M {
 
 /// Sum of the elements.
 #[derive(Clone, Copy)]
-struct Sum;
+pub(crate) struct Sum;
 
 impl Fold for Sum {
     const EMPTY: f32 = 0.0;
@@ -218,7 +218,7 @@ impl Fold for Largest {
 
 /// The smallest; NaN if any is.
 #[derive(Clone, Copy)]
-struct Smallest;
+pub(crate) struct Smallest;
 
 impl Fold for Smallest {
     const EMPTY: f32 = f32::INFINITY;

@@ -2,7 +2,7 @@
 
 use super::rejected::Rejected;
 use super::task::{Context, Task};
-use super::{attention, convolution, product, random, regions, rows, windows};
+use super::{attention, convolution, product, random, reduce, regions, rows, windows};
 use crate::cluster::bytes;
 use crate::cluster::coverage::{self, KernelFamily};
 use crate::ir::{Graph, Node, NodeId, Op};
@@ -40,7 +40,7 @@ pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, 
         KernelFamily::Regions => regions::task(cx, id, node),
         KernelFamily::Softmax => rows::softmax(cx, id, node),
         KernelFamily::Normalisation => rows::norm(cx, id, node),
-        KernelFamily::Reduction => rows::reduce(cx, id, node),
+        KernelFamily::Reduction => reduce::task(cx, id, node),
         KernelFamily::Attention => attention::task(cx, id, node),
         KernelFamily::RandomBits => random::task(cx, id, node),
     }

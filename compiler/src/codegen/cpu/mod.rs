@@ -19,6 +19,7 @@ mod native;
 mod pack;
 mod product;
 mod random;
+mod reduce;
 mod regions;
 mod rejected;
 mod reuse;

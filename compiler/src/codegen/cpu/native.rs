@@ -20,6 +20,11 @@ pub fn why_loops(g: &Graph, node: &Node) -> Option<String> {
             let is_product = tiles_output(g, &node.op, &node.inputs);
             (!is_product).then(|| "its windows do not tile the output".to_owned())
         }
+        // Along another axis than the last it is written out: reductions by columns, and vector code.
+        Op::Softmax { .. } => match uncovered(g, node)? {
+            Uncovered::Axes(_) => None,
+            why => Some(why.to_string()),
+        },
         _ => uncovered(g, node).map(|why| why.to_string()),
     }
 }

@@ -1,31 +1,27 @@
-//! Softmax, normalisation and reductions of `f32`, and copies of any dtype, through precompiled kernels.
+//! Softmax and normalisation of `f32`, and copies of any dtype, through precompiled kernels.
 
 use super::body::Body;
 use super::rejected::Rejected;
 use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, read, result};
-use crate::ir::{Node, NodeId, Op, ReduceKind, ValueId};
+use crate::ir::{Node, NodeId, Op, ValueId};
 use gristmill_kernels::Isa;
 use gristmill_kernels::copy::CopyDesc;
 use gristmill_kernels::epilogue::MAX_BATCH;
-use gristmill_kernels::pool::{self, PoolDesc};
-use gristmill_kernels::rows::{
-    self, NormDesc, NormKind, ReduceDesc, RowDim, SoftmaxDesc, SoftmaxKind,
-};
-use gristmill_kernels::window::Window;
+use gristmill_kernels::rows::{NormDesc, NormKind, RowDim, SoftmaxDesc, SoftmaxKind};
 
 /// Rows of an operand, and the place of each one's result.
-struct Rows {
-    dims: [RowDim; MAX_BATCH],
-    n_rows: usize,
-    n_cols: usize,
+pub(super) struct Rows {
+    pub(super) dims: [RowDim; MAX_BATCH],
+    pub(super) n_rows: usize,
+    pub(super) n_cols: usize,
 }
 
 impl Rows {
     /// The rows of `x` over the axes from `axis` on; results are `y_cols` elements apart.
     ///
     /// Errors when a row is not contiguous, or there are too many loops around it.
-    fn of(x: &Strided, axis: usize, y_cols: usize) -> Result<Rows, Rejected> {
+    pub(super) fn of(x: &Strided, axis: usize, y_cols: usize) -> Result<Rows, Rejected> {
         let (outer, inner) = x.shape.split_at(axis);
         match &collapse(inner, &[&x.strides[axis..]])[..] {
             [] => {}
@@ -126,85 +122,6 @@ pub(super) fn norm(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let call = Call::simple("gm_norm_f32", descriptor(&desc), ptrs, rows.n_rows, ns);
     single(cx, id, node, call)
 }
-
-/// Reductions of trailing axes, and means of axes before trailing ones.
-pub(super) fn reduce(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
-    let Op::Reduce { kind, axes, .. } = &node.op else {
-        return Err(Rejected::Empty);
-    };
-    let shape = cx.body.shape(node.inputs[0]);
-    let (first, end) = (axes[0], axes[axes.len() - 1] + 1);
-    if shape.contains(&0) {
-        return Err(Rejected::Empty);
-    }
-    if end != shape.len() {
-        return mean_of_middle_axes(cx, id, node, first..end);
-    }
-    let (x, rows) = Rows::of_operand(cx, node, first, 1)?;
-    let desc = ReduceDesc {
-        rows: rows.dims,
-        ..ReduceDesc::new(cx.isa, kernel_kind(*kind), rows.n_rows, rows.n_cols)
-    };
-    let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);
-    let ns = rows.n_elements() * 0.06 + rows.n_rows as f64 * 10.0;
-    let call = Call::simple("gm_reduce_f32", descriptor(&desc), ptrs, rows.n_rows, ns);
-    single(cx, id, node, call)
-}
-
-fn kernel_kind(kind: ReduceKind) -> rows::ReduceKind {
-    match kind {
-        ReduceKind::Sum => rows::ReduceKind::Sum,
-        ReduceKind::Mean => rows::ReduceKind::Mean,
-        ReduceKind::Max => rows::ReduceKind::Max,
-        ReduceKind::Min => rows::ReduceKind::Min,
-        ReduceKind::Prod => rows::ReduceKind::Product,
-    }
-}
-
-/// The mean over `axes` with the axes after them kept: pooling with a window of the whole image. One
-/// of a large image is the mean of the means of equal parts: these have sums of fewer terms, and each
-/// thread reads the part that it wrote.
-fn mean_of_middle_axes(
-    cx: &Context,
-    id: NodeId,
-    node: &Node,
-    axes: std::ops::Range<usize>,
-) -> Result<Task, Rejected> {
-    let x = cx.view(node.inputs[0], Strided::is_contiguous);
-    let batch: usize = x.shape[..axes.start].iter().product();
-    let pixels: usize = x.shape[axes.clone()].iter().product();
-    let channels: usize = x.shape[axes.end..].iter().product();
-    let mean = |from: Ptr, to: Ptr, batch: usize, pixels: usize| {
-        let window = Window::new(batch, pixels, 1, channels, pixels, 1);
-        let desc = PoolDesc::new(cx.isa, pool::PoolKind::AverageValid, window, channels);
-        let ptrs = pointers(from, Ptr::Null, to, false, vec![]);
-        let ns = (batch * pixels * channels) as f64 * 0.1;
-        Call::simple("gm_pool_f32", descriptor(&desc), ptrs, desc.n_items(), ns)
-    };
-    let parts = parts_of_mean(pixels, channels);
-    if parts == 1 {
-        return single(cx, id, node, mean(read(&x), result(node), batch, pixels));
-    }
-    let part = |ptr: fn(Place, i64) -> Ptr| ptr(Place::Temp(0), 0);
-    let of_parts = mean(part(Ptr::Read), result(node), batch, parts);
-    let mut task = single(cx, id, node, of_parts)?;
-    let first = mean(read(&x), part(Ptr::Write), batch * parts, pixels / parts);
-    task.calls.insert(0, first);
-    task.temps.push(batch * parts * channels * size_of::<f32>());
-    Ok(task)
-}
-
-/// Number of equal parts of an image whose means are taken first.
-fn parts_of_mean(pixels: usize, channels: usize) -> usize {
-    if pixels * channels < MIN_DIVIDED_MEAN {
-        return 1;
-    }
-    let even = (4..=16).rev().find(|n| pixels.is_multiple_of(*n));
-    even.unwrap_or(1)
-}
-
-/// Elements of the smallest image whose mean is taken in parts: 64 KiB.
-const MIN_DIVIDED_MEAN: usize = 16 << 10;
 
 /// A copy of a view into `out`, whose strides are given, from element `at` on; `None` when there are too many loops.
 pub(super) fn copy(

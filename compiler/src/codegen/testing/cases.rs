@@ -559,6 +559,8 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                     }
                     for (shape, axes) in [
                         (vec![3, 4, 5], vec![0, 2]),
+                        (vec![4, 5, 3, 2], vec![0, 2]),
+                        (vec![21, 19], vec![0]),
                         (vec![6, 70], vec![1]),
                         (vec![3, 0], vec![1]),
                         (vec![9], vec![]),

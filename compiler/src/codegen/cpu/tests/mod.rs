@@ -1,6 +1,7 @@
 //! Generated code against the interpreter.
 
 mod bytes;
+mod columns;
 mod contract;
 mod harness;
 mod lanes;
