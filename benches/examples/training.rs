@@ -1,13 +1,14 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
-//! normalisation, and a GPT of four blocks, on random data.
+//! normalisation, an LSTM over rows of images, and a GPT of four blocks, on random data.
 //!
 //! `training [MODEL] [--threads T]`. Each row: name, median time of a step in ms, time from the model to the end of the first
-//! step, and peak memory of the process. `benches/peers/training.py` runs it beside PyTorch, in turn.
+//! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss};
 use gristmill::{DType, Options, Result, Tensor};
+use gristmill_runtime::command::times::peak_rss_bytes;
 use std::time::Instant;
 
 /// Steps that are timed.
@@ -47,10 +48,11 @@ const LENGTH: usize = 64;
 /// Width of the GPT.
 const WIDTH: usize = 128;
 
-const ROWS: [Row; 4] = [
+const ROWS: [Row; 5] = [
     images("mlp", &[784], mlp),
     images("lenet", &[1, 28, 28], lenet),
     images("cifar", &[3, 24, 24], cifar),
+    images("lstm", &[28, 28], lstm),
     Row {
         name: "gpt",
         batch: 12,
@@ -102,7 +104,7 @@ fn time(row: &Row, threads: Option<usize>) -> Result<()> {
     step()?;
     let first = begin.elapsed().as_secs_f64();
     (0..3).try_for_each(|_| step().map(drop))?;
-    let mut times = Vec::new();
+    let mut times = Vec::with_capacity(N_STEPS);
     for _ in 0..N_STEPS {
         let begin = Instant::now();
         step()?;
@@ -110,8 +112,9 @@ fn time(row: &Row, threads: Option<usize>) -> Result<()> {
     }
     times.sort_unstable_by(f64::total_cmp);
     println!(
-        "{name}\t{:.3} ms\tfirst step after {first:.2} s",
-        times[times.len() / 2]
+        "{name}\t{:.3} ms\tfirst step after {first:.2} s\tpeak {} MiB",
+        times[times.len() / 2],
+        peak_rss_bytes().unwrap_or_default() >> 20,
     );
     Ok(())
 }
@@ -186,6 +189,12 @@ fn lenet(m: &mut Model, x: ValueId) -> Result<ValueId> {
 
 fn cifar(m: &mut Model, x: ValueId) -> Result<ValueId> {
     pooled(m, x, [64, 64], &[384, 192, 10])
+}
+
+/// The rows of an image as a sequence.
+fn lstm(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let [_, last] = m.scope("lstm", |m| m.lstm(x, 128))?;
+    m.scope("dense", |m| m.dense(last, 10))
 }
 
 /// The GPT that nanoGPT's readme has for a CPU.

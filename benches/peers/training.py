@@ -1,14 +1,17 @@
 """Steps of training here and in PyTorch (eager, and torch.compile), in turn.
 
 usage: training.py TRAINING [--threads N] [--rounds N] [--no-compile] [MODEL ...]
+       training.py --alone MODEL (peak memory of a process with 30 eager steps, MiB)
 needs: pip install torch; TRAINING is target/release/examples/training (cargo build --release -p gristmill-benches --example training)
 
 Each round is a process of TRAINING, whose rows are medians of 30 steps, and 30 steps here of each kind; the figures are medians of rounds.
 """
 
 import argparse
+import resource
 import statistics
 import subprocess
+import sys
 import time
 
 import torch
@@ -46,6 +49,15 @@ class Block(nn.Module):
         return x + self.mlp(self.norm1(x))
 
 
+class Lstm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.dense = nn.LSTM(28, 128, batch_first=True), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.dense(self.lstm(x)[0][:, -1])
+
+
 class Gpt(nn.Module):
     """nanoGPT's net for a CPU (its readme), without tied weights."""
 
@@ -64,6 +76,7 @@ MODELS = {
     "mlp": (lambda: nn.Sequential(*dense([784, 512, 256, 10])), (128, 784)),
     "lenet": (lambda: pooled(1, [6, 16], 784, [120, 84, 10]), (128, 1, 28, 28)),
     "cifar": (lambda: pooled(3, [64, 64], 2304, [384, 192, 10]), (128, 3, 24, 24)),
+    "lstm": (Lstm, (128, 28, 28)),
     "gpt": (Gpt, (12, 64)),
 }
 
@@ -100,6 +113,14 @@ def median_ms(step):
     return statistics.median(times)
 
 
+def alone(name):
+    """Peak memory with its libraries, and what the steps take of it, MiB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    median_ms(stepper(name, False))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(peak // 1024, (peak - before) // 1024)
+
+
 def main():
     words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     words.add_argument("training")
@@ -121,13 +142,17 @@ def main():
             said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
             ours.append(float(said[1]))
             first.append(float(said[6]))
+            peak = int(said[9])
             for kind, step in steps.items():
                 theirs[kind].append(median_ms(step))
+        child = [sys.executable, __file__, "--alone", name]
+        whole, steps_alone = subprocess.run(child, check=True, capture_output=True, text=True).stdout.split()
+        memory = f"peak {peak} MiB, eager {whole} MiB ({steps_alone} above its libraries)"
         own = statistics.median(ours)
         others = {kind: statistics.median(times) for kind, times in theirs.items()}
         beside = ", ".join(f"{kind} {ms:.3f}" for kind, ms in others.items())
-        print(f"{name}\t{own:.3f} ms\t{beside}\tratio to the best {own / min(others.values()):.2f}\tfirst step after {statistics.median(first):.2f} s", flush=True)
+        print(f"{name}\t{own:.3f} ms\t{beside}\tratio to the best {own / min(others.values()):.2f}\tfirst step after {statistics.median(first):.2f} s\t{memory}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    alone(sys.argv[2]) if sys.argv[1:2] == ["--alone"] else main()

@@ -44,6 +44,7 @@ mod norm;
 mod optimizer;
 mod philox;
 mod pretrained;
+mod recurrent;
 mod schedule;
 #[cfg(test)]
 mod tests;

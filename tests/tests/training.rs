@@ -299,6 +299,58 @@ fn a_transformer_learns_from_earlier_tokens_alone() {
     assert!(before != after);
 }
 
+/// The class of the token at the first of 8 places, from the state after the last.
+fn memory(m: &mut Model) -> Result<Objective> {
+    let x = m.input("x", DType::F32, [Dim::from("batch"), 8.into(), 4.into()]);
+    let y = m.input("y", DType::I64, [Dim::from("batch")]);
+    let [all, last] = m.scope("lstm", |m| m.lstm(x, 12))?;
+    let logits = m.scope("head", |m| m.dense(last, 3))?;
+    let end = m.builder().slice_axis(all, 1, 7, 1)?;
+    let end = m.builder().reshape(end, [Dim::from("batch"), 12.into()])?;
+    let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+    Ok(Objective::new(loss).metric("end", end).metric("last", last))
+}
+
+#[test]
+fn an_lstm_remembers() {
+    let training = Training {
+        seed: 3,
+        update: Adam {
+            learning_rate: 0.02.into(),
+            ..Adam::default()
+        }
+        .into(),
+        options: options("cpu:1", 2),
+    };
+    let trainer = Trainer::new("memory", &training, memory).unwrap();
+    let mut rng = gristmill::testing::Rng(4);
+    let mut batch = |n: usize| {
+        let classes: Vec<i64> = (0..n).map(|_| rng.below(3) as i64).collect();
+        let mut x = gristmill::testing::random_tensor(&mut rng, DType::F32, &[n, 8, 4], false);
+        let elements = x.as_mut_slice::<f32>();
+        for (i, &class) in classes.iter().enumerate() {
+            elements[i * 32..][..4].fill(0.0);
+            elements[i * 32 + class as usize] = 2.0;
+        }
+        [("x", x), ("y", Tensor::from_slice(&classes, &[n]).unwrap())]
+    };
+    let losses: Vec<f64> = (0..150)
+        .map(|_| trainer.step(batch(32)).unwrap().loss)
+        .collect();
+    assert!(
+        losses[0] > 0.9 && losses[149] < 0.1,
+        "{} {}",
+        losses[0],
+        losses[149]
+    );
+    let outputs = trainer.evaluate(batch(5)).unwrap();
+    assert_eq!(outputs["end"], outputs["last"]);
+    let mut m = Model::new("m", 1, true);
+    let x = m.input("x", DType::F32, [2usize, 3]);
+    let error = m.lstm(x, 4).unwrap_err().to_string();
+    assert!(error.contains("expected [batch, length, width]"), "{error}");
+}
+
 /// A weight with a decay of its own, as a term of the collection `losses`.
 fn decayed(m: &mut Model, x: ValueId) -> Result<ValueId> {
     let w = m.variable("w", &[1], Init::Constant(2.0))?;

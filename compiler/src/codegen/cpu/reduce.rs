@@ -26,17 +26,22 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let first = shape.len() - axes.len();
     let are_last = axes[0] == first;
     let has_rows = |x: &Strided| are_last && Rows::of(x, first, 1).is_ok();
-    let groups = |x: &Strided| match kind {
-        // Products of `f32` overflow where those of loops, which are of `f64`, do not.
-        ReduceKind::Prod => None,
-        _ => groups(x, axes),
-    };
-    let x = cx.view(node.inputs[0], |x| has_rows(x) || groups(x).is_some());
+    let is_taken = |x: &Strided| has_rows(x) || column_groups(*kind, x, axes).is_some();
+    let x = cx.view(node.inputs[0], is_taken);
     if has_rows(&x) {
         return by_rows(cx, id, node, &x, first);
     }
-    let groups = groups(&x).ok_or(Rejected::Strides(0))?;
+    let groups = column_groups(*kind, &x, axes).ok_or(Rejected::Strides(0))?;
     by_passes(cx, id, node, &x, &passes(*kind, groups))
+}
+
+/// Groups for reductions by columns.
+fn column_groups(kind: ReduceKind, x: &Strided, axes: &[usize]) -> Option<Vec<Group>> {
+    match kind {
+        // Products of `f32` overflow where those of loops, which are of `f64`, do not.
+        ReduceKind::Prod => None,
+        _ => groups(x, axes),
+    }
 }
 
 /// A reduction of the axes from `first` on, whose rows are contiguous.
@@ -85,15 +90,7 @@ struct Group {
 /// The axes of `x` in their order in memory. `None` where elements are not contiguous, or kept axes have another order than in the
 /// result.
 fn groups(x: &Strided, axes: &[usize]) -> Option<Vec<Group>> {
-    let mut order: Vec<usize> = (0..x.shape.len()).filter(|&a| x.shape[a] != 1).collect();
-    order.sort_by_key(|&a| Reverse(x.strides[a]));
-    let mut n_inner = 1;
-    for &axis in order.iter().rev() {
-        if x.strides[axis] != n_inner as i64 {
-            return None;
-        }
-        n_inner *= x.shape[axis];
-    }
+    let order = memory_order(x)?;
     let kept = order.iter().filter(|a| !axes.contains(a));
     if !kept.is_sorted() {
         return None;
@@ -107,6 +104,20 @@ fn groups(x: &Strided, axes: &[usize]) -> Option<Vec<Group>> {
         }
     }
     Some(groups)
+}
+
+/// The axes of more than one element, outer ones first. `None` where elements are not contiguous.
+fn memory_order(x: &Strided) -> Option<Vec<usize>> {
+    let mut order: Vec<usize> = (0..x.shape.len()).filter(|&a| x.shape[a] != 1).collect();
+    order.sort_by_key(|&a| Reverse(x.strides[a]));
+    let mut n_inner = 1;
+    for &axis in order.iter().rev() {
+        if x.strides[axis] != n_inner as i64 {
+            return None;
+        }
+        n_inner *= x.shape[axis];
+    }
+    Some(order)
 }
 
 /// One kernel call: `[batch, rows, columns]` to `[batch, parts, columns]`.
@@ -131,6 +142,10 @@ impl Pass {
     fn n_results(&self) -> usize {
         let [batch, rows, cols] = self.shape;
         batch * rows.div_ceil(self.part_rows) * cols
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.n_results() * size_of::<f32>()
     }
 
     fn call(&self, isa: Isa, from: Ptr, to: Ptr) -> Call {
@@ -227,8 +242,7 @@ fn by_passes(
     let first = calls.next().ok_or(Rejected::Empty)?;
     let mut task = single(cx, id, node, first)?;
     task.calls.extend(calls);
-    let temps = passes[..last].iter().map(|pass| pass.n_results());
-    task.temps = temps.map(|n| n * size_of::<f32>()).collect();
+    task.temps = passes[..last].iter().map(Pass::size_bytes).collect();
     Ok(task)
 }
 

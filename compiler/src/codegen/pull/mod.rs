@@ -302,7 +302,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         checked(e, i, |e, dtype| e.convert(extent, DType::I64, dtype))
     }
 
-    /// Element that is finite: else the function is left with a status. What is infinite or NaN has a difference to itself.
+    /// Element that is finite: else the function is left with a status.
     fn checked_finite<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
@@ -311,10 +311,8 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     ) -> Result<V> {
         let value = self.value(e, x, at)?;
         let wide = e.convert(value, self.body.dtype(x), DType::F64)?;
-        let difference = e.primitive(ScalarOp::Sub, DType::F64, DType::F64, &[wide, wide])?;
-        let zero = e.constant(DType::F64, 0);
-        let differs = e.primitive(ScalarOp::Ne, DType::F64, DType::Bool, &[difference, zero])?;
-        e.fault_if(differs, status::NOT_FINITE);
+        let is_bad = is_not_finite(e, wide)?;
+        e.fault_if(is_bad, status::NOT_FINITE);
         Ok(value)
     }
 
@@ -508,6 +506,13 @@ fn broadcast_index<V: Copy>(shape: &[usize], at: &[Ix<V>]) -> Vec<Ix<V>> {
     let from = shape.iter().zip(at);
     from.map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i })
         .collect()
+}
+
+/// True for an `f64` that is NaN or infinite: it has a difference to itself.
+fn is_not_finite<E: Emit>(e: &mut E, x: E::Value) -> Result<E::Value> {
+    let difference = e.primitive(ScalarOp::Sub, DType::F64, DType::F64, &[x, x])?;
+    let zero = e.constant(DType::F64, 0);
+    e.primitive(ScalarOp::Ne, DType::F64, DType::Bool, &[difference, zero])
 }
 
 /// An `i64` index as a position in an axis of extent `n`; negative ones count from the end. Leaves
