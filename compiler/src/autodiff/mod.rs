@@ -27,6 +27,7 @@
 mod activity;
 mod branches;
 mod loops;
+mod products;
 mod steps;
 mod sweep;
 #[cfg(test)]

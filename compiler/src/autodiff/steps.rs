@@ -5,6 +5,7 @@
 
 use super::activity::{Activity, VariableUses, mark};
 use super::branches::{add_input, pulled_back};
+use super::products::Product;
 use super::sweep::Sweep;
 use crate::error::Result;
 use crate::ir::gradient::{gradient_origin, no_gradient};
@@ -90,7 +91,7 @@ struct Part {
     carried: Vec<usize>,
     /// Sequences whose gradients are needed.
     sequences: Vec<usize>,
-    /// Invariants whose gradients are needed.
+    /// Invariants whose gradients are needed; from [`Back::give`] on, those whose gradients are summed step by step.
     invariants: Vec<usize>,
     /// Stacked results that have cotangents.
     given: Vec<usize>,
@@ -178,7 +179,9 @@ struct Back<'s> {
     cotangents: Vec<ValueId>,
     /// Formals for the sums of gradients of invariants.
     sums: Vec<ValueId>,
-    /// The gradients of carried values, new sums, and the gradients of elements of sequences.
+    /// Gradients of invariants that are products.
+    products: Vec<Product>,
+    /// The gradients of carried values, new sums, the gradients of elements of sequences, and the factors of products.
     results: Vec<ValueId>,
     /// Values of the step forward that the step backward takes.
     residuals: Vec<ValueId>,
@@ -203,6 +206,7 @@ impl<'s> Back<'s> {
             cotangents: both.inputs[scan.body.inputs.len()..].to_vec(),
             both,
             sums: Vec::new(),
+            products: Vec::new(),
             results: Vec::new(),
             residuals: Vec::new(),
         };
@@ -216,12 +220,39 @@ impl<'s> Back<'s> {
         let (carried, rest) = gradients.split_at(self.part.carried.len());
         let (elements, invariants) = rest.split_at(self.part.sequences.len());
         self.results.extend(carried);
-        for &gradient in invariants {
-            let sum = self.add_to_sum(gradient)?;
-            self.results.push(sum);
+        let changing = self.changing_in_both();
+        let numbers = std::mem::take(&mut self.part.invariants);
+        for (i, &gradient) in numbers.into_iter().zip(invariants) {
+            self.give_invariant(i, gradient, &changing)?;
         }
         self.results.extend(elements);
+        let factors = self.products.iter().flat_map(|p| p.factors);
+        self.results.extend(factors);
         Ok(())
+    }
+
+    /// The gradient of an invariant, as a product after all steps or as a sum over them.
+    fn give_invariant(&mut self, i: usize, gradient: ValueId, changing: &[bool]) -> Result<()> {
+        let product = Product::of(&self.both, i, gradient);
+        // A stack of what never changes would have one element many times.
+        if let Some(product) = product.filter(|p| p.is_within(changing)) {
+            self.products.push(product);
+            return Ok(());
+        }
+        let sum = self.add_to_sum(gradient)?;
+        self.results.push(sum);
+        self.part.invariants.push(i);
+        Ok(())
+    }
+
+    /// True for each value that is not the same in all steps, forward and backward.
+    fn changing_in_both(&self) -> Vec<bool> {
+        let mut changing = self.changing();
+        mark(&mut changing, &self.cotangents);
+        for (_, node) in self.both.nodes().skip(self.n_forward) {
+            mark(&mut changing, &node.outputs);
+        }
+        changing
     }
 
     /// The sum of an invariant's gradients with another one.
@@ -326,18 +357,40 @@ impl<'s> Back<'s> {
         cotangents: &[Option<ValueId>],
         stacked: &[ValueId],
     ) -> Result<Vec<Option<ValueId>>> {
-        let initial = self.initial(sweep, node, cotangents)?;
         let given = self.part.given.iter().filter_map(|&i| cotangents[i]);
         let given: Vec<ValueId> = given.collect();
+        let initial = self.initial(sweep, node, cotangents)?;
         let others = &node.inputs[self.scan.carried..];
         let operands = [&initial[..], stacked, &given, others].concat();
         let op = self.op(stacked.len() + given.len());
-        let origin = gradient_origin(&node.origin);
-        let graph = sweep.graph_mut();
-        let results = graph.add_with_regions(op, &operands, vec![self.body()?], &origin)?;
+        let results = self.append_scan(sweep.graph_mut(), node, op, &operands)?;
+        let factors = self.factors(&results);
+        let mut all = self.part.by_operand(node.inputs.len(), results);
+        for (product, stacks) in self.products.iter().zip(factors.chunks_exact(2)) {
+            all[product.operand] = Some(product.sum(sweep, node, stacks)?);
+        }
+        Ok(all)
+    }
+
+    /// The last results, which are stacks of factors of products.
+    fn factors(&self, results: &[ValueId]) -> Vec<ValueId> {
+        let n = 2 * self.products.len();
+        results[results.len() - n..].to_vec()
+    }
+
+    /// Appends a scan where another one is.
+    fn append_scan(
+        &self,
+        graph: &mut Graph,
+        like: &Node,
+        op: Op,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>> {
+        let origin = gradient_origin(&like.origin);
+        let results = graph.add_with_regions(op, operands, vec![self.body()?], &origin)?;
         let last = NodeId(graph.n_nodes() as u32 - 1);
-        graph.node_mut(last).device = node.device.clone();
-        Ok(self.part.by_operand(node.inputs.len(), results))
+        graph.node_mut(last).device = like.device.clone();
+        Ok(results)
     }
 
     /// The cotangents of carried results, and sums of nothing.

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::ir::gradient::{Gradient, Rule, Vjp, gradient_origin, no_gradient};
 use crate::ir::{Graph, Node, NodeId, Op, Origin, Requested, ScalarOp, ValueId};
 use gristmill_runtime::Tensor;
+use std::mem::take;
 
 /// A graph under differentiation.
 pub struct Sweep<'g> {
@@ -116,7 +117,7 @@ impl<'g> Sweep<'g> {
 
     /// The sum of a value's contributions so far, which takes their place.
     fn cotangent(&mut self, v: ValueId) -> Result<Option<ValueId>> {
-        let parts = std::mem::take(&mut self.contributions[v.0 as usize]);
+        let parts = take(&mut self.contributions[v.0 as usize]);
         let sum = self.sum(v, &parts)?;
         self.contributions[v.0 as usize].extend(sum);
         Ok(sum)
@@ -152,7 +153,7 @@ impl<'g> Sweep<'g> {
     }
 
     /// Emits a node that belongs to a value.
-    fn emit(&mut self, of: ValueId, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
+    pub fn emit(&mut self, of: ValueId, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
         let (origin, device) = (self.origin_of(of), self.device_of(of));
         let result = self.graph.add1(op, inputs, &origin)?;
         let last = NodeId(self.graph.n_nodes() as u32 - 1);

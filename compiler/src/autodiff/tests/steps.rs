@@ -197,3 +197,24 @@ fn bodies_without_a_gradient_are_errors() {
     let message = b.grad(loss, &[h]).unwrap_err().to_string();
     assert!(message.contains("reads or assigns variables"), "{message}");
 }
+
+#[test]
+fn weights_of_a_recurrence_have_one_product_after_all_steps() {
+    let mut b = GraphBuilder::new("g");
+    let dims: [&[usize]; 3] = [&[2, 3], &[4, 2, 3], &[3, 3]];
+    let x: Vec<ValueId> = (0..3)
+        .map(|i| b.input(&format!("x{i}"), DType::F64, dims[i].iter().copied()))
+        .collect();
+    let results = scan(&mut b, &x, form(1, 1), recurrence).unwrap();
+    let loss = b
+        .reduce(ReduceKind::Sum, results[0], &[0, 1], false)
+        .unwrap();
+    let gradients = b.grad(loss, &x[2..]).unwrap();
+    b.output("gradient", gradients[0]);
+    let g = b.finish().unwrap();
+    let products = |g: &Graph| g.nodes().filter(|(_, n)| n.op == Op::MatMul).count();
+    let scans = g.nodes().filter(|(_, n)| matches!(n.op, Op::Scan { .. }));
+    let inner: Vec<usize> = scans.map(|(_, n)| products(&n.regions[0])).collect();
+    // Forward `h w`; backward the gradient of `h`.
+    assert_eq!((products(&g), &inner[..]), (1, &[1, 1][..]));
+}
