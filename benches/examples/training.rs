@@ -1,13 +1,14 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
 //! normalisation, an LSTM over rows of images, and a GPT of four blocks, on random data.
 //!
-//! `training [MODEL] [--threads T]`. Each row: name, median time of a step in ms, time from the model to the end of the first
+//! `training [MODEL] [--threads T] [--write FOLDER]`. Each row: name, median time of a step in ms, time from the model to the end of the first
 //! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
+//! With `--write` graphs of steps and inputs are written instead, for `gristmill bench STEP.ir --set batch=128 --inputs STEP.npz`.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::testing::{Rng, random_tensor};
-use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss};
-use gristmill::{DType, Options, Result, Tensor};
+use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss, step_graph};
+use gristmill::{DType, Options, Result, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
 use std::time::Instant;
 
@@ -76,29 +77,43 @@ fn run() -> Result<()> {
         Some(at) => words.drain(at..).nth(1).and_then(|n| n.parse().ok()),
         None => Some(1),
     };
+    let folder = words.iter().position(|w| w == "--write");
+    let folder = folder.and_then(|at| words.drain(at..).nth(1));
     let wanted = |row: &&Row| words.first().is_none_or(|name| name == row.name);
-    ROWS.iter()
-        .filter(wanted)
-        .try_for_each(|row| time(row, threads))
+    let mut rows = ROWS.iter().filter(wanted);
+    match folder {
+        Some(folder) => rows.try_for_each(|row| write(row, &folder)),
+        None => rows.try_for_each(|row| time(row, threads)),
+    }
 }
 
-fn time(row: &Row, threads: Option<usize>) -> Result<()> {
-    let name = row.name;
-    let begin = Instant::now();
-    let training = Training {
+fn training(threads: Option<usize>) -> Training {
+    Training {
         seed: 0,
         update: Adam::default().into(),
         options: Options {
             threads,
             ..Options::default()
         },
-    };
-    let trainer = Trainer::new(name, &training, |m| {
-        let (x, label) = row.inputs(m);
-        let logits = (row.body)(m, x)?;
-        let loss = loss::sparse_cross_entropy(m.builder(), logits, label)?;
-        Ok(Objective::new(loss))
-    })?;
+    }
+}
+
+/// Writes the graph of a step, and inputs of a batch.
+fn write(row: &Row, folder: &str) -> Result<()> {
+    let path = |end: &str| format!("{folder}/{}.{end}", row.name);
+    let graph = step_graph(row.name, &training(None), |m| row.objective(m))?;
+    let io = |e: std::io::Error| gristmill::Error::invalid(e.to_string());
+    std::fs::write(path("ir"), graph.to_string()).map_err(io)?;
+    let (x, label) = row.batch()?;
+    write_npz(path("npz"), [("x", &x), ("label", &label)])?;
+    Ok(())
+}
+
+fn time(row: &Row, threads: Option<usize>) -> Result<()> {
+    let name = row.name;
+    let begin = Instant::now();
+    let training = training(threads);
+    let trainer = Trainer::new(name, &training, |m| row.objective(m))?;
     let (x, label) = row.batch()?;
     let step = || trainer.step([("x", x.clone()), ("label", label.clone())]);
     step()?;
@@ -120,6 +135,13 @@ fn time(row: &Row, threads: Option<usize>) -> Result<()> {
 }
 
 impl Row {
+    fn objective(&self, m: &mut Model) -> Result<Objective> {
+        let (x, label) = self.inputs(m);
+        let logits = (self.body)(m, x)?;
+        let loss = loss::sparse_cross_entropy(m.builder(), logits, label)?;
+        Ok(Objective::new(loss))
+    }
+
     fn inputs(&self, m: &mut Model) -> (ValueId, ValueId) {
         let batch = || [Dim::from("batch")].into_iter();
         let dims = batch().chain(self.shape.iter().map(|&n| n.into()));

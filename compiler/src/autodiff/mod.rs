@@ -32,6 +32,7 @@ mod steps;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use crate::error::{Error, Result};
 use crate::ir::verify::verify;
@@ -135,8 +136,9 @@ fn arguments(loss: ValueId, wrt: &[ValueId], options: &GradOptions) -> Vec<Value
 /// The values among `values` that none of `losses` depends on through floating-point values.
 pub(crate) fn unreached(graph: &Graph, losses: &[ValueId], values: &[ValueId]) -> Vec<ValueId> {
     let activity = Activity::new(graph, losses, values, &[]);
-    let unreached = values.iter().copied().filter(|&v| !activity.is_active(v));
-    unreached.collect()
+    let mut values = values.to_vec();
+    values.retain(|&v| !activity.is_active(v));
+    values
 }
 
 /// An error for each node between `losses` and `values` that has no gradient.
@@ -167,10 +169,9 @@ fn check_loss(graph: &Graph, loss: ValueId) -> Result<()> {
     if ty.dtype.is_float() && ty.shape.n_elements().is(1) {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "loss {:?} is {ty}: expected one floating-point element",
-        name_of(graph, loss)
-    )))
+    let name = name_of(graph, loss);
+    let message = format!("loss {name:?} is {ty}: expected one floating-point element");
+    Err(Error::invalid(message))
 }
 
 fn check_wrt(graph: &Graph, v: ValueId) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::activity::Activity;
 use super::name_of;
+use super::tiles::Tiles;
 use super::{branches, steps};
 use crate::error::Result;
 use crate::ir::gradient::{Gradient, Rule, Vjp, gradient_origin, no_gradient};
@@ -123,8 +124,12 @@ impl<'g> Sweep<'g> {
         Ok(sum)
     }
 
-    /// The sum of contributions to a value, from left to right.
+    /// The sum of contributions to a value, from left to right; the parts side by side where they are its slices.
     fn sum(&mut self, of: ValueId, parts: &[ValueId]) -> Result<Option<ValueId>> {
+        if let Some(tiles) = Tiles::of(self.graph, parts) {
+            let axis = tiles.axis;
+            return Ok(Some(self.emit(of, Op::Concat { axis }, &tiles.parts)?));
+        }
         let Some((&first, others)) = parts.split_first() else {
             return Ok(None);
         };

@@ -22,6 +22,7 @@ use clap::Args;
 use gristmill_runtime::command::times::{Times, Until, peak_rss_bytes};
 use gristmill_runtime::exec::Lanes;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -347,6 +348,33 @@ fn print_profile(steps: &[StepTime]) {
         let percent = 100.0 * s.ns as f64 / total;
         errln!("{percent:>6.2} %  {:<28} {}", s.what, printable(&s.node));
     }
+    let kinds = by_kind(steps);
+    let parts = kinds.iter().take(N_KINDS).map(|(kind, n, ns)| {
+        let percent = 100.0 * *ns as f64 / total;
+        format!("{percent:.1} % {n} {kind}")
+    });
+    errln!("by kind: {}", parts.collect::<Vec<_>>().join(", "));
+}
+
+/// Kinds of steps that a profile sums up.
+const N_KINDS: usize = 10;
+
+/// Kind, number of steps and time, the slowest first. A kind is a kernel of the library, or the last word of a step's name.
+fn by_kind(steps: &[StepTime]) -> Vec<(&str, usize, u64)> {
+    let mut sums: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for s in steps {
+        let kernel = s.what.find("gm_").map(|at| &s.what[at..]);
+        let kind = kernel.or(s.what.rsplit('_').next()).unwrap_or(&s.what);
+        let (n, ns) = sums.entry(kind).or_default();
+        *n += 1;
+        *ns += s.ns;
+    }
+    let mut kinds: Vec<_> = sums
+        .into_iter()
+        .map(|(kind, (n, ns))| (kind, n, ns))
+        .collect();
+    kinds.sort_by_key(|&(_, _, ns)| std::cmp::Reverse(ns));
+    kinds
 }
 
 /// Measures after a warm-up of a tenth of the duration, with as many runs in flight as there can be.

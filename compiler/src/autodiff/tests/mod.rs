@@ -10,6 +10,7 @@ mod pytorch;
 mod second_order;
 mod steps;
 mod structure;
+mod tiles;
 
 use super::{GradOptions, grad};
 use crate::error::Result;
