@@ -114,7 +114,6 @@ fn expand_node(
     };
     let result = match &node.op {
         op if w.has_half_kernel(op, inputs) => w.in_f32(op, inputs)?,
-        op if tiles_output(w.graph, op, inputs) => w.tiled_conv_transpose(inputs)?,
         _ if is_kept => return out.add_copy(node, inputs),
         Op::Softmax { axis, log } => w.softmax(inputs[0], *axis, *log)?,
         Op::LayerNorm { axis, epsilon } => w.layer_norm(inputs, *axis, epsilon.0)?,
@@ -128,29 +127,6 @@ fn expand_node(
 
 fn is_half(graph: &Graph, v: ValueId) -> bool {
     graph.ty(v).dtype.is_narrow_float()
-}
-
-/// True when the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
-pub(super) fn tiles_output(graph: &Graph, op: &Op, inputs: &[ValueId]) -> bool {
-    let Op::ConvTranspose {
-        window,
-        output_pads,
-        groups: 1,
-    } = op
-    else {
-        return false;
-    };
-    let w = graph.ty(inputs[1]);
-    let zero = |v: &[usize]| v.iter().all(|&p| p == 0);
-    w.dtype == DType::F32
-        && w.shape[2..]
-            .iter()
-            .zip(&window.strides)
-            .all(|(d, &s)| d.as_usize() == Some(s))
-        && window.dilations.iter().all(|&d| d == 1)
-        && zero(&window.pads_low)
-        && zero(&window.pads_high)
-        && zero(output_pads)
 }
 
 /// Writes primitive nodes. Composites of half types compute in `f32` and round once.
@@ -181,10 +157,6 @@ impl Writer<'_> {
 
     fn map(&mut self, op: ScalarOp, inputs: &[ValueId]) -> Result<ValueId> {
         self.op(Op::Map(op), inputs)
-    }
-
-    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
-        self.op(Op::Reshape { shape }, &[x])
     }
 
     fn scalar(&mut self, dtype: DType, v: f64) -> Result<ValueId> {
@@ -267,36 +239,6 @@ impl Writer<'_> {
         }
         let y = self.op(op, &operands)?;
         self.op(Op::Transpose { perm: to_first }, &[y])
-    }
-
-    /// A transposed convolution whose windows tile the output: one product per tap, then a permutation.
-    fn tiled_conv_transpose(&mut self, inputs: &[ValueId]) -> Result<ValueId> {
-        let x = self.graph.ty(inputs[0]).shape.clone();
-        let w = self.graph.ty(inputs[1]).shape.clone();
-        let n = x.rank() - 2;
-        let last: Vec<usize> = [0].into_iter().chain(2..n + 2).chain([1]).collect();
-        let rows = self.op(Op::Transpose { perm: last }, &inputs[..1])?;
-        let pixels = x[2..].iter().fold(x[0].clone(), |p, d| p.product(d));
-        let rows = self.reshape(rows, vec![pixels, x[1].clone()])?;
-        // One matrix [in, out] per tap.
-        let taps: Vec<usize> = (2..n + 2).chain([0, 1]).collect();
-        let w_taps = self.op(Op::Transpose { perm: taps }, &inputs[1..])?;
-        let products = self.op(Op::MatMul, &[rows, w_taps])?;
-        self.interleaved(products, &x, &w)
-    }
-
-    /// Products `[taps.., batch, spatial.., out]` as `[batch, out, (spatial, tap)..]`, with the shapes
-    /// of a transposed convolution's input and weights.
-    fn interleaved(&mut self, products: ValueId, x: &Shape, w: &Shape) -> Result<ValueId> {
-        let n = x.rank() - 2;
-        let split = [&w[2..], &x[..1], &x[2..], &w[1..2]].concat();
-        let y = self.reshape(products, split)?;
-        let pairs = (0..n).flat_map(|d| [n + 1 + d, d]);
-        let perm = [n, 2 * n + 1].into_iter().chain(pairs).collect();
-        let y = self.op(Op::Transpose { perm }, &[y])?;
-        let spatial = (0..n).map(|d| x[2 + d].product(&w[2 + d]));
-        let lead = [x[0].clone(), w[1].clone()];
-        self.reshape(y, lead.into_iter().chain(spatial).collect())
     }
 
     fn softmax(&mut self, x: ValueId, axis: usize, log: bool) -> Result<ValueId> {

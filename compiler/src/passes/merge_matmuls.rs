@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::interp;
 use crate::ir::constant::DEFER_BYTES;
 use crate::ir::{
-    ConstData, Dim, Graph, Node, NodeId, Op, OpClass, Origin, Requested, ScalarOp, Shape, ValueId,
+    ConstData, Dim, Graph, Node, NodeId, Op, OpClass, Requested, ScalarOp, Shape, ValueId,
 };
 use gristmill_runtime::Tensor;
 use std::collections::BTreeMap;
@@ -146,17 +146,17 @@ fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<
     let weights: Vec<&ConstData> = members.iter().map(|m| &m.weights).collect();
     let w = r.graph.add_constant(joined(&weights)?, &first.origin);
     let lhs = r.get(first.inputs[0]);
-    let mut y = add_like(r, first, Op::MatMul, &[lhs, w], &first.origin)?;
+    let mut y = r.add_like(first, Op::MatMul, &[lhs, w], &first.origin)?;
     if let Some(rows) = bias_rows(members)? {
         let rows: Vec<&ConstData> = rows.iter().collect();
         let b = r.graph.add_constant(joined(&rows)?, &first.origin);
-        y = add_like(r, first, Op::Map(ScalarOp::Add), &[y, b], &first.origin)?;
+        y = r.add_like(first, Op::Map(ScalarOp::Add), &[y, b], &first.origin)?;
     }
     let mut start = 0;
     for m in members {
         let op = columns(&r.graph.ty(y).shape, start, m.n_columns);
         start += m.n_columns;
-        let slice = add_like(r, first, op, &[y], &g.node(m.node).origin)?;
+        let slice = r.add_like(first, op, &[y], &g.node(m.node).origin)?;
         let stands_for = m.bias.as_ref().map_or(m.node, |(id, _)| *id);
         r.set(g.node(stands_for).outputs[0], slice);
     }
@@ -186,18 +186,4 @@ fn columns(shape: &Shape, start: usize, n: usize) -> Op {
         sizes,
         steps: vec![1; rank],
     }
-}
-
-/// A new node on the device of `like`.
-fn add_like(
-    r: &mut Rebuild,
-    like: &Node,
-    op: Op,
-    inputs: &[ValueId],
-    origin: &Origin,
-) -> Result<ValueId> {
-    let y = r.graph.add1(op, inputs, origin)?;
-    let last = NodeId(r.graph.n_nodes() as u32 - 1);
-    r.graph.node_mut(last).device = like.device.clone();
-    Ok(y)
 }

@@ -1,5 +1,5 @@
 //! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common
-//! subexpressions, merged products, products of integers, lower precision, all-reduce as transfers
+//! subexpressions, merged products, products of integers, transposed convolutions by phases, lower precision, all-reduce as transfers
 //! between devices.
 
 mod all_reduce;
@@ -8,6 +8,7 @@ mod fold;
 mod keep;
 mod merge_matmuls;
 mod open_rules;
+mod polyphase;
 mod precision;
 mod quantized;
 mod rebuild;
@@ -22,6 +23,7 @@ pub use fold::fold_constants;
 pub use keep::keep;
 pub use merge_matmuls::merge_matmuls;
 pub use open_rules::OpenRules;
+pub use polyphase::{has_phases, polyphase};
 pub use precision::lower_precision;
 pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;

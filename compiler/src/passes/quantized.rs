@@ -17,6 +17,7 @@
 
 use super::Rebuild;
 use super::fold::ALWAYS_FOLD_BYTES;
+use super::rebuild::each_node;
 use crate::error::Result;
 use crate::interp;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
@@ -73,26 +74,6 @@ pub fn merge_quantization(g: &Graph) -> Result<Graph> {
         }
         Ok(())
     })
-}
-
-/// Walks a graph: regions by `pass`, nodes without control edges by `visit`.
-fn each_node(
-    g: &Graph,
-    pass: &dyn Fn(&Graph) -> Result<Graph>,
-    visit: &mut dyn FnMut(&mut Rebuild, &Graph, NodeId, &Node) -> Result<()>,
-) -> Result<Graph> {
-    let mut r = Rebuild::new(g);
-    let ordered = g.ordered();
-    for (id, node) in g.nodes() {
-        if !node.regions.is_empty() && !matches!(node.op, Op::Cluster { .. }) {
-            r.copy_with_regions(id, node, pass)?;
-        } else if ordered[id.0 as usize] || node.outputs.len() != 1 {
-            r.copy(id, node)?;
-        } else {
-            visit(&mut r, g, id, node)?;
-        }
-    }
-    Ok(r.finish(g))
 }
 
 /// `views((bytes - zero) * scale)`.

@@ -1,7 +1,7 @@
 //! Copies a graph node by node while a pass replaces some of them.
 
 use crate::error::Result;
-use crate::ir::{Graph, Node, NodeId, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, Origin, ValueId};
 
 /// A new graph under construction and the map from old values to new ones.
 pub struct Rebuild {
@@ -81,6 +81,20 @@ impl Rebuild {
         self.copy(id, &node)
     }
 
+    /// Adds a node on the device of `like`.
+    pub fn add_like(
+        &mut self,
+        like: &Node,
+        op: Op,
+        inputs: &[ValueId],
+        origin: &Origin,
+    ) -> Result<ValueId> {
+        let y = self.graph.add1(op, inputs, origin)?;
+        let last = NodeId(self.graph.n_nodes() as u32 - 1);
+        self.graph.node_mut(last).device = like.device.clone();
+        Ok(y)
+    }
+
     /// Declares that the last node added to the new graph stands for old node `id`.
     pub fn mapped(&mut self, id: NodeId, node: &Node, outputs: &[ValueId]) {
         self.set_all(&node.outputs, outputs);
@@ -102,4 +116,24 @@ impl Rebuild {
         }
         self.graph
     }
+}
+
+/// Walks a graph: regions by `pass`, nodes without control edges by `visit`.
+pub(super) fn each_node(
+    g: &Graph,
+    pass: &dyn Fn(&Graph) -> Result<Graph>,
+    visit: &mut dyn FnMut(&mut Rebuild, &Graph, NodeId, &Node) -> Result<()>,
+) -> Result<Graph> {
+    let mut r = Rebuild::new(g);
+    let ordered = g.ordered();
+    for (id, node) in g.nodes() {
+        if !node.regions.is_empty() && !matches!(node.op, Op::Cluster { .. }) {
+            r.copy_with_regions(id, node, pass)?;
+        } else if ordered[id.0 as usize] || node.outputs.len() != 1 {
+            r.copy(id, node)?;
+        } else {
+            visit(&mut r, g, id, node)?;
+        }
+    }
+    Ok(r.finish(g))
 }

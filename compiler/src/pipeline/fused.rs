@@ -189,6 +189,10 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
             graph = passes::check_scattered(&graph)?;
         }
         graph.order_state();
+        // Before weights are folded, so that those of the phases are.
+        if options.opt_level > 0 {
+            graph = passes::polyphase(&graph)?;
+        }
         let mut cleaned = passes::clean(&quantized(graph, options)?)?;
         place::follow_operands(&mut cleaned, request);
         passes::expand_all_reduce(&cleaned, &joins)

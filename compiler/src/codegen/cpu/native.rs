@@ -1,9 +1,9 @@
 //! Ops that generated loops compute element by element, told from op, dtypes and ranks: capability reports ask before shapes are known.
 
-use super::body::tiles_output;
 use super::vector;
 use crate::cluster::coverage::{Uncovered, kernels_after_transposition};
 use crate::ir::{Graph, Node, Op, OpClass};
+use crate::passes::has_phases;
 use gristmill_runtime::DType;
 
 /// Why generated loops compute a node element by element; `None` when vector code, a precompiled kernel or the executor computes it.
@@ -16,10 +16,8 @@ pub fn why_loops(g: &Graph, node: &Node) -> Option<String> {
         }
         Op::Constant { .. } | Op::TopK { .. } => None,
         Op::Pad { .. } => Some("borders are computed element by element".to_owned()),
-        Op::ConvTranspose { .. } => {
-            let is_product = tiles_output(g, &node.op, &node.inputs);
-            (!is_product).then(|| "its windows do not tile the output".to_owned())
-        }
+        Op::ConvTranspose { .. } => (!has_phases(g, node))
+            .then(|| "its dtype, rank or window is not one that convolutions take over".to_owned()),
         // Along another axis than the last it is written out: reductions by columns, and vector code.
         Op::Softmax { .. } => match uncovered(g, node)? {
             Uncovered::Axes(_) => None,

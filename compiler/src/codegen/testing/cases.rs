@@ -701,22 +701,6 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 }
             }
         }
-        "conv_transpose_tiles" => {
-            for (strides, x_shape, w_shape) in [
-                (vec![2, 2], vec![2, 5, 3, 4], vec![5, 6, 2, 2]),
-                (vec![3], vec![1, 4, 5], vec![4, 2, 3]),
-                (vec![1, 2], vec![2, 3, 2, 2], vec![3, 1, 1, 2]),
-            ] {
-                let zeros = vec![0; strides.len()];
-                let window = window(&strides, &vec![1; strides.len()], &zeros, &zeros);
-                let op = Op::ConvTranspose {
-                    window,
-                    output_pads: zeros,
-                    groups: 1,
-                };
-                out.push((op, vec![x(DType::F32, &x_shape), x(DType::F32, &w_shape)]));
-            }
-        }
         "pool" => {
             for d in dtypes {
                 for kind in [PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad] {
