@@ -141,7 +141,10 @@ pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled>
 
 /// As [`compile`], but without any code yet: for [`Compiled::plan`], which needs none.
 pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
-    Compiled::of(source.into(), options, &Arc::new(Shared::of(options)))
+    let mut options = options.clone();
+    // Code for another CPU is planned by that CPU's rates, here as in files.
+    options.devices.assume_cpus(options.target_cpu.isa());
+    Compiled::of(source.into(), &options, &Arc::new(Shared::of(&options)))
 }
 
 /// A graph with sizes in the place of symbols. Errors with a symbol that it does not have, as the import of a model does.

@@ -66,7 +66,8 @@ impl<'c> Case<'c> {
         let dims: Vec<String> = dims.map(|(dim, n)| format!("{dim}={}", n[0])).collect();
         let set = dims.iter().flat_map(|dim| ["--set", dim]);
         let model = self.model.to_str().unwrap();
-        let words = ["compile", model, "-o", output, "--kit", kit()];
+        // The library plans by the prices of one thread unless it is told.
+        let words = ["compile", model, "-o", output, "--kit", kit(), "--threads=1"];
         let words: Vec<&str> = words.into_iter().chain(set).collect();
         let ended = gristmill(self.folder, &words);
         assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
