@@ -67,7 +67,15 @@ impl<'c> Case<'c> {
         let set = dims.iter().flat_map(|dim| ["--set", dim]);
         let model = self.model.to_str().unwrap();
         // The library plans by the prices of one thread unless it is told.
-        let words = ["compile", model, "-o", output, "--kit", kit(), "--threads=1"];
+        let words = [
+            "compile",
+            model,
+            "-o",
+            output,
+            "--kit",
+            kit(),
+            "--threads=1",
+        ];
         let words: Vec<&str> = words.into_iter().chain(set).collect();
         let ended = gristmill(self.folder, &words);
         assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);

@@ -34,6 +34,9 @@ pub struct CostModel {
     pub direct_convolutions: bool,
 }
 
+/// An hour: loops that take longer count as this long, so that a model with one can be placed.
+const LONGEST_LOOP: Nanos = Nanos(3600 * 1_000_000_000);
+
 impl CostModel {
     /// Time of one node of a graph, cluster or plain op, on a device. Constants take no time; loops take the time of their bodies.
     pub fn node_ns(&self, g: &Graph, id: NodeId, device: &DeviceProfile) -> Nanos {
@@ -61,7 +64,13 @@ impl CostModel {
     fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
         let body_ns = |n_runs: &Dim| {
             let body = self.graph_ns(&node.regions[0], device);
-            body.times(self.extents.of(n_runs))
+            let all = body.times(self.extents.of(n_runs));
+            // A body that takes longer is one that the device cannot run.
+            if body < LONGEST_LOOP {
+                all.min(LONGEST_LOOP)
+            } else {
+                all
+            }
         };
         match &node.op {
             Op::Constant { .. } => Nanos::ZERO,
