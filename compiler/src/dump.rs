@@ -66,6 +66,7 @@ fn portable(options: &Options) -> Options {
     let mut options = options.clone();
     options.keep_stages = true;
     options.threads.get_or_insert(1);
+    options.devices.assume_cpus(options.target_cpu.isa());
     options
 }
 
