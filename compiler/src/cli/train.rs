@@ -59,7 +59,7 @@ pub struct TrainArgs {
     /// Examples of a step; 32 by default, or as many as the model has. The last batch of an epoch may have fewer, but for a model of a fixed number.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
-    /// Seed of the order of examples.
+    /// Seed of the order of examples, and of the masks of `Dropout`.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// The file to write: the model with its new weights. Tensors that lay in other files lie in `OUT.onnx.data`.

@@ -58,7 +58,7 @@ pub struct Specialisation {
 /// The form that `BatchNormalization` and `Dropout` with `training_mode` take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// They are refused.
+    /// They are refused, unless nothing would be dropped.
     #[default]
     Inference,
     /// A step of training: statistics are those of the batch, and the running ones, where they are variables, move towards them. As the

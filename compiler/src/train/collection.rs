@@ -38,7 +38,7 @@ impl Model {
         all.filter(move |v| is_within(&v.name, scope))
     }
 
-    /// The moving average of a value of floats over steps, which starts at the value of the first: `a -= (1 - decay) * (a - x)`. Evaluations give the
+    /// The moving average of a value of floats over steps, which starts at the value of the first of a training, and at 0 if it is added later: `a -= (1 - decay) * (a - x)`. Evaluations give the
     /// average as steps left it, 0 before the first. The variable `name` has it, `f32`.
     ///
     /// Errors with `InvalidInput` on a decay that is not from 0 to below 1, on values of no known extents, and as

@@ -23,7 +23,7 @@ impl Model {
     }
 
     /// The seed of the next dropout's own bits.
-    fn next_dropout(&mut self) -> u64 {
+    pub(super) fn next_dropout(&mut self) -> u64 {
         let number = self.n_dropouts;
         self.n_dropouts += 1;
         // A zero byte keeps the name apart from those of variables, which seed initial values.

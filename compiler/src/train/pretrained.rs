@@ -162,6 +162,7 @@ fn candidates(model: &onnx::Model, tuning: &FineTuning) -> Result<Vec<Weight>> {
         }
         let frozen = match &pattern {
             Some(pattern) if !pattern.is_match(&name) => Some("the pattern does not match".into()),
+            _ if is_reserved(&name) => Some("its name is one of the optimiser's variables".into()),
             None if ty.rank() == 0 => Some("it is a scalar, which only a pattern chooses".into()),
             _ if !matches!(ty.dtype, DType::F32 | DType::F64) => {
                 Some(format!("it is {}; f32 and f64 learn", ty.dtype))
@@ -186,6 +187,11 @@ fn candidates(model: &onnx::Model, tuning: &FineTuning) -> Result<Vec<Weight>> {
         .hint("`gristmill check --train` lists them")),
         _ => Ok(weights),
     }
+}
+
+fn is_reserved(name: &str) -> bool {
+    let folders = ["optimizer/", "average/"];
+    folders.iter().any(|folder| name.starts_with(folder))
 }
 
 fn compiled(pattern: &str) -> Result<Regex> {
@@ -246,6 +252,18 @@ fn specialisation(tuning: &FineTuning, weights: &[Weight], form: Form) -> Specia
     }
 }
 
+/// A node of a model from a file, with random bits of a model's own.
+fn seeded(node: &Node, salt: u64) -> Cow<'_, Node> {
+    let Op::RandomBits { seed, ref shape } = node.op else {
+        return Cow::Borrowed(node);
+    };
+    let op = Op::RandomBits {
+        seed: seed ^ salt,
+        shape: shape.clone(),
+    };
+    Cow::Owned(Node { op, ..node.clone() })
+}
+
 /// The graph with composites where the file has their single ops.
 fn recognised(mut graph: Graph) -> Result<Graph> {
     graph.order_state();
@@ -278,13 +296,14 @@ impl Model {
                 variables.push((read, self.variable_of(weight, graph, read)?));
             }
         }
+        let salt = self.next_dropout();
         let mut r = Rebuild::onto(graph, self.builder().graph().clone());
         for (old, new) in inputs.into_iter().chain(variables) {
             r.set(old, new);
         }
         for (id, node) in graph.nodes() {
             if !node.outputs.iter().any(|&v| r.has(v)) {
-                r.copy(id, &self.seeded(node))?;
+                r.copy(id, &seeded(node, salt))?;
             }
         }
         let outputs = graph.outputs.iter();
@@ -294,18 +313,6 @@ impl Model {
         *b.graph_mut() = r.graph;
         let own = outputs.into_iter().map(|(name, v)| (name, b.adopted(v)));
         Ok(own.collect())
-    }
-
-    /// A node of a model from a file, with random bits of this model's seed.
-    fn seeded<'n>(&self, node: &'n Node) -> Cow<'n, Node> {
-        let Op::RandomBits { seed, ref shape } = node.op else {
-            return Cow::Borrowed(node);
-        };
-        let op = Op::RandomBits {
-            seed: seed ^ self.seed,
-            shape: shape.clone(),
-        };
-        Cow::Owned(Node { op, ..node.clone() })
     }
 
     /// The inputs of a model from a file, and the values for them.
@@ -545,10 +552,14 @@ mod tests {
         assert!((y - (1.0 - 0.75 / 2f64.sqrt())).abs() < 1e-5, "{y}");
     }
 
-    /// `w * dropout(x)` with its mask, at a rate of a quarter.
+    /// `w * dropout(x)` with its mask, at a rate of a quarter, and the results of another node of the same name.
     fn model_with_dropout() -> onnx::Model {
-        let mut dropout = node("Dropout", &["x", "rate", "training"], "dropped");
-        dropout.output.push("mask".to_owned());
+        let dropout = |y: &str, mask: &str| {
+            let mut node = node("Dropout", &["x", "rate", "training"], y);
+            node.name = "dropout".to_owned();
+            node.output.push(mask.to_owned());
+            node
+        };
         let known = |name: &str, data_type, raw_data: Vec<u8>| TensorProto {
             dims: Vec::new(),
             data_type,
@@ -557,15 +568,16 @@ mod tests {
             ..TensorProto::default()
         };
         let rate = 0.25f32.to_le_bytes().to_vec();
+        let product = node("Mul", &["dropped", "w"], "y");
         proto(
-            vec![dropout, node("Mul", &["dropped", "w"], "y")],
+            vec![dropout("dropped", "mask"), dropout("", "other"), product],
             vec![
                 tensor("w", &[1]),
                 known("rate", 1, rate),
                 known("training", 9, vec![1]),
             ],
             input(&[4000]),
-            vec![named("y"), named("mask")],
+            vec![named("y"), named("mask"), named("other")],
         )
     }
 
@@ -585,11 +597,25 @@ mod tests {
             let zero = b.scalar(DType::F32, 0.0);
             let loss = loss::mean_absolute_error(b, y, zero)?;
             let loss = b.mul(loss, zero)?;
-            Ok(Objective::new(loss).metric("y", whole))
+            let other = outputs["other"];
+            Ok(Objective::new(loss)
+                .metric("y", whole)
+                .metric("other", other))
         })
         .unwrap();
         let x = || [("x", Tensor::from_slice(&[1f32; 4000], &[4000]).unwrap())];
-        let step = || trainer.step(x()).unwrap().metrics["y"].to_f64s();
+        let step = || {
+            let metrics = trainer.step(x()).unwrap().metrics;
+            let y = metrics["y"].to_f64s();
+            let kept = metrics["other"].to_f64s();
+            let n_alike = y
+                .iter()
+                .zip(kept)
+                .filter(|(y, k)| (**y > 0.0) == (*k > 0.0));
+            // 9/16 and 1/16 of all by chance.
+            assert!((2350..2650).contains(&n_alike.count()));
+            y
+        };
         let steps = [step(), step()];
         let evaluation = trainer.evaluate(x()).unwrap()["y"].to_f64s();
         let [first, second] = steps;

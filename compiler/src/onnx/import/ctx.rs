@@ -104,14 +104,14 @@ impl<'c, 'm> Ctx<'c, 'm> {
         self.im.form
     }
 
-    /// Errors unless a model in training is asked for, which nodes with `training_mode` are for.
-    pub fn check_trains(&self) -> Result<()> {
+    /// The form of a node with `training_mode`. Errors unless a model in training is asked for.
+    pub fn trains(&self) -> Result<Form> {
         match self.form() {
-            Form::Step | Form::Evaluation => Ok(()),
             Form::Inference => {
                 let e = Error::unsupported("training_mode is for training");
                 Err(e.hint("export for inference, or let `gristmill train` train it"))
             }
+            form => Ok(form),
         }
     }
 

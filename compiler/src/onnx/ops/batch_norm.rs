@@ -41,7 +41,7 @@ fn is_training(cx: &Ctx) -> Result<bool> {
         false => cx.flag("training_mode", false)?,
     };
     if is_training {
-        cx.check_trains()?;
+        cx.trains()?;
     }
     if cx.opset < 9 && !cx.flag("spatial", true)? {
         return Err(Error::unsupported("spatial = 0 is not supported"));

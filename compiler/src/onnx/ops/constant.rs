@@ -73,7 +73,6 @@ fn identity(cx: &mut Ctx) -> Result<Outs> {
     Ok(vec![Out::Same(cx.v(0)?)])
 }
 
-/// At inference, or when nothing is dropped, the operand itself and an all-true mask.
 /// A vector of dims as a result.
 fn dims_out(dims: Vec<Dim>, shape: &[usize]) -> Result<Out> {
     let ty = Type {
