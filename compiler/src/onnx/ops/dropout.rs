@@ -8,7 +8,7 @@ use crate::ir::{Node, Op, ValueId};
 use gristmill_runtime::DType;
 
 pub(super) const OPS: &[OpDef] = &[OpDef {
-    // What it makes of a constant is another in each step.
+    // A constant has another result in each step.
     fold: false,
     ..OpDef::new("Dropout", (1, 3), dropout)
 }];
