@@ -195,7 +195,8 @@ impl Layout {
 ///
 /// `ptrs[LHS]` is `q`, `ptrs[RHS]` is `k`, `ptrs[OPERANDS]` is `v`, `ptrs[OPERANDS + 1]` is the
 /// mask or null, `ptrs[OUT]` is `o`, `ptrs[WORKSPACE]` this call's own workspace. A query that sees
-/// no key gives NaN, as arithmetic has it. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// no key gives NaN, as arithmetic has it; a weight that is no normal number counts as 0. Returns `OK`,
+/// `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `o`,

@@ -73,8 +73,8 @@ impl SoftmaxDesc {
 ///
 /// `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`, `ptrs[RHS]` is the mask to add, with unit column stride,
 /// or null. A row that is masked throughout with minus infinity becomes NaN, as arithmetic has it;
-/// columns beyond the causal limit become 0 (softmax) or minus infinity. Returns `OK`, `INVALID` or
-/// `UNSUPPORTED_ISA`.
+/// columns beyond the causal limit become 0 (softmax) or minus infinity. Exponentials that are no
+/// normal numbers count as 0. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
@@ -204,7 +204,7 @@ impl Row {
             let rest = self.n - i;
             // SAFETY: at most `rest` elements.
             unsafe {
-                let e = vmath::exp(s, s.sub(s.load_n(t.add(i), rest), shift));
+                let e = vmath::exp_weight(s, s.sub(s.load_n(t.add(i), rest), shift));
                 let e = if rest < S::LANES {
                     s.select(lanes_below(s, rest), e, s.zero())
                 } else {
@@ -345,7 +345,7 @@ impl BlockRow {
     unsafe fn weights<S: Simd, const V: usize>(&self, s: S, t: [S::F; V], largest: f32) -> f32 {
         let (shift, mut sums) = (s.splat(largest), [s.zero(); 2]);
         for (v, t) in t.into_iter().enumerate() {
-            let e = vmath::exp(s, s.sub(t, shift));
+            let e = vmath::exp_weight(s, s.sub(t, shift));
             let rest = self.n - v * S::LANES;
             // SAFETY: by contract.
             unsafe {

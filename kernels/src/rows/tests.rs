@@ -247,3 +247,24 @@ fn softmaxes_agree_with_the_reference() {
         }
     }
 }
+
+/// A weight is normal or 0, and right to the last normal one.
+#[test]
+fn softmaxes_have_no_subnormal_weights() {
+    let x: Vec<f32> = (0..2000)
+        .map(|i| -86.0 - i as f32 * 1e-3)
+        .chain([0.0])
+        .collect();
+    for isa in Isa::available() {
+        let desc = SoftmaxDesc::new(isa, SoftmaxKind::Softmax, 1, x.len());
+        let mut y = vec![f32::NAN; x.len()];
+        let inputs = [x.as_ptr(), std::ptr::null(), std::ptr::null()];
+        call(gm_softmax_f32, &desc, inputs, &mut y, desc.n_items());
+        for (&x, y) in x.iter().zip(y) {
+            let want = f64::from(x).exp();
+            let is_right = (f64::from(y) - want).abs() < 2e-7 * want;
+            let is_flushed = y == 0.0 && want < 1.001 * f64::from(f32::MIN_POSITIVE);
+            assert!(is_right || is_flushed, "{isa} {x}: {y} {want}");
+        }
+    }
+}
