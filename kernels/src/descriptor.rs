@@ -119,6 +119,7 @@ layouts!(
     crate::rows::NormDesc,
     crate::rows::ReduceDesc,
     crate::rows::SoftmaxDesc,
+    crate::standardize::StandardizeDesc,
     crate::winograd::WinogradDesc,
 );
 

@@ -36,6 +36,7 @@ pub mod rows;
 pub mod scalar_math;
 pub(crate) mod simd;
 pub mod sorting;
+pub mod standardize;
 mod symbols;
 #[cfg(test)]
 mod testing;

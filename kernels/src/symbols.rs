@@ -56,6 +56,10 @@ tasks! {
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
     crate::columns::gm_reduce_columns_f32
         as TaskFn<crate::columns::ColumnsDesc> = "gm_reduce_columns_f32";
+    crate::standardize::gm_column_moments_f32
+        as TaskFn<crate::standardize::StandardizeDesc> = "gm_column_moments_f32";
+    crate::standardize::gm_standardize_f32
+        as TaskFn<crate::standardize::StandardizeDesc> = "gm_standardize_f32";
     crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
     crate::winograd::gm_winograd2_f32
         as TaskFn<crate::winograd::WinogradDesc> = "gm_winograd2_f32";

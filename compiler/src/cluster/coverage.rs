@@ -28,6 +28,8 @@ pub enum KernelFamily {
     Softmax,
     /// Layer and root-mean-square normalisation, by rows.
     Normalisation,
+    /// Standardisation, by rows or by columns.
+    Standardisation,
     /// Reductions, by rows or by columns.
     Reduction,
     /// Fused attention.
@@ -136,6 +138,14 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Normalisation,
         is_op: |op| matches!(op, Op::LayerNorm { .. } | Op::RmsNorm { .. }),
+        dtype: DType::F32,
+        ranks: ANY_RANK,
+        fits: always,
+        transposes: false,
+    },
+    Row {
+        family: KernelFamily::Standardisation,
+        is_op: |op| matches!(op, Op::Standardize { .. }),
         dtype: DType::F32,
         ranks: ANY_RANK,
         fits: always,

@@ -118,6 +118,7 @@ fn expand_node(
         Op::Softmax { axis, log } => w.softmax(inputs[0], *axis, *log)?,
         Op::LayerNorm { axis, epsilon } => w.layer_norm(inputs, *axis, epsilon.0)?,
         Op::RmsNorm { axis, epsilon } => w.rms_norm(inputs, *axis, epsilon.0)?,
+        Op::Standardize { axes, epsilon } => w.standardize(inputs[0], axes, epsilon.0)?,
         Op::Attention { scale, causal } => w.attention(inputs, scale.0, *causal)?,
         op if w.is_channels_first_f32(op, inputs) => w.channels_last(op, inputs)?,
         _ => return out.add_copy(node, inputs),
@@ -256,34 +257,48 @@ impl Writer<'_> {
         self.cast(y, own)
     }
 
-    /// `x / sqrt(mean(x^2) + epsilon)` over the axes from `axis` on.
-    fn normalised(&mut self, x: ValueId, axis: usize, epsilon: f64) -> Result<ValueId> {
-        let ty = self.graph.ty(x).clone();
+    /// `x / sqrt(mean(x^2) + epsilon)` over `axes`.
+    fn normalised(&mut self, x: ValueId, axes: &[usize], epsilon: f64) -> Result<ValueId> {
+        let dtype = self.graph.ty(x).dtype;
         let square = self.map(ScalarOp::Mul, &[x, x])?;
-        let mean = self.reduce(ReduceKind::Mean, square, (axis..ty.rank()).collect())?;
-        let epsilon = self.scalar(ty.dtype, epsilon)?;
+        let mean = self.reduce(ReduceKind::Mean, square, axes.to_vec())?;
+        let epsilon = self.scalar(dtype, epsilon)?;
         let shifted = self.map(ScalarOp::Add, &[mean, epsilon])?;
         let root = self.map(ScalarOp::Sqrt, &[shifted])?;
         self.map(ScalarOp::Div, &[x, root])
+    }
+
+    /// `(x - mean) / sqrt(var + epsilon)` over `axes`.
+    fn standardized(&mut self, x: ValueId, axes: &[usize], epsilon: f64) -> Result<ValueId> {
+        let mean = self.reduce(ReduceKind::Mean, x, axes.to_vec())?;
+        let centred = self.map(ScalarOp::Sub, &[x, mean])?;
+        self.normalised(centred, axes, epsilon)
+    }
+
+    fn standardize(&mut self, x: ValueId, axes: &[usize], epsilon: f64) -> Result<ValueId> {
+        let (x, own) = self.widen(x)?;
+        let y = self.standardized(x, axes, epsilon)?;
+        self.cast(y, own)
     }
 
     fn layer_norm(&mut self, inputs: &[ValueId], axis: usize, epsilon: f64) -> Result<ValueId> {
         let (x, own) = self.widen(inputs[0])?;
         let (gamma, _) = self.widen(inputs[1])?;
         let (beta, _) = self.widen(inputs[2])?;
-        let rank = self.graph.ty(x).rank();
-        let mean = self.reduce(ReduceKind::Mean, x, (axis..rank).collect())?;
-        let centred = self.map(ScalarOp::Sub, &[x, mean])?;
-        let unit = self.normalised(centred, axis, epsilon)?;
+        let unit = self.standardized(x, &self.axes_from(x, axis), epsilon)?;
         let scaled = self.map(ScalarOp::Mul, &[unit, gamma])?;
         let y = self.map(ScalarOp::Add, &[scaled, beta])?;
         self.cast(y, own)
     }
 
+    fn axes_from(&self, x: ValueId, axis: usize) -> Vec<usize> {
+        (axis..self.graph.ty(x).rank()).collect()
+    }
+
     fn rms_norm(&mut self, inputs: &[ValueId], axis: usize, epsilon: f64) -> Result<ValueId> {
         let (x, own) = self.widen(inputs[0])?;
         let (gamma, _) = self.widen(inputs[1])?;
-        let unit = self.normalised(x, axis, epsilon)?;
+        let unit = self.normalised(x, &self.axes_from(x, axis), epsilon)?;
         let y = self.map(ScalarOp::Mul, &[unit, gamma])?;
         self.cast(y, own)
     }

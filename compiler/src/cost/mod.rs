@@ -37,6 +37,9 @@ pub struct CostModel {
 /// An hour: loops that take longer count as this long, so that a model with one can be placed.
 const LONGEST_LOOP: Nanos = Nanos(3600 * 1_000_000_000);
 
+/// Bytes that the body of a loop finds in the caches of a CPU, the last-level one included.
+const LOOP_CACHE: Bytes = Bytes(16 << 20);
+
 impl CostModel {
     /// Time of one node of a graph, cluster or plain op, on a device. Constants take no time; loops take the time of their bodies.
     pub fn node_ns(&self, g: &Graph, id: NodeId, device: &DeviceProfile) -> Nanos {
@@ -63,7 +66,7 @@ impl CostModel {
 
     fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
         let body_ns = |n_runs: &Dim| {
-            let body = self.graph_ns(&node.regions[0], device);
+            let body = self.body_ns(&node.regions[0], device);
             let all = body.times(self.extents.of(n_runs));
             // A body that takes longer is one that the device cannot run.
             if body < LONGEST_LOOP {
@@ -94,6 +97,21 @@ impl CostModel {
                 self.kernel_ns(g, node, seconds, layout_factor(op), device)
             }
         }
+    }
+
+    /// Time of an iteration that is not the first: where all that a body touches fits the caches of a CPU, it is there.
+    fn body_ns(&self, body: &Graph, device: &DeviceProfile) -> Nanos {
+        let traffic = body
+            .nodes()
+            .map(|(_, n)| work::traffic(body, n, &self.extents));
+        if device.kind != DeviceKind::Cpu || traffic.sum::<Bytes>() > LOOP_CACHE {
+            return self.graph_ns(body, device);
+        }
+        let warm = DeviceProfile {
+            cache_bytes: device.cache_bytes.max(LOOP_CACHE),
+            ..device.clone()
+        };
+        self.graph_ns(body, &warm)
     }
 
     /// Time of a node with so much arithmetic (seconds), multiplied by `factor`.

@@ -197,6 +197,40 @@ fn estimates_join_measured_and_predicted_times() {
 }
 
 /// A convolution of 3x3 over 56x56 pixels with 64 channels before and after.
+/// `h' = h w`, 100 times.
+fn recurrence(width: usize) -> crate::ir::Graph {
+    let mut body = GraphBuilder::new("step");
+    let [h, w] = [("h", 1), ("w", width)].map(|(name, n)| body.input(name, DType::F32, [n, width]));
+    let y = body.matmul(h, w).unwrap();
+    body.output("h", y);
+    let mut b = GraphBuilder::new("g");
+    let [h, w] = [("h", 1), ("w", width)].map(|(name, n)| b.input(name, DType::F32, [n, width]));
+    let op = Op::Scan {
+        carried: 1,
+        scanned: 0,
+        length: 100.into(),
+        reverse: false,
+    };
+    let results = b.add_with_regions(op, &[h, w], vec![body.into_graph()]);
+    b.output("h", results.unwrap()[0]);
+    b.finish().unwrap()
+}
+
+#[test]
+fn weights_that_fit_the_caches_are_read_there_in_each_iteration() {
+    let costs = CostModel::default();
+    let per_iteration = |width: usize| {
+        let g = recurrence(width);
+        let product = g.node(NodeId(0)).regions[0].nodes().next().unwrap().1;
+        let alone = costs.analytic_ns(&g.node(NodeId(0)).regions[0], product, &device());
+        let looped = costs.node_ns(&g, NodeId(0), &device());
+        looped.0 as f64 / (100 * alone.0) as f64
+    };
+    let (cached, streamed) = (per_iteration(1024), per_iteration(4096));
+    assert!((0.2..0.6).contains(&cached), "{cached}");
+    assert!((0.99..1.01).contains(&streamed), "{streamed}");
+}
+
 fn convolution(stride: usize) -> crate::ir::Graph {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [1usize, 56, 56, 64]);

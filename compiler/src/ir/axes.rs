@@ -179,6 +179,17 @@ pub(super) fn norm(t: &Transposed) -> Option<Passed> {
     stay.then(|| t.passed(t.op.clone())).flatten()
 }
 
+/// The axes are renamed.
+pub(super) fn standardize(t: &Transposed) -> Option<Passed> {
+    let Op::Standardize { axes, epsilon } = t.op else {
+        return None;
+    };
+    let mut axes: Vec<usize> = axes.iter().map(|&a| t.perm[a]).collect();
+    axes.sort_unstable();
+    let epsilon = *epsilon;
+    t.passed(Op::Standardize { axes, epsilon })
+}
+
 pub(super) fn broadcast(t: &Transposed) -> Option<Passed> {
     let Op::Broadcast { shape } = t.op else {
         return None;

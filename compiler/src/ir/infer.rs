@@ -64,6 +64,15 @@ fn check_axis(axis: usize, ty: &Type) -> Result<(), String> {
     }
 }
 
+fn check_axes(axes: &[usize], ty: &Type) -> Result<(), String> {
+    axes.iter().try_for_each(|&a| check_axis(a, ty))?;
+    if axes.windows(2).all(|w| w[0] < w[1]) {
+        Ok(())
+    } else {
+        Err(format!("axes {axes:?} must be increasing"))
+    }
+}
+
 pub(super) fn map(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     let Op::Map(s) = op else {
         return Err("not an element-wise op".into());
@@ -404,10 +413,7 @@ pub(super) fn reduce(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
             keepdims
         }
     );
-    axes.iter().try_for_each(|&a| check_axis(a, &args[0]))?;
-    if !axes.windows(2).all(|w| w[0] < w[1]) {
-        return Err(format!("axes {axes:?} must be increasing"));
-    }
+    check_axes(axes, &args[0])?;
     check_reduced(*kind, &args[0])?;
     one(args[0].dtype, reduced(&args[0].shape, axes, *keepdims))
 }
@@ -458,6 +464,13 @@ pub(super) fn norm(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
             ));
         }
     }
+    Ok(vec![args[0].clone()])
+}
+
+pub(super) fn standardize(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, Standardize { axes });
+    check_axes(axes, &args[0])?;
+    check_float(&args[0])?;
     Ok(vec![args[0].clone()])
 }
 

@@ -473,6 +473,12 @@ ops! {
         work: work::normalisation, axes: Leading(axes::norm), tolerance: ROUNDED,
         gradient: Rule(norm::rms_norm),
     }
+    /// `(x - mean) / sqrt(var + epsilon)` over `axes`, in ascending order: one group of a group normalisation (Wu and He, arXiv:1803.08494, eq. 1 and 2).
+    Standardize { axes: Vec<usize>, epsilon: Real } "standardize" 1..1 Reduce {
+        infer: infer::standardize, eval: Tensors(eval::standardize),
+        work: work::normalisation, axes: Leading(axes::standardize), tolerance: ROUNDED,
+        gradient: Rule(norm::standardize),
+    }
     /// Matrix product of `[.., m, k]` and `[.., k, n]`; leading axes broadcast. Half types accumulate in `f32`.
     MatMul "matmul" 2..2 Contract {
         infer: infer::matmul, eval: Tensors(eval::matmul),

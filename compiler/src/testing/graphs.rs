@@ -566,7 +566,7 @@ impl Generator<'_> {
         let axis = self.axis(x)?;
         let epsilon = 0.01.into();
         let one = |op| Some((op, vec![Operand::Value(x)]));
-        match self.rng.below(5) {
+        match self.rng.below(6) {
             0 => one(Op::CumSum {
                 axis,
                 exclusive: self.rng.one_in(2),
@@ -591,6 +591,10 @@ impl Generator<'_> {
                     Op::LayerNorm { axis, epsilon },
                     vec![Operand::Value(x), gamma, beta],
                 ))
+            }
+            4 => {
+                let axes = (0..shape.len()).filter(|_| self.rng.one_in(2)).collect();
+                one(Op::Standardize { axes, epsilon })
             }
             _ => {
                 let gamma = self.new_operand(dtype, &shape[axis..]);

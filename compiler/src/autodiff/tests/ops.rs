@@ -245,6 +245,10 @@ fn norms() -> Vec<Case> {
             &[reals(&[3]), reals(&[3])],
         ),
     ]);
+    for axes in [vec![1], vec![0, 2], vec![0, 1, 2]] {
+        let op = Op::Standardize { axes, epsilon };
+        all.push(case(op, &[reals(&[3, 2, 2])]));
+    }
     all
 }
 

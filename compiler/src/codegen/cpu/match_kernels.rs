@@ -2,7 +2,7 @@
 
 use super::rejected::Rejected;
 use super::task::{Context, Task};
-use super::{attention, convolution, product, random, reduce, regions, rows, windows};
+use super::{attention, convolution, product, random, reduce, regions, rows, standardize, windows};
 use crate::cluster::bytes;
 use crate::cluster::coverage::{self, KernelFamily};
 use crate::ir::{Graph, Node, NodeId, Op};
@@ -11,7 +11,11 @@ use crate::ir::{Graph, Node, NodeId, Op};
 pub(super) fn is_composite(op: &Op) -> bool {
     matches!(
         op,
-        Op::Softmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Attention { .. }
+        Op::Softmax { .. }
+            | Op::LayerNorm { .. }
+            | Op::RmsNorm { .. }
+            | Op::Standardize { .. }
+            | Op::Attention { .. }
     )
 }
 
@@ -40,6 +44,7 @@ pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, 
         KernelFamily::Regions => regions::task(cx, id, node),
         KernelFamily::Softmax => rows::softmax(cx, id, node),
         KernelFamily::Normalisation => rows::norm(cx, id, node),
+        KernelFamily::Standardisation => standardize::task(cx, id, node),
         KernelFamily::Reduction => reduce::task(cx, id, node),
         KernelFamily::Attention => attention::task(cx, id, node),
         KernelFamily::RandomBits => random::task(cx, id, node),

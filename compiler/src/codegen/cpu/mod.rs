@@ -25,6 +25,7 @@ mod rejected;
 mod reuse;
 mod rows;
 mod scalar;
+mod standardize;
 mod task;
 #[cfg(test)]
 mod tests;

@@ -123,6 +123,25 @@ pub(super) fn norm(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     single(cx, id, node, call)
 }
 
+/// Standardisation of the rows of `n_cols` elements of a contiguous operand.
+pub(super) fn row_norm(
+    cx: &Context,
+    id: NodeId,
+    node: &Node,
+    x: &Strided,
+    n_cols: usize,
+    eps: f32,
+) -> Result<Task, Rejected> {
+    let n_elements = cx.body.n_elements(node.outputs[0]);
+    let n_rows = n_elements / n_cols;
+    let desc = NormDesc::new(cx.isa, NormKind::Layer, n_rows, n_cols, eps);
+    let (scale, offset) = (Ptr::Null, Ptr::Null);
+    let ptrs = pointers(read(x), scale, result(node), false, vec![offset]);
+    let ns = n_elements as f64 * 0.1;
+    let call = Call::simple("gm_norm_f32", descriptor(&desc), ptrs, n_rows, ns);
+    single(cx, id, node, call)
+}
+
 /// A copy of a view into `out`, whose strides are given, from element `at` on; `None` when there are too many loops.
 pub(super) fn copy(
     isa: Isa,

@@ -126,6 +126,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             op @ (Op::Constant { .. }
             | Op::Softmax { .. }
             | Op::LayerNorm { .. }
+            | Op::Standardize { .. }
             | Op::RmsNorm { .. }
             | Op::Attention { .. }
             | Op::ScatterElements { .. }

@@ -608,6 +608,19 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 }
             }
         }
+        "standardize" => {
+            for d in floats {
+                for (shape, axes) in [
+                    (vec![3, 40], vec![1]),
+                    (vec![2, 9, 5], vec![1]),
+                    (vec![2, 3, 4, 5, 2], vec![1, 2, 4]),
+                    (vec![0, 4], vec![0]),
+                ] {
+                    let epsilon = Real(1e-5);
+                    out.push((Op::Standardize { axes, epsilon }, vec![x(d, &shape)]));
+                }
+            }
+        }
         "layer_norm" | "rms_norm" => {
             for d in floats {
                 for (shape, axis) in [(vec![3, 40], 1), (vec![2, 4, 6], 1), (vec![0, 4], 1)] {

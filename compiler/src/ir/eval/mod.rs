@@ -307,6 +307,11 @@ pub(super) fn rms_norm(c: &Call) -> Result<Vec<Tensor>> {
     one(reduce::rms_norm(c.inputs[0], c.inputs[1], epsilon.0))
 }
 
+pub(super) fn standardize(c: &Call) -> Result<Vec<Tensor>> {
+    attrs!(c, Standardize { axes, epsilon });
+    one(reduce::standardize(c.inputs[0], axes, epsilon.0))
+}
+
 pub(super) fn matmul(c: &Call) -> Result<Vec<Tensor>> {
     c.empty()
         .unwrap_or_else(|| one(contract::matmul(c.inputs[0], c.inputs[1], c.shape)))

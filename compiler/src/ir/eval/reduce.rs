@@ -8,6 +8,7 @@ use super::view::{concat, count, for_each_offset, strides};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, ReduceKind};
 use gristmill_runtime::{DType, Tensor, with_dtype};
+use std::collections::BTreeMap;
 
 /// Accumulator of sums and products: `f64` for floating point, 64 bits for integers.
 #[derive(Clone, Copy)]
@@ -231,6 +232,41 @@ pub fn layer_norm(x: &Tensor, gamma: &Tensor, beta: &Tensor, epsilon: f64) -> Re
 /// [`Op::RmsNorm`](crate::ir::Op::RmsNorm).
 pub fn rms_norm(x: &Tensor, gamma: &Tensor, epsilon: f64) -> Result<Tensor> {
     norm(x, gamma, None, epsilon)
+}
+
+/// [`Op::Standardize`](crate::ir::Op::Standardize).
+pub fn standardize(x: &Tensor, axes: &[usize], epsilon: f64) -> Result<Tensor> {
+    let (mut values, shape) = (x.to_f64s(), x.shape());
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for i in 0..values.len() {
+        groups.entry(group_of(i, shape, axes)).or_default().push(i);
+    }
+    for group in groups.values() {
+        let mean_of = |f: &dyn Fn(f64) -> f64| {
+            let terms = group.iter().map(|&i| f(values[i]));
+            terms.sum::<f64>() / group.len() as f64
+        };
+        let mean = mean_of(&|v| v);
+        let variance = mean_of(&|v| (v - mean) * (v - mean));
+        let deviation = (variance + epsilon).sqrt();
+        for &i in group {
+            values[i] = (values[i] - mean) / deviation;
+        }
+    }
+    from_f64(&values, x.dtype(), shape)
+}
+
+/// Position of an element whose indices along `axes` are 0 instead.
+fn group_of(mut i: usize, shape: &[usize], axes: &[usize]) -> usize {
+    let (mut position, mut stride) = (0, 1);
+    for (axis, &extent) in shape.iter().enumerate().rev() {
+        if !axes.contains(&axis) {
+            position += i % extent * stride;
+        }
+        i /= extent;
+        stride *= extent;
+    }
+    position
 }
 
 /// With `beta`, the mean is subtracted first.

@@ -66,6 +66,22 @@ pub fn layer_norm(v: &mut Vjp) -> Result<()> {
     v.give(2, g)
 }
 
+/// For `h = (x - mean) r`: `r (g - mean(g) - h mean(g h))`.
+pub fn standardize(v: &mut Vjp) -> Result<()> {
+    let Op::Standardize { axes, epsilon } = v.op() else {
+        return v.refuse("the op is no standardisation");
+    };
+    let (g, x, h) = (v.g()?, v.x(0), v.y());
+    let centre = mean(v, x, &axes)?;
+    let centred = v.sub(x, centre)?;
+    let r = scale_of(v, centred, &axes, epsilon.0)?;
+    let shift = mean(v, g, &axes)?;
+    let shifted = v.sub(g, shift)?;
+    let gradient = without_radial(v, shifted, g, h, &axes)?;
+    let gradient = v.mul(r, gradient)?;
+    v.give(0, gradient)
+}
+
 /// For `h = x r` and `t = g gamma`: `r (t - h mean(t h))`, and the sum over rows of `g h`.
 pub fn rms_norm(v: &mut Vjp) -> Result<()> {
     let Op::RmsNorm { axis, epsilon } = v.op() else {

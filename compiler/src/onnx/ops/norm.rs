@@ -102,7 +102,7 @@ pub(super) fn filled(cx: &mut Ctx, dtype: DType, value: f64, dims: &[Dim]) -> Re
     cx.broadcast(c, dims.to_vec())
 }
 
-/// `(x - mean) / sqrt(var + epsilon)` over the last axis of `[n, groups, rest]`.
+/// `(x - mean) / sqrt(var + epsilon)` over the axes from 2 on.
 fn normalise_last(cx: &mut Ctx, x: ValueId, epsilon: f64) -> Result<ValueId> {
     let ty = cx.type_of(x);
     let last = &ty.shape[2..];
@@ -136,9 +136,7 @@ fn instance_norm(cx: &mut Ctx) -> Result<Outs> {
     let args = cx.vals()?;
     let shape = cx.shape_of(args[0]);
     at_least_rank(&shape, 3)?;
-    let flat = cx.reshape(args[0], [&shape[0], &shape[1], &product(&shape[2..])])?;
-    let y = normalise_last(cx, flat, epsilon)?;
-    let y = cx.reshape(y, shape.0)?;
+    let y = normalise_last(cx, args[0], epsilon)?;
     one(scaled(cx, y, args[1], args[2])?)
 }
 
@@ -156,8 +154,8 @@ fn group_norm(cx: &mut Ctx) -> Result<Outs> {
             "{channels} channels do not divide into {groups} groups"
         ))
     })?;
-    let rest = per_group.product(&product(&shape[2..]));
-    let grouped = cx.reshape(args[0], [&shape[0], &groups, &rest])?;
+    let grouped = [&[shape[0].clone(), groups, per_group], &shape[2..]].concat();
+    let grouped = cx.reshape(args[0], grouped)?;
     let mut y = normalise_last(cx, grouped, epsilon)?;
     if cx.opset < 21 {
         y = scaled(cx, y, args[1], args[2])?;

@@ -33,6 +33,10 @@ rules! {
     "transpose-out-of-softmax" Rounding at Op::Softmax { .. } => out_of_first;
     /// `norm(T(x)) -> T(norm(x))` when the normalised axes stay in place.
     "transpose-out-of-norm" Bits at Op::LayerNorm { .. } | Op::RmsNorm { .. } => out_of_first;
+    /// `layer_norm(T(x), 1, 0) -> T(standardize(x))` when the normalised axes do not stay in place.
+    "transpose-out-of-plain-norm" Rounding at Op::LayerNorm { .. } => out_of_plain_norm;
+    /// `standardize(T(x)) -> T(standardize(x))` over the renamed axes.
+    "transpose-out-of-standardize" Rounding at Op::Standardize { .. } => out_of_first;
     /// `broadcast(T(x)) -> T(broadcast(x))`
     "transpose-out-of-broadcast" Bits at Op::Broadcast { .. } => out_of_first;
     /// `gather(T(x), i) -> T(gather(x, i))` for indices of rank 0 or 1.
@@ -107,6 +111,35 @@ fn out_of_first(t: &mut Terms, r: &Root) -> RuleResult {
         result = Ok(joined(t, result, z));
     }
     result
+}
+
+/// Standardisation as a layer normalisation without scale and offset, over axes that need not be the last.
+fn out_of_plain_norm(t: &mut Terms, r: &Root) -> RuleResult {
+    let &Op::LayerNorm { axis, epsilon } = r.op else {
+        return Err(NoMatch);
+    };
+    if !is_plain(t, r) {
+        return Err(NoMatch);
+    }
+    let mut result = Err(NoMatch);
+    for (perm, x) in transposes(t, r.args[0]) {
+        let axes = sorted(&perm[axis..]);
+        let y = t.add(Op::Standardize { axes, epsilon }, &[x])?;
+        let z = t.transpose(y, &perm)?;
+        result = Ok(joined(t, result, z));
+    }
+    result
+}
+
+/// True for a norm of scale 1 and offset 0.
+fn is_plain(t: &Terms, r: &Root) -> bool {
+    t.uniform(r.args[1]) == Some(1.0) && t.uniform(r.args[2]) == Some(0.0)
+}
+
+fn sorted(axes: &[usize]) -> Vec<usize> {
+    let mut axes = axes.to_vec();
+    axes.sort_unstable();
+    axes
 }
 
 fn transposed<'a>(r: &'a Root, perm: &'a [usize], ranks: &'a [usize]) -> Transposed<'a> {

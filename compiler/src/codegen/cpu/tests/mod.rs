@@ -9,4 +9,5 @@ mod maps;
 mod ops;
 mod pinned;
 mod regions;
+mod standardize;
 mod target;
