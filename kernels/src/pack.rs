@@ -8,6 +8,7 @@ use crate::descriptor::{descriptor, plain};
 use crate::epilogue::MAX_BATCH;
 use crate::gemm::{batch_index, batch_offset};
 use crate::isa::Isa;
+use crate::simd::{Simd, Task, dispatch};
 use crate::transpose::{Transpose, transpose};
 use crate::{LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
 
@@ -205,12 +206,14 @@ unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, pac
             };
             transpose(isa.or_portable(), columns);
         } else if desc.col_stride == 1 && cols == nr {
-            // A constant length, so that the copy is a few vector moves and not a call.
-            match isa {
-                Isa::Portable => copy_rows::<8>(desc, b, packed),
-                Isa::Avx2 => copy_rows::<16>(desc, b, packed),
-                Isa::Avx512 => copy_rows::<32>(desc, b, packed),
-            }
+            let rows = CopyRows {
+                nr,
+                n_rows: desc.k,
+                src: b,
+                src_stride: desc.row_stride,
+                dst: packed,
+            };
+            dispatch(isa.or_portable(), rows);
         } else {
             for i in 0..desc.k {
                 let (src, dst) = (b.offset(i as isize * desc.row_stride), packed.add(i * nr));
@@ -224,17 +227,30 @@ unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, pac
     }
 }
 
-/// # Safety
-/// As for [`pack_panel`], with `NR` full columns.
-unsafe fn copy_rows<const NR: usize>(desc: &PackBDesc, b: *const f32, packed: *mut f32) {
-    for i in 0..desc.k {
-        // SAFETY: by contract; f32 arrays need no more alignment than their elements.
-        unsafe {
-            let row: [f32; NR] = b
-                .offset(i as isize * desc.row_stride)
-                .cast::<[f32; NR]>()
-                .read();
-            packed.add(i * NR).cast::<[f32; NR]>().write(row);
+/// Copies a panel of full columns, which are contiguous.
+struct CopyRows {
+    nr: usize,
+    n_rows: usize,
+    src: *const f32,
+    src_stride: isize,
+    dst: *mut f32,
+}
+
+impl Task for CopyRows {
+    type Out = ();
+
+    /// Safety: `src` is readable and `dst` writable for the rows; vectors of `S` divide a panel's.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        for i in 0..self.n_rows {
+            // SAFETY: by contract.
+            unsafe {
+                let src = self.src.offset(i as isize * self.src_stride);
+                let dst = self.dst.add(i * self.nr);
+                for j in (0..self.nr).step_by(S::LANES) {
+                    s.store(dst.add(j), s.load(src.add(j)));
+                }
+            }
         }
     }
 }
