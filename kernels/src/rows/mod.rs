@@ -11,7 +11,7 @@ mod tests;
 
 pub use norm::{NormDesc, NormKind, gm_norm_f32};
 pub use reduce::{ReduceDesc, ReduceKind, gm_reduce_f32};
-pub(crate) use softmax::softmax_block;
+pub(crate) use softmax::BlockRows;
 pub use softmax::{SoftmaxDesc, SoftmaxKind, gm_softmax_f32};
 
 use crate::descriptor::plain;

@@ -1,7 +1,6 @@
 //! Softmax and its logarithm.
 
 use super::{Fold, Largest, RowDim, fold, lanes_below, n_rows, row_dims, row_offsets};
-use crate::attention::BlockRow;
 use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
@@ -234,76 +233,134 @@ impl Row {
     }
 }
 
-/// One row's part of a softmax over blocks: scores become exponentials relative to the largest
-/// score so far, and the earlier sum and output are rescaled to it.
-///
-/// # Safety
-/// The pointers cover the row, except a null mask; `isa` is available.
-pub(crate) unsafe fn softmax_block(isa: Isa, row: BlockRow) {
-    // SAFETY: by contract.
-    unsafe { dispatch(isa, row) }
+/// Queries' scores for one block of keys, with each query's running maximum and sum: scores become
+/// exponentials relative to the largest score so far, and the earlier sum and output are rescaled
+/// to it.
+pub(crate) struct BlockRows {
+    pub(crate) n_rows: usize,
+    /// Keys of the block.
+    pub(crate) n: usize,
+    /// Keys that the first query sees, and how many more each next one does; limited to the block.
+    /// The others' weights are 0.
+    pub(crate) n_seen: [isize; 2],
+    /// Scores, which exponentials replace, and the distance of rows.
+    pub(crate) scores: *mut f32,
+    pub(crate) score_ld: usize,
+    /// Null if there is none.
+    pub(crate) mask: *const f32,
+    pub(crate) mask_ld: isize,
+    pub(crate) scale: f32,
+    /// Largest score so far of each query.
+    pub(crate) largest: *mut f32,
+    pub(crate) sums: *mut f32,
+    /// The output so far, `n_out` elements of each query.
+    pub(crate) out: *mut f32,
+    pub(crate) out_ld: usize,
+    pub(crate) n_out: usize,
 }
 
-impl Task for BlockRow {
+impl Task for BlockRows {
     type Out = ();
 
-    /// Safety: the pointers cover the row; the mask may be null.
+    /// Safety: the pointers cover the rows; the mask may be null.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        // SAFETY: by contract; as many vectors as the row has.
-        unsafe {
-            match self.n.div_ceil(S::LANES) {
-                1 => self.in_registers::<S, 1>(s),
-                2 => self.in_registers::<S, 2>(s),
-                3 => self.in_registers::<S, 3>(s),
-                4 => self.in_registers::<S, 4>(s),
-                5 => self.in_registers::<S, 5>(s),
-                6 => self.in_registers::<S, 6>(s),
-                7 => self.in_registers::<S, 7>(s),
-                8 => self.in_registers::<S, 8>(s),
-                // More vectors are more than the registers of older instruction sets.
-                n if S::LANES < 16 => self.in_passes(s, n),
-                9 => self.in_registers::<S, 9>(s),
-                10 => self.in_registers::<S, 10>(s),
-                11 => self.in_registers::<S, 11>(s),
-                12 => self.in_registers::<S, 12>(s),
-                13 => self.in_registers::<S, 13>(s),
-                14 => self.in_registers::<S, 14>(s),
-                15 => self.in_registers::<S, 15>(s),
-                16 => self.in_registers::<S, 16>(s),
-                n => self.in_passes(s, n),
+        // Powers of two need one multiplication fewer, and no mask to be added in other units. A
+        // factor of at most 1 keeps finite scores finite.
+        let factor = self.scale * std::f32::consts::LOG2_E;
+        let is_power = self.mask.is_null() && factor > 0.0 && factor <= 1.0;
+        for i in 0..self.n_rows {
+            let scores = self.scores.wrapping_add(i * self.score_ld);
+            let seen = self.n_seen[0] + i as isize * self.n_seen[1];
+            let n = seen.clamp(0, self.n as isize) as usize;
+            // SAFETY: rows that the caller promised.
+            unsafe {
+                std::ptr::write_bytes(scores.add(n), 0, self.n - n);
+                if n == 0 {
+                    continue;
+                }
+                let row = BlockRow {
+                    scores,
+                    n,
+                    mask: self.mask.wrapping_offset(i as isize * self.mask_ld),
+                    scale: if is_power { factor } else { self.scale },
+                    largest: self.largest.add(i),
+                    sum: self.sums.add(i),
+                    out: self.out.add(i * self.out_ld),
+                    n_out: self.n_out,
+                };
+                match (is_power, self.mask.is_null()) {
+                    (true, _) => row.weigh::<S, POWER>(s),
+                    (_, true) => row.weigh::<S, SCALED>(s),
+                    _ => row.weigh::<S, MASKED>(s),
+                }
             }
         }
     }
 }
 
+/// Vectors of scores in flight: enough to hide the latency of an exponential, and few enough for
+/// the compiler to unroll.
+const GROUP: usize = 4;
+
+/// Scores as they are; `scale` has the factor of the exponent of 2.
+const POWER: u8 = 0;
+/// Scores times `scale`; exponents of e, as of [`MASKED`].
+const SCALED: u8 = 1;
+/// Scores times `scale`, and the mask.
+const MASKED: u8 = 2;
+
+/// One row of [`BlockRows`]. Functions are generic over the form of scores.
+struct BlockRow {
+    scores: *mut f32,
+    n: usize,
+    mask: *const f32,
+    scale: f32,
+    largest: *mut f32,
+    sum: *mut f32,
+    out: *mut f32,
+    n_out: usize,
+}
+
 impl BlockRow {
+    /// # Safety
+    /// The pointers cover the row.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, const FORM: u8>(&self, s: S) {
+        // SAFETY: by contract.
+        unsafe {
+            // A NaN is not the largest, but its exponential is in the sum.
+            let largest = Largest.join(*self.largest, self.most::<S, FORM>(s));
+            if largest == f32::NEG_INFINITY && !self.has_nan::<S, FORM>(s) {
+                // Weights of 0 instead of the NaN of infinities' difference.
+                return std::ptr::write_bytes(self.scores, 0, self.n);
+            }
+            let sum = self.weights::<S, FORM>(s, largest);
+            self.join::<S, FORM>(s, largest, sum);
+        }
+    }
+
     /// Vector `v` of the scores, scaled and masked. All lanes of a partial vector that are beyond the
     /// row are minus infinity.
     ///
     /// # Safety
-    /// As for `run`; the row has lanes of the vector.
+    /// As for `weigh`; the row has lanes of the vector.
     #[inline(always)]
-    unsafe fn score<S: Simd>(&self, s: S, v: usize, is_partial: bool) -> S::F {
-        let (at, scale) = (v * S::LANES, s.splat(self.scale));
+    unsafe fn score<S: Simd, const FORM: u8>(&self, s: S, v: usize, is_partial: bool) -> S::F {
+        let at = v * S::LANES;
         let rest = self.n - at;
         // SAFETY: by contract.
         unsafe {
-            let x = self.scores.add(at).cast_const();
-            let x = if is_partial {
-                s.load_n(x, rest)
-            } else {
-                s.load(x)
+            let load = |x: *const f32| match is_partial {
+                true => s.load_n(x.add(at), rest),
+                false => s.load(x.add(at)),
             };
-            let mut t = s.mul(x, scale);
-            if !self.mask.is_null() {
-                let mask = self.mask.add(at);
-                let mask = if is_partial {
-                    s.load_n(mask, rest)
-                } else {
-                    s.load(mask)
-                };
-                t = s.add(t, mask);
+            let mut t = load(self.scores);
+            if FORM != POWER {
+                t = s.mul(t, s.splat(self.scale));
+            }
+            if FORM == MASKED {
+                t = s.add(t, load(self.mask));
             }
             match is_partial {
                 true => s.select(lanes_below(s, rest), t, s.splat(f32::NEG_INFINITY)),
@@ -312,103 +369,130 @@ impl BlockRow {
         }
     }
 
-    /// The row, of `V` vectors of which the last may be partial, without a second pass over memory.
+    /// The largest score that is a number, or minus infinity.
     ///
     /// # Safety
-    /// As for `run`.
+    /// As for `weigh`.
     #[inline(always)]
-    unsafe fn in_registers<S: Simd, const V: usize>(&self, s: S) {
-        let is_partial = self.n < V * S::LANES;
-        // SAFETY: by contract.
+    unsafe fn most<S: Simd, const FORM: u8>(&self, s: S) -> f32 {
+        let mut most = [s.splat(f32::NEG_INFINITY); GROUP];
+        let (n_full, mut v) = (self.n / S::LANES, 0);
+        // SAFETY: by contract; whole groups of vectors, then whole vectors, then a partial one.
         unsafe {
-            let mut t = [s.zero(); V];
-            let mut most = [s.splat(f32::NEG_INFINITY); 2];
-            for (v, t) in t.iter_mut().enumerate() {
-                *t = self.score(s, v, v == V - 1 && is_partial);
-                most[v % 2] = s.max(*t, most[v % 2]);
-            }
-            // A NaN is not the largest, but its exponential is in the sum.
-            let largest = Largest.join(*self.largest, s.largest(s.max(most[0], most[1])));
-            if largest == f32::NEG_INFINITY && !t.iter().any(|&t| has_nan(s, t)) {
-                return self.weightless();
-            }
-            let sum = self.weights(s, t, largest);
-            self.join(s, largest, sum);
-        }
-    }
-
-    /// Stores the exponentials of the scores `t`, less the largest; their sum.
-    ///
-    /// # Safety
-    /// As for `run`.
-    #[inline(always)]
-    unsafe fn weights<S: Simd, const V: usize>(&self, s: S, t: [S::F; V], largest: f32) -> f32 {
-        let (shift, mut sums) = (s.splat(largest), [s.zero(); 2]);
-        for (v, t) in t.into_iter().enumerate() {
-            let e = vmath::exp_weight(s, s.sub(t, shift));
-            let rest = self.n - v * S::LANES;
-            // SAFETY: by contract.
-            unsafe {
-                let to = self.scores.add(v * S::LANES);
-                if v == V - 1 && rest < S::LANES {
-                    // Minus infinity less itself is no number.
-                    let seen = s.select(lanes_below(s, rest), e, s.zero());
-                    sums[v % 2] = s.add(sums[v % 2], seen);
-                    s.store_n(to, rest, e);
-                } else {
-                    sums[v % 2] = s.add(sums[v % 2], e);
-                    s.store(to, e);
+            while v + GROUP <= n_full {
+                for (i, most) in most.iter_mut().enumerate() {
+                    *most = s.max(self.score::<S, FORM>(s, v + i, false), *most);
                 }
+                v += GROUP;
+            }
+            while v < n_full {
+                most[0] = s.max(self.score::<S, FORM>(s, v, false), most[0]);
+                v += 1;
+            }
+            if v * S::LANES < self.n {
+                most[1] = s.max(self.score::<S, FORM>(s, v, true), most[1]);
             }
         }
-        s.sum(s.add(sums[0], sums[1]))
+        let [a, b, c, d] = most;
+        s.largest(s.max(s.max(a, b), s.max(c, d)))
     }
 
-    /// The same for any number of vectors.
+    /// # Safety
+    /// As for `weigh`.
+    #[inline(always)]
+    unsafe fn has_nan<S: Simd, const FORM: u8>(&self, s: S) -> bool {
+        // SAFETY: by contract.
+        (0..self.n.div_ceil(S::LANES)).any(|v| unsafe {
+            let t = self.score::<S, FORM>(s, v, self.n < (v + 1) * S::LANES);
+            has_nan(s, t)
+        })
+    }
+
+    /// The exponentials of vector `v` of the scores less the largest.
     ///
     /// # Safety
-    /// As for `run`.
+    /// As for `score`.
     #[inline(always)]
-    unsafe fn in_passes<S: Simd>(&self, s: S, n_vectors: usize) {
+    unsafe fn weight<S: Simd, const FORM: u8>(
+        &self,
+        s: S,
+        v: usize,
+        is_partial: bool,
+        shift: S::F,
+    ) -> S::F {
+        // SAFETY: by contract.
+        let t = unsafe { self.score::<S, FORM>(s, v, is_partial) };
+        match FORM {
+            POWER => vmath::exp2_weight(s, s.fma(t, s.splat(self.scale), shift)),
+            _ => vmath::exp_weight(s, s.sub(t, shift)),
+        }
+    }
+
+    /// Stores the exponentials of whole vector `v`, and returns them.
+    ///
+    /// # Safety
+    /// As for `score`.
+    #[inline(always)]
+    unsafe fn store_weight<S: Simd, const FORM: u8>(&self, s: S, v: usize, shift: S::F) -> S::F {
         // SAFETY: by contract.
         unsafe {
-            for v in 0..n_vectors {
-                let is_partial = self.n < (v + 1) * S::LANES;
-                let t = self.score(s, v, is_partial);
-                s.store_n(self.scores.add(v * S::LANES), self.n - v * S::LANES, t);
-            }
-            let scores = self.row(self.scores, self.n);
-            let largest = Largest.join(*self.largest, fold(s, self.scores, self.n, Largest));
-            if largest == f32::NEG_INFINITY {
-                return self.weightless();
-            }
-            let sum = scores.exponentials(s, self.scores, largest);
-            self.join(s, largest, sum);
+            let e = self.weight::<S, FORM>(s, v, false, shift);
+            s.store(self.scores.add(v * S::LANES), e);
+            e
         }
     }
 
-    /// Weights of 0 where all scores so far are minus infinity, instead of the NaN of their
-    /// difference.
+    /// Stores the exponentials of the scores less the largest; their sum.
     ///
     /// # Safety
-    /// As for `run`.
+    /// As for `weigh`.
     #[inline(always)]
-    unsafe fn weightless(&self) {
-        // SAFETY: by contract.
-        unsafe { std::ptr::write_bytes(self.scores, 0, self.n) }
+    unsafe fn weights<S: Simd, const FORM: u8>(&self, s: S, largest: f32) -> f32 {
+        let shift = s.splat(match FORM {
+            POWER => -largest * self.scale,
+            _ => largest,
+        });
+        let mut sums = [s.zero(); GROUP];
+        let (n_full, mut v) = (self.n / S::LANES, 0);
+        // SAFETY: by contract, as for `most`.
+        unsafe {
+            while v + GROUP <= n_full {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.add(*sum, self.store_weight::<S, FORM>(s, v + i, shift));
+                }
+                v += GROUP;
+            }
+            while v < n_full {
+                sums[0] = s.add(sums[0], self.store_weight::<S, FORM>(s, v, shift));
+                v += 1;
+            }
+            let rest = self.n - v * S::LANES;
+            if rest > 0 {
+                let e = self.weight::<S, FORM>(s, v, true, shift);
+                // Minus infinity less itself is no number.
+                sums[1] = s.add(sums[1], s.select(lanes_below(s, rest), e, s.zero()));
+                s.store_n(self.scores.add(v * S::LANES), rest, e);
+            }
+        }
+        let [a, b, c, d] = sums;
+        s.sum(s.add(s.add(a, b), s.add(c, d)))
     }
 
     /// Rescales the earlier sum and output to `largest`, and adds `sum` of this block.
     ///
     /// # Safety
-    /// As for `run`.
+    /// As for `weigh`.
     #[inline(always)]
-    unsafe fn join<S: Simd>(&self, s: S, largest: f32, sum: f32) {
+    unsafe fn join<S: Simd, const FORM: u8>(&self, s: S, largest: f32, sum: f32) {
         // SAFETY: by contract.
         unsafe {
             let before = *self.largest;
-            if before != largest {
-                let shrink = (before - largest).exp();
+            // Before the first number all is 0 or NaN, or not yet written.
+            if before != largest && before != f32::NEG_INFINITY {
+                let shrink = match FORM {
+                    POWER => ((before - largest) * self.scale).exp2(),
+                    _ => (before - largest).exp(),
+                };
                 *self.sum *= shrink;
                 let out = self.row(self.out, self.n_out);
                 out.for_each(s, self.out, |x| s.mul(x, s.splat(shrink)));

@@ -156,6 +156,18 @@ pub(crate) fn exp_weight<S: Simd>(s: S, x: S::F) -> S::F {
     s.select(is_subnormal, s.zero(), s.mul(p, power_of_two(s, n)))
 }
 
+/// `2^x` for `x <= 1`, with 0 in place of subnormal results.
+#[inline(always)]
+pub(crate) fn exp2_weight<S: Simd>(s: S, x: S::F) -> S::F {
+    let least = s.splat(-126.0);
+    let is_subnormal = s.lt(x, least);
+    let x = s.max(least, x);
+    let (n, n_int) = round_product(s, x, s.splat(1.0));
+    let r = s.sub(x, n);
+    let p = s.fma(r, poly(s, r, EXP2), s.splat(1.0));
+    s.select(is_subnormal, s.zero(), s.mul(p, power_of_two(s, n_int)))
+}
+
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
     let x = clamp(s, x, -151.0, 129.0);
