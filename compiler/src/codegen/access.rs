@@ -76,11 +76,8 @@ pub(super) fn expression_in(
         known: HashMap::new(),
     };
     let identity: Vec<AffineIndex> = loops
-        .factors()
-        .map(|factors| AffineIndex {
-            constant: 0,
-            factors,
-        })
+        .indices()
+        .map(|(constant, factors)| AffineIndex { constant, factors })
         .collect();
     for &root in roots {
         let r = b.value(root, &identity)?;
@@ -148,12 +145,40 @@ impl Builder<'_> {
                 Some(self.map(*op, &args))
             }
             Op::Broadcast { .. } => self.broadcast(node.inputs[0], at),
+            Op::Concat { axis } => self.joined(&node.inputs, *axis, at),
             Op::Transpose { .. } | Op::Slice { .. } | Op::Reshape { .. } => {
                 let from = self.view_index(node, at)?;
                 self.value(node.inputs[0], &from)
             }
             _ => None,
         }
+    }
+
+    /// An element of a concatenation, if all loops stay in one operand.
+    fn joined(&mut self, operands: &[ValueId], axis: usize, at: &[AffineIndex]) -> Option<Reg> {
+        let (first, last) = self.range(&at[axis]);
+        let mut start = 0;
+        for &x in operands {
+            let end = start + self.body.shape(x)[axis] as i64;
+            if start <= first && last < end {
+                let mut within = at.to_vec();
+                within[axis].constant -= start;
+                return self.value(x, &within);
+            }
+            start = end;
+        }
+        None
+    }
+
+    /// Least and greatest value of an index.
+    fn range(&self, at: &AffineIndex) -> (i64, i64) {
+        let (mut first, mut last) = (at.constant, at.constant);
+        for (factor, &n) in at.factors.iter().zip(self.extents) {
+            let reach = factor * (n as i64 - 1);
+            first += reach.min(0);
+            last += reach.max(0);
+        }
+        (first, last)
     }
 
     /// The index in the operand of a view for an index of its result.

@@ -19,6 +19,8 @@ pub(super) struct Loops {
     pub(super) extents: Vec<usize>,
     /// The loops that each axis consists of.
     axes: Vec<Range<usize>>,
+    /// First index along each axis.
+    starts: Vec<i64>,
 }
 
 impl Loops {
@@ -27,7 +29,16 @@ impl Loops {
         Loops {
             extents: shape.to_vec(),
             axes: (0..shape.len()).map(|i| i..i + 1).collect(),
+            starts: vec![0; shape.len()],
         }
+    }
+
+    /// One loop for each axis, over the part `range` of one of them.
+    pub(super) fn over_part(shape: &[usize], axis: usize, range: Range<usize>) -> Loops {
+        let mut loops = Loops::over(shape);
+        loops.extents[axis] = range.len();
+        loops.starts[axis] = range.start as i64;
+        loops
     }
 
     /// Loops over `root` that are finer than its axes, by the factors of the shapes before the reshapes
@@ -63,7 +74,12 @@ impl Loops {
         }
         extents.reverse();
         let axes = grouped(shape, &extents)?;
-        Some(Loops { extents, axes })
+        let starts = vec![0; shape.len()];
+        Some(Loops {
+            extents,
+            axes,
+            starts,
+        })
     }
 
     /// Strides of the loops, where those of the axes are given.
@@ -79,11 +95,11 @@ impl Loops {
         strides
     }
 
-    /// Factors of the loops in the index of each axis.
-    pub(super) fn factors(&self) -> impl Iterator<Item = Vec<i64>> {
+    /// First index along each axis, and the factors of the loops in the index.
+    pub(super) fn indices(&self) -> impl Iterator<Item = (i64, Vec<i64>)> {
         (0..self.axes.len()).map(|axis| {
             let is_axis: Vec<i64> = (0..self.axes.len()).map(|i| i64::from(i == axis)).collect();
-            self.strides(&is_axis)
+            (self.starts[axis], self.strides(&is_axis))
         })
     }
 }
@@ -158,7 +174,7 @@ mod tests {
         let loops = Loops::by(&products(&[&windows, &rows]), &rows).unwrap();
         assert_eq!(loops.extents, windows);
         assert_eq!(loops.strides(&[0, 100, 1]), [39200, 5600, 700, 100, 1]);
-        let factors: Vec<Vec<i64>> = loops.factors().collect();
+        let factors: Vec<Vec<i64>> = loops.indices().map(|(_, factors)| factors).collect();
         assert_eq!(factors[0], [0; 5]);
         assert_eq!(factors[1], [392, 56, 7, 1, 0]);
         assert_eq!(factors[2], [0, 0, 0, 0, 1]);

@@ -5,6 +5,7 @@ use super::cone::Cone;
 use crate::cluster::{bytes, gpu, legal};
 use crate::cost::Picos;
 use crate::ir::{ClusterKind, NodeId, Op, OpClass, ValueId};
+use gristmill_runtime::DType;
 
 /// Result of a rule: `None` when the term has another form, an error when the form is right but a
 /// condition fails.
@@ -222,11 +223,29 @@ impl Fuser<'_> {
         has_room(cone, q.members.len())?;
         let times = self.repetitions(cone, q)?;
         let is_member = |m: NodeId| cone.contains(m) || q.contains(m);
+        let computes_operands = self.computes_operands(cone, q);
         for m in q.nodes().filter(|m| !cone.contains(*m)) {
+            if computes_operands && self.is_concat(m) {
+                continue;
+            }
             legal::is_pulled(self.g, &self.users, m, &is_member)?;
         }
         let repeated = q.members.iter().map(|&(m, time)| (m, time.times(times)));
         Ok(self.grown(cone, repeated, cone.root))
+    }
+
+    /// True where element-wise loops of a CPU over a concatenation go over its operands one after the other: nothing but element-wise ops
+    /// of `f32` comes between.
+    fn computes_operands(&self, cone: &Cone, q: &Cone) -> bool {
+        let is_map = matches!(self.g.node(cone.root).op, Op::Map(_));
+        let is_own = !self.pricing.only_gpus && self.is_only_reader(q.root, cone.root);
+        let [from, to] = [q, cone].map(|c| self.g.ty(self.g.node(c.root).outputs[0]));
+        let keeps_f32 = to.dtype == DType::F32 && from == to;
+        is_map && is_own && keeps_f32 && !cone.nodes().any(|m| self.is_concat(m))
+    }
+
+    fn is_concat(&self, id: NodeId) -> bool {
+        matches!(self.g.node(id).op, Op::Concat { .. })
     }
 
     /// Times that the loops of `cone` compute each element of `q`.

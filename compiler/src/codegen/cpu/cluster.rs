@@ -4,6 +4,7 @@ use super::body::Body;
 use super::emit::Emitter;
 use super::jit::Kernel;
 use super::lines::over_elements;
+use super::loops::Loops;
 use super::match_kernels::{has_kernel, is_composite, match_task};
 use super::phases::{MatchContext, Phase, cut};
 use super::pull::{Emit, Puller, inner_iterations};
@@ -24,6 +25,7 @@ use gristmill_kernels::Blocked;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::program::{Blocks, CpuKernel, SERIAL_NS, grain};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// One cluster being compiled.
 pub(super) struct ClusterCompiler<'s, 'o> {
@@ -316,12 +318,74 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
 
     fn one_value(&mut self, root: ValueId) -> Result<()> {
         let arg = self.destination(root);
+        self.one_value_in(root, arg)
+    }
+
+    fn one_value_in(&mut self, root: ValueId, arg: Arg) -> Result<()> {
         if self.parts(root, root, arg)? {
             return Ok(());
         }
-        match self.vector_plan(&[root], &self.whole(root)) {
-            Some(map) => self.vector_map(map, vec![(root, arg)]),
+        if let Some(map) = self.vector_plan(&[root], &self.whole(root)) {
+            return self.vector_map(map, vec![(root, arg)]);
+        }
+        let joined = self.concatenation_below(root);
+        if let Some(maps) = joined.and_then(|v| self.maps_of_operands(root, v)) {
+            return maps
+                .into_iter()
+                .try_for_each(|map| self.vector_map(map, vec![(root, arg)]));
+        }
+        match joined.filter(|&v| v != root) {
+            Some(joined) => {
+                self.one_value(joined)?;
+                self.one_value_in(root, arg)
+            }
             None => self.store_elements("map", &[(root, root)], vec![(root, arg)]),
+        }
+    }
+
+    /// A kernel for each operand of the concatenation `joined` that the element-wise expression `root` reads.
+    fn maps_of_operands(&self, root: ValueId, joined: ValueId) -> Option<Vec<VectorMap>> {
+        let node = self.body.graph.def_node(joined)?;
+        let Op::Concat { axis } = node.op else {
+            return None;
+        };
+        let mut start = 0;
+        let parts = node.inputs.iter().map(|&x| {
+            let first = start;
+            start += self.body.shape(x)[axis];
+            first..start
+        });
+        let filled = parts.filter(|part| !part.is_empty());
+        filled.map(|part| self.part_map(root, axis, part)).collect()
+    }
+
+    /// The kernel of the part of `root` that a range along an axis is.
+    fn part_map(&self, root: ValueId, axis: usize, part: Range<usize>) -> Option<VectorMap> {
+        let mut to = self.whole(root);
+        to.offset += part.start as i64 * to.strides[axis];
+        let loops = Loops::over_part(self.body.shape(root), axis, part);
+        let in_memory = |v: ValueId| self.in_memory(v);
+        vector::plan_in(&self.body, &[root], &in_memory, &to, &loops)
+    }
+
+    fn in_memory(&self, v: ValueId) -> bool {
+        self.placed.location.contains_key(&v)
+    }
+
+    /// The first concatenation that `v` is computed from by element-wise ops of one shape.
+    fn concatenation_below(&self, v: ValueId) -> Option<ValueId> {
+        let node = self.body.graph.def_node(v)?;
+        if self.in_memory(v) || self.body.n_elements(v) == 0 {
+            return None;
+        }
+        let same_shape = |x: &&ValueId| self.body.shape(**x) == self.body.shape(v);
+        match &node.op {
+            Op::Map(_) => {
+                let mut operands = node.inputs.iter().filter(same_shape);
+                operands.find_map(|&x| self.concatenation_below(x))
+            }
+            Op::Concat { .. } => Some(v),
+            _ => None,
         }
     }
 
@@ -333,7 +397,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     fn vector_plan(&self, roots: &[ValueId], out: &Destination) -> Option<VectorMap> {
-        let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
+        let in_memory = |v: ValueId| self.in_memory(v);
         vector::plan(&self.body, roots, &in_memory, out)
     }
 
@@ -402,7 +466,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         if self.body.n_elements(v) == 0 {
             return true;
         }
-        let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
+        let in_memory = |v: ValueId| self.in_memory(v);
         let view = Strided::resolve(&self.body, v, &in_memory);
         if in_memory(view.base) {
             let isa = self.session.options.target.isa();

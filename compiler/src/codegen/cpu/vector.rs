@@ -140,7 +140,7 @@ pub(super) fn plan(
 }
 
 /// Plans the kernel in given loops.
-fn plan_in(
+pub(super) fn plan_in(
     body: &Body,
     roots: &[ValueId],
     in_memory: &dyn Fn(ValueId) -> bool,

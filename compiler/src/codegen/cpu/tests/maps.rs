@@ -3,7 +3,7 @@
 use super::harness::{check, steps};
 use crate::codegen::testing::{Rng, as_cluster, random_maps, random_phases};
 use crate::ir::*;
-use gristmill_runtime::DType;
+use gristmill_runtime::{DType, Tensor};
 
 #[test]
 fn random_bodies() {
@@ -142,4 +142,64 @@ fn random_reshapes_around_transposes() {
         ];
         check(&g, &inputs, 0.0, rng);
     }
+}
+
+/// Element-wise ops of a concatenation run operand by operand, each into its part of the result.
+#[test]
+fn element_wise_ops_of_a_concatenation_run_on_its_operands() {
+    let rng = &mut Rng(41);
+    for axis in 0..3 {
+        let shape = |extent: usize| {
+            let mut shape = [3, 5, 7];
+            shape[axis] = extent;
+            shape
+        };
+        let mut b = GraphBuilder::new("g");
+        let parts: Vec<ValueId> = [4, 0, 8, 2]
+            .iter()
+            .enumerate()
+            .map(|(i, &extent)| b.input(&format!("x{i}"), DType::F32, shape(extent)))
+            .collect();
+        let mut along = [1, 1, 1];
+        along[axis] = 14;
+        let scale = b.input("scale", DType::F32, along);
+        let other = b.input("other", DType::F32, shape(14));
+        let joined = b.concat(&parts, axis).unwrap();
+        let scaled = b.mul(joined, scale).unwrap();
+        let sum = b.add_(scaled, other).unwrap();
+        let y = b.map(ScalarOp::Sigmoid, &[sum]).unwrap();
+        b.output("y", y);
+        let g = b.finish().unwrap();
+        let steps = steps(&g);
+        assert!(steps.iter().all(|s| s.ends_with("_vector")), "{steps:?}");
+        assert_eq!(steps.len(), 3);
+        let inputs: Vec<Tensor> = g
+            .inputs
+            .iter()
+            .map(|&v| rng.tensor(DType::F32, &g.ty(v).static_shape().unwrap(), -2.0, 2.0))
+            .collect();
+        check(&g, &inputs, 1e-6, rng);
+    }
+}
+
+/// Loops over the operands of one concatenation cross those of the other.
+#[test]
+fn a_sum_of_two_concatenations_is_right() {
+    let rng = &mut Rng(42);
+    let mut b = GraphBuilder::new("g");
+    let x: Vec<ValueId> = [4, 3, 2, 5]
+        .iter()
+        .enumerate()
+        .map(|(i, &extent)| b.input(&format!("x{i}"), DType::F32, [6, extent]))
+        .collect();
+    let (left, right) = (b.concat(&x[..2], 1).unwrap(), b.concat(&x[2..], 1).unwrap());
+    let sum = b.add_(left, right).unwrap();
+    let y = b.map(ScalarOp::Relu, &[sum]).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    let inputs: Vec<Tensor> = [4, 3, 2, 5]
+        .iter()
+        .map(|&extent| rng.tensor(DType::F32, &[6, extent], -2.0, 2.0))
+        .collect();
+    check(&g, &inputs, 0.0, rng);
 }
