@@ -79,6 +79,12 @@ pub fn views_below(g: &Graph, mut v: ValueId) -> Vec<NodeId> {
     views
 }
 
+/// True when the views of `v` that members of a cluster define have a form of strides.
+pub fn is_strided(g: &Graph, v: ValueId, is_member: &dyn Fn(NodeId) -> bool) -> bool {
+    let is_read = |v: ValueId| !matches!(g.value(v).def, Def::Node(id, _) if is_member(id));
+    Strided::of(g, v, &is_read).is_some()
+}
+
 /// True when the contraction or attention `node` can read operand `i` through the views that define
 /// it, by strides.
 pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {

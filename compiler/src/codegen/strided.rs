@@ -87,24 +87,9 @@ impl Strided {
 
     /// The same elements in row-major order under another shape, when strides can express it.
     fn reshaped(self, shape: &[usize]) -> Option<Strided> {
-        if shape.contains(&0) || self.shape.contains(&0) {
-            return None;
-        }
-        let axes = self.shape.iter().copied().zip(self.strides.iter().copied());
-        let axes: Vec<(usize, i64)> = axes.filter(|axis| axis.0 != 1).collect();
-        let (mut from, mut to) = (&axes[..], shape);
-        let mut strides = Vec::with_capacity(shape.len());
-        while !from.is_empty() {
-            let (n_from, n_to) = leading_group(from, to)?;
-            let innermost = joined_stride(&from[..n_from])?;
-            let extents = &to[..n_to];
-            strides.extend(row_major(extents).iter().map(|s| s * innermost));
-            (from, to) = (&from[n_from..], &to[n_to..]);
-        }
-        strides.resize(shape.len(), 0);
         Some(Strided {
             shape: shape.to_vec(),
-            strides,
+            strides: reshaped_strides(&self.shape, &self.strides, shape)?,
             ..self
         })
     }
@@ -122,6 +107,26 @@ impl Strided {
                 fits
             })
     }
+}
+
+/// Strides of elements of shape `from` under shape `to`; `None` when there are none, or no elements.
+pub(super) fn reshaped_strides(from: &[usize], strides: &[i64], to: &[usize]) -> Option<Vec<i64>> {
+    if to.contains(&0) || from.contains(&0) {
+        return None;
+    }
+    let axes = from.iter().copied().zip(strides.iter().copied());
+    let axes: Vec<(usize, i64)> = axes.filter(|axis| axis.0 != 1).collect();
+    let (mut from, mut rest) = (&axes[..], to);
+    let mut strides = Vec::with_capacity(to.len());
+    while !from.is_empty() {
+        let (n_from, n_to) = leading_group(from, rest)?;
+        let innermost = joined_stride(&from[..n_from])?;
+        let extents = &rest[..n_to];
+        strides.extend(row_major(extents).iter().map(|s| s * innermost));
+        (from, rest) = (&from[n_from..], &rest[n_to..]);
+    }
+    strides.resize(to.len(), 0);
+    Some(strides)
 }
 
 /// Numbers of leading axes on either side whose extents have equal products; `None` if none have.

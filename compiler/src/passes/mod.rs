@@ -1,8 +1,9 @@
 //! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common
-//! subexpressions, merged products, products of integers, transposed convolutions by phases, lower precision, all-reduce as transfers
+//! subexpressions, views of concatenations, merged products, products of integers, transposed convolutions by phases, lower precision, all-reduce as transfers
 //! between devices.
 
 mod all_reduce;
+mod concat_views;
 mod cse;
 mod fold;
 mod keep;
@@ -18,6 +19,7 @@ mod specialise;
 mod state;
 
 pub use all_reduce::expand_all_reduce;
+pub use concat_views::concat_views;
 pub use cse::{cse, dce};
 pub use fold::fold_constants;
 pub use keep::keep;

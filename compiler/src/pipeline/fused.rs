@@ -225,7 +225,7 @@ fn merge_products(g: Graph, p: &mut Passes) -> Result<Graph> {
     }
     p.run(Pass::Merge, |_| {
         let merged = passes::merge_matmuls(&g)?;
-        passes::clean(&merged)
+        passes::clean(&passes::concat_views(&merged)?)
     })
 }
 

@@ -42,6 +42,10 @@ rules! {
     "epilogue-onto-reduction" Step::Extend(epilogue_onto_reduction);
     /// A product or attention reads its operand through views, by strides.
     "views-into-contraction" Step::Absorb(views_into_contraction);
+    /// A concatenation copies its operands from where they are, by strides.
+    "views-into-concat" Step::Absorb(views_into_concat);
+    /// A reshape of a concatenation is the same memory.
+    "reshape-after-concat" Step::Extend(reshape_after_concat);
     /// A product of 8-bit integers reads bytes, and takes the zero point off the sums.
     "bytes-into-contraction" Step::Absorb(bytes_into_contraction);
     /// An element-wise loop computes a producer that has no other reader.
@@ -147,6 +151,7 @@ impl Fuser<'_> {
         let op = &self.g.node(reader).op;
         let is_free = match op.class() {
             OpClass::Contract | OpClass::Attention => self.is_view(p),
+            OpClass::View if self.is_concat(reader) => self.is_view(p) && !self.is_concat(p),
             OpClass::Map | OpClass::View => is_as_large,
             _ => false,
         };
@@ -207,6 +212,10 @@ impl Fuser<'_> {
         }
         let free = nodes.iter().map(|&m| (m, Picos::ZERO));
         Ok(self.grown(cone, free, cone.root))
+    }
+
+    fn is_concat(&self, id: NodeId) -> bool {
+        matches!(self.g.node(id).op, Op::Concat { .. })
     }
 
     /// The cone of a contraction with the views that define its operand `i`.
@@ -341,6 +350,27 @@ fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     }
     let (op, operand) = (anchor.op.name(), f.g.ty(anchor.inputs[i]));
     Some(Err(format!("{op} cannot read {operand} by strides")))
+}
+
+fn views_into_concat(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
+    let is_copied = f.is_concat(cone.anchor) && cone.root == cone.anchor;
+    let is_view = |m: NodeId| f.is_view(m) && !f.is_concat(m);
+    (is_copied && q.nodes().all(is_view)).then(|| {
+        has_room(cone, q.members.len())?;
+        let v = f.results(q.root)[0];
+        match legal::is_strided(f.g, v, &|p| q.contains(p)) {
+            true => f.with_free(cone, &q.nodes().collect::<Vec<_>>()),
+            false => Err(format!("{} is not read by strides", f.g.ty(v))),
+        }
+    })
+}
+
+fn reshape_after_concat(f: &Fuser, cone: &Cone, _: ValueId, reader: NodeId) -> RuleResult {
+    let is_reshape = matches!(f.g.node(reader).op, Op::Reshape { .. });
+    (f.is_concat(cone.anchor) && is_reshape && cone.root == cone.anchor).then(|| {
+        f.may_join(cone, reader)?;
+        Ok(f.extended(cone, reader))
+    })
 }
 
 fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {

@@ -474,8 +474,15 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             return call.map(|c| parts.push(Part::Copy(c))).is_some();
         }
         let node = self.body.graph.def_node(v);
-        if let Some((Op::Concat { axis }, operands)) = node.map(|n| (&n.op, &n.inputs)) {
-            return self.split_operands(operands, *axis, to, parts);
+        match node.map(|n| (&n.op, &n.inputs[..])) {
+            Some((Op::Concat { axis }, operands)) => {
+                return self.split_operands(operands, *axis, to, parts);
+            }
+            Some((Op::Reshape { .. }, &[x])) if self.is_concat(x) => {
+                let to = to.reshaped(self.body.shape(v), self.body.shape(x));
+                return to.is_some_and(|to| self.split_parts(x, to, parts));
+            }
+            _ => {}
         }
         // A whole expression is planned by the caller, with its neighbours.
         let is_whole = to.offset == 0 && to.strides == row_major(self.body.shape(v));
@@ -485,6 +492,11 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let map = self.vector_plan(&[v], &to);
         map.map(|map| parts.push(Part::Map(Box::new(map))))
             .is_some()
+    }
+
+    fn is_concat(&self, v: ValueId) -> bool {
+        let node = self.body.graph.def_node(v);
+        node.is_some_and(|n| matches!(n.op, Op::Concat { .. }))
     }
 
     /// The parts of a concatenation, operand by operand.

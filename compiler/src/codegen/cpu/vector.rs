@@ -10,7 +10,7 @@ use super::emit::{Emitter, Run};
 use super::lanes::{GROUPS, Lanes, has_lanes, is_byte, is_lane, memory};
 use super::loops::Loops;
 use super::pull::{Emit, Ix};
-use super::strided::{Axis, collapse};
+use super::strided::{Axis, collapse, reshaped_strides};
 use crate::error::{Error, Result};
 use crate::ir::vecprog::{Inst, Reg, VecOp, VecProg};
 use crate::ir::{ScalarOp, ValueId};
@@ -30,6 +30,16 @@ const LONG: usize = 512;
 pub(super) struct Destination {
     pub(super) offset: i64,
     pub(super) strides: Vec<i64>,
+}
+
+impl Destination {
+    /// The place of a result of shape `from` for the same elements of shape `to`, when strides can express it.
+    pub(super) fn reshaped(&self, from: &[usize], to: &[usize]) -> Option<Destination> {
+        Some(Destination {
+            offset: self.offset,
+            strides: reshaped_strides(from, &self.strides, to)?,
+        })
+    }
 }
 
 /// A planned kernel.
