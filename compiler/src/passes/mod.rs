@@ -42,5 +42,10 @@ pub fn clean(g: &Graph) -> Result<Graph> {
     dce(&cse(&constants_into_regions(&fold_constants(g)?)?)?)
 }
 
+/// Merged products, views of concatenations, and what follows from them.
+pub fn merge(g: &Graph) -> Result<Graph> {
+    clean(&concat_views(&merge_matmuls(g)?)?)
+}
+
 #[cfg(test)]
 mod tests;

@@ -223,10 +223,7 @@ fn merge_products(g: Graph, p: &mut Passes) -> Result<Graph> {
     if p.options.opt_level == 0 {
         return Ok(g);
     }
-    p.run(Pass::Merge, |_| {
-        let merged = passes::merge_matmuls(&g)?;
-        passes::clean(&passes::concat_views(&merged)?)
-    })
+    p.run(Pass::Merge, |_| passes::merge(&g))
 }
 
 /// Kernels are chosen at representative sizes; their bodies keep the symbols.

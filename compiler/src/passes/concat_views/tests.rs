@@ -224,7 +224,7 @@ fn random_view(b: &mut GraphBuilder, rng: &mut Rng, x: ValueId) -> ValueId {
         2 if rank < 5 => {
             let at = rng.below(rank);
             let n = rng.pick(&[1, 2, 3]);
-            let n = if shape[at] % n == 0 { n } else { 1 };
+            let n = if shape[at].is_multiple_of(n) { n } else { 1 };
             let pair = if rng.below(2) == 0 {
                 [n, shape[at] / n]
             } else {
