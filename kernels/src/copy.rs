@@ -8,6 +8,7 @@
 
 use crate::descriptor::descriptor;
 use crate::isa::Isa;
+use crate::simd::{Simd, Task, dispatch};
 use crate::transpose::{Transpose, transpose};
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA};
 
@@ -316,7 +317,20 @@ unsafe fn rectangle<T: Copy>(
     let (rows, cols) = (walk.rows, walk.cols);
     // SAFETY: indices stay below the extents.
     unsafe {
-        if cols.src == 1 && cols.dst == 1 {
+        if cols.src == 1 && cols.dst == 1 && size_of::<T>() == 4 && n_cols <= SHORT_RUN {
+            let (src, dst) = (src.cast(), dst.cast());
+            dispatch(
+                isa,
+                Runs {
+                    n_rows,
+                    n_cols,
+                    src,
+                    src_stride: rows.src,
+                    dst,
+                    dst_stride: rows.dst,
+                },
+            );
+        } else if cols.src == 1 && cols.dst == 1 {
             for i in 0..n_rows as isize {
                 std::ptr::copy_nonoverlapping(
                     src.offset(i * rows.src),
@@ -336,7 +350,81 @@ unsafe fn rectangle<T: Copy>(
             };
             transpose(isa, t);
         } else {
-            by_element(walk, n_rows, n_cols, src, dst);
+            match (cols.src, cols.dst) {
+                (1, 2) => by_row::<T, 1, 2>(walk, n_rows, n_cols, src, dst),
+                (2, 1) => by_row::<T, 2, 1>(walk, n_rows, n_cols, src, dst),
+                _ => by_element(walk, n_rows, n_cols, src, dst),
+            }
+        }
+    }
+}
+
+/// Elements of 4 bytes in a run for which a call of `memcpy` takes longer than the copy.
+const SHORT_RUN: usize = 256;
+
+/// Short runs of elements of 4 bytes.
+struct Runs {
+    n_rows: usize,
+    n_cols: usize,
+    src: *const f32,
+    src_stride: isize,
+    dst: *mut f32,
+    dst_stride: isize,
+}
+
+impl Task for Runs {
+    type Out = ();
+
+    /// Safety: `src` is readable and `dst` writable for all runs.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        for i in 0..self.n_rows as isize {
+            let src = self.src.wrapping_offset(i * self.src_stride);
+            let dst = self.dst.wrapping_offset(i * self.dst_stride);
+            // SAFETY: a run.
+            unsafe { copy_run(s, self.n_cols, src, dst) };
+        }
+    }
+}
+
+/// Copies whole vectors, the last of which may overlap the one before.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `n` elements.
+#[inline(always)]
+unsafe fn copy_run<S: Simd>(s: S, n: usize, src: *const f32, dst: *mut f32) {
+    // SAFETY: by contract.
+    unsafe {
+        if n < S::LANES {
+            return s.store_n(dst, n, s.load_n(src, n));
+        }
+        let last = n - S::LANES;
+        for at in (0..last).step_by(S::LANES) {
+            s.store(dst.add(at), s.load(src.add(at)));
+        }
+        s.store(dst.add(last), s.load(src.add(last)));
+    }
+}
+
+/// Rows of elements that lie next to each other, or next but one.
+///
+/// # Safety
+/// As for [`rectangle`]; `SRC` and `DST` are the strides of the columns.
+unsafe fn by_row<T: Copy, const SRC: usize, const DST: usize>(
+    walk: &Walk,
+    n_rows: usize,
+    n_cols: usize,
+    src: *const T,
+    dst: *mut T,
+) {
+    for i in 0..n_rows as isize {
+        let (src, dst) = (
+            src.wrapping_offset(i * walk.rows.src),
+            dst.wrapping_offset(i * walk.rows.dst),
+        );
+        for j in 0..n_cols {
+            // SAFETY: indices stay below the extents.
+            unsafe { *dst.add(j * DST) = *src.add(j * SRC) };
         }
     }
 }
@@ -519,6 +607,23 @@ mod tests {
         check_all_sizes(desc(&[(4, 10, 10), (10, -1, 1)]), 40, 40, 9);
         check_all_sizes(desc(&[(4, 10, 20), (10, 1, 2)]), 40, 80, 0);
         check_all_sizes(desc(&[]), 1, 1, 0);
+    }
+
+    #[test]
+    fn runs_and_strides_of_two_are_copied() {
+        for isa in Isa::available() {
+            for n in [1, 2, 7, 15, 16, 17, 29, 64, 255, 256, 257] {
+                for (src, dst) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+                    let wide = |stride: isize| n as isize * stride + 3;
+                    let dims = [(5, wide(src), wide(dst)), (n, src, dst)];
+                    let desc = CopyDesc::new(isa, 4, &dims).expect("two dimensions");
+                    let len = |stride| 5 * wide(stride) as usize;
+                    check::<u32>(&desc, len(src), len(dst), 0);
+                    let desc = CopyDesc::new(isa, 1, &dims).expect("two dimensions");
+                    check::<u8>(&desc, len(src), len(dst), 0);
+                }
+            }
+        }
     }
 
     #[test]

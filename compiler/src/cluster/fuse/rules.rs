@@ -151,7 +151,7 @@ impl Fuser<'_> {
         let op = &self.g.node(reader).op;
         let is_free = match op.class() {
             OpClass::Contract | OpClass::Attention => self.is_view(p),
-            OpClass::View if self.is_concat(reader) => self.is_view(p) && !self.is_concat(p),
+            OpClass::View if self.is_concat(reader) => self.is_copied_view(p),
             OpClass::Map | OpClass::View => is_as_large,
             _ => false,
         };
@@ -214,6 +214,11 @@ impl Fuser<'_> {
         Ok(self.grown(cone, free, cone.root))
     }
 
+    /// True for a view that a concatenation can copy by strides.
+    fn is_copied_view(&self, id: NodeId) -> bool {
+        self.is_view(id) && !self.is_concat(id)
+    }
+
     fn is_concat(&self, id: NodeId) -> bool {
         matches!(self.g.node(id).op, Op::Concat { .. })
     }
@@ -251,10 +256,6 @@ impl Fuser<'_> {
         let [from, to] = [q, cone].map(|c| self.g.ty(self.g.node(c.root).outputs[0]));
         let keeps_f32 = to.dtype == DType::F32 && from == to;
         is_map && is_own && keeps_f32 && !cone.nodes().any(|m| self.is_concat(m))
-    }
-
-    fn is_concat(&self, id: NodeId) -> bool {
-        matches!(self.g.node(id).op, Op::Concat { .. })
     }
 
     /// Times that the loops of `cone` compute each element of `q`.
@@ -354,8 +355,7 @@ fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
 
 fn views_into_concat(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     let is_copied = f.is_concat(cone.anchor) && cone.root == cone.anchor;
-    let is_view = |m: NodeId| f.is_view(m) && !f.is_concat(m);
-    (is_copied && q.nodes().all(is_view)).then(|| {
+    (is_copied && q.nodes().all(|m| f.is_copied_view(m))).then(|| {
         has_room(cone, q.members.len())?;
         let v = f.results(q.root)[0];
         match legal::is_strided(f.g, v, &|p| q.contains(p)) {
