@@ -2,7 +2,7 @@
 
 use super::body::Body;
 use super::emit::Emitter;
-use super::jit::Kernel;
+use super::jit::{Kernel, Variants};
 use super::lines::over_elements;
 use super::loops::Loops;
 use super::match_kernels::{has_kernel, is_composite, match_task};
@@ -166,11 +166,12 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         buffers: Buffers,
         split: (u64, u64),
         workspace_bytes: usize,
+        variants: Variants,
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Value]) -> Result<()>,
     ) -> Result<()> {
         let Buffers { reads, writes } = buffers;
         let (name, body) = (self.kernel_name(purpose), &self.body);
-        let kernel = self.session.jit.kernel(&name, true, |e| {
+        let kernel = self.session.jit.kernel(&name, variants, |e| {
             let stored = reads.iter().enumerate().map(|(i, &(v, _))| (v, e.arg(i)));
             let stored = stored.collect();
             let outs = reads.len()..reads.len() + writes.len();
@@ -330,9 +331,9 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
         let joined = self.concatenation_below(root);
         if let Some(maps) = joined.and_then(|v| self.maps_of_operands(root, v)) {
-            return maps
-                .into_iter()
-                .try_for_each(|map| self.vector_map(map, vec![(root, arg)]));
+            return maps.into_iter().try_for_each(|map| {
+                self.vector_variant(map, vec![(root, arg)], Variants::OfParts)
+            });
         }
         match joined.filter(|&v| v != root) {
             Some(joined) => {
@@ -422,6 +423,15 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     fn vector_map(&mut self, map: VectorMap, writes: Vec<(ValueId, Arg)>) -> Result<()> {
+        self.vector_variant(map, writes, Variants::OfPrograms)
+    }
+
+    fn vector_variant(
+        &mut self,
+        map: VectorMap,
+        writes: Vec<(ValueId, Arg)>,
+        variants: Variants,
+    ) -> Result<()> {
         self.session.jit.note(&map);
         let items = map.n_items() as u64;
         debug_assert!(items as usize <= self.body.n_elements(writes[0].0));
@@ -439,7 +449,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let n_reads = reads.len();
         let workspace = n_reads + writes.len();
         let (buffers, bytes) = (Buffers { reads, writes }, map.workspace_bytes());
-        self.kernel("vector", buffers, split, bytes, |_, e, outs| {
+        self.kernel("vector", buffers, split, bytes, variants, |_, e, outs| {
             let leaves: Vec<Value> = (0..n_reads).map(|i| e.arg(i)).collect();
             map.emit(e, &leaves, outs, workspace)
         })
@@ -535,7 +545,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let split = self.split(items as u64, self.cost_ns(&sources));
         let reads = self.leaves(&sources);
         let buffers = Buffers { reads, writes };
-        self.kernel(purpose, buffers, split, 0, |p, e, outs| {
+        let variants = Variants::OfPrograms;
+        self.kernel(purpose, buffers, split, 0, variants, |p, e, outs| {
             over_elements(p, e, &shape, |p, e, at, linear| {
                 for (&v, &out) in sources.iter().zip(outs) {
                     let value = p.value(e, v, at)?;

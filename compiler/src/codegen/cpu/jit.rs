@@ -3,7 +3,7 @@
 use super::emit::Emitter;
 use super::kept::NewlyKept;
 use super::link::{Linker, internal};
-use super::reuse::{CodeStore, Constants, Form, Skeleton};
+use super::reuse::{CodeStore, Constants, Form, Skeleton, most_similar};
 use crate::error::{Error, Result};
 use crate::target::TargetCpu;
 use cranelift_codegen::Context;
@@ -100,6 +100,17 @@ fn flags() -> Result<settings::Flags> {
     Ok(settings::Flags::new(flags))
 }
 
+/// Kernels that may be alike but for constants, which one function for all of them then reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Variants {
+    /// It has none.
+    None,
+    /// The programs of other shapes may have some.
+    OfPrograms,
+    /// So may this program: kernels of parts of one result.
+    OfParts,
+}
+
 impl Jit {
     /// An empty text for a CPU.
     pub(super) fn new(
@@ -133,22 +144,34 @@ impl Jit {
     }
 
     /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0. Kernels
-    /// that come out alike, as those of repeated layers do, are one function. `may_differ` says that the programs of other shapes may have
-    /// it with other constants.
+    /// that come out alike, as those of repeated layers do, are one function.
     pub(super) fn kernel(
         &mut self,
         name: &str,
-        may_differ: bool,
+        variants: Variants,
         body: impl FnOnce(&mut Emitter) -> Result<()>,
     ) -> Result<Kernel> {
-        let base = self.emit(may_differ && self.store.is_some(), body)?;
+        let reads_constants = match variants {
+            Variants::None => false,
+            Variants::OfPrograms => self.store.is_some(),
+            Variants::OfParts => true,
+        };
+        let base = self.emit(reads_constants, body)?;
         let callees = self.linker.callees(&self.context.func);
         let constants = Constants::of(&self.context.func);
         let skeleton = constants.skeleton(&mut self.context.func, (callees, base.is_some()));
         let found = self.find(skeleton, &constants.values, name);
         let (function, form) = match found {
             Some(found) => found,
-            None => self.define(name, skeleton, &constants, base)?,
+            None => {
+                let common = self.common_form(variants, skeleton, &constants.values);
+                let form = base.zip(common).map(|(base, common)| {
+                    constants.read_from(&mut self.context.func, &common, base);
+                    common
+                });
+                let form = form.unwrap_or_else(|| Form::written(&constants.values));
+                (self.define(name, skeleton, &form)?, form)
+            }
         };
         self.context.clear();
         Ok(Kernel {
@@ -205,29 +228,30 @@ impl Jit {
         signature
     }
 
-    /// Defines the function in the context: one that reads the constants in which it differs from
-    /// those of other programs.
-    fn define(
-        &mut self,
-        name: &str,
-        skeleton: Skeleton,
-        constants: &Constants,
-        base: Option<Value>,
-    ) -> Result<(Linked, Form)> {
-        let mut form = Form::written(&constants.values);
-        if let (Some(store), Some(base)) = (&self.store, base)
-            && let Some(common) = store.common_form(skeleton, &constants.values)
-        {
-            constants.read_from(&mut self.context.func, &common, base);
-            form = common;
-        }
+    /// Defines the function in the context, of this form.
+    fn define(&mut self, name: &str, skeleton: Skeleton, form: &Form) -> Result<Linked> {
         let function = self.compile(name)?;
         self.defined.entry(skeleton).or_default().push(Defined {
             form: form.clone(),
             function: function.clone(),
             name: name.to_owned(),
         });
-        Ok((function, form))
+        Ok(function)
+    }
+
+    /// The form of a function that can stand for one with these constants and for a variant that is there.
+    fn common_form(
+        &self,
+        variants: Variants,
+        skeleton: Skeleton,
+        constants: &[i64],
+    ) -> Option<Form> {
+        if variants == Variants::OfParts
+            && let Some(alike) = self.defined.get(&skeleton)
+        {
+            return most_similar(alike.iter().map(|d| &d.form), constants);
+        }
+        self.store.as_ref()?.common_form(skeleton, constants)
     }
 
     /// Compiles the function in the context.

@@ -3,6 +3,7 @@
 use super::body::Body;
 use super::cluster::{Buffers, ClusterCompiler};
 use super::emit::Emitter;
+use super::jit::Variants;
 use super::pull::{Emit, Ix, Puller};
 use crate::codegen::plan::Arg;
 use crate::error::{Error, Result};
@@ -90,11 +91,18 @@ impl ClusterCompiler<'_, '_> {
         let writes = vec![(y, self.destination(y))];
         let reads = self.leaves(&[x]);
         let buffers = Buffers { reads, writes };
-        self.kernel("cum_sum", buffers, split, 0, |p, e, outs| {
-            over_lines(p, e, &shape, axis, |p, e, at| {
-                p.cum_sum_line(e, &node, at, outs[0])
-            })
-        })
+        self.kernel(
+            "cum_sum",
+            buffers,
+            split,
+            0,
+            Variants::OfPrograms,
+            |p, e, outs| {
+                over_lines(p, e, &shape, axis, |p, e, at| {
+                    p.cum_sum_line(e, &node, at, outs[0])
+                })
+            },
+        )
     }
 
     pub(super) fn top_k(&mut self, id: NodeId) -> Result<()> {
@@ -109,16 +117,24 @@ impl ClusterCompiler<'_, '_> {
         let workspace = reads.len() + writes.len();
         let buffers = Buffers { reads, writes };
         let bytes = selection.workspace_bytes();
-        self.kernel("top_k", buffers, split, bytes, |p, e, outs| {
-            let line = selection.descriptor(e);
-            let base = p.stored.get(&x).copied();
-            let base = base.ok_or_else(|| Error::internal("top_k reads a stored value"))?;
-            let order = e.arg(workspace);
-            over_lines(p, e, &selection.from, selection.axis, |_, e, at| {
-                let [src, values, positions] = selection.addresses(e, at, [base, outs[0], outs[1]]);
-                e.call_task("gm_top_k", &[line, src, values, positions, order])
-            })
-        })
+        self.kernel(
+            "top_k",
+            buffers,
+            split,
+            bytes,
+            Variants::OfPrograms,
+            |p, e, outs| {
+                let line = selection.descriptor(e);
+                let base = p.stored.get(&x).copied();
+                let base = base.ok_or_else(|| Error::internal("top_k reads a stored value"))?;
+                let order = e.arg(workspace);
+                over_lines(p, e, &selection.from, selection.axis, |_, e, at| {
+                    let [src, values, positions] =
+                        selection.addresses(e, at, [base, outs[0], outs[1]]);
+                    e.call_task("gm_top_k", &[line, src, values, positions, order])
+                })
+            },
+        )
     }
 
     pub(super) fn scatter(&mut self, id: NodeId) -> Result<()> {
@@ -131,16 +147,23 @@ impl ClusterCompiler<'_, '_> {
         self.store_elements("copy", &[(data, y)], writes.clone())?;
         let buffers = Buffers { reads, writes };
         // Updates may meet, so they are joined in order by one thread.
-        self.kernel("scatter", buffers, (1, 0), 0, |p, e, outs| {
-            let shape = p.body.shape(updates).to_vec();
-            let n: usize = shape.iter().product();
-            e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
-                let at = e.delinearise(Ix::V(i), &shape);
-                p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
-                Ok(vec![])
-            })?;
-            Ok(())
-        })
+        self.kernel(
+            "scatter",
+            buffers,
+            (1, 0),
+            0,
+            Variants::OfPrograms,
+            |p, e, outs| {
+                let shape = p.body.shape(updates).to_vec();
+                let n: usize = shape.iter().product();
+                e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
+                    let at = e.delinearise(Ix::V(i), &shape);
+                    p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
+                    Ok(vec![])
+                })?;
+                Ok(())
+            },
+        )
     }
 }
 

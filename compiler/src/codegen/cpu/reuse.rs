@@ -77,6 +77,19 @@ impl Form {
     }
 }
 
+/// The form that also serves `constants` and is widened by the fewest; `None` of none.
+pub(super) fn most_similar<'a>(
+    forms: impl Iterator<Item = &'a Form>,
+    constants: &[i64],
+) -> Option<Form> {
+    let n_new = |form: &&Form| {
+        form.different(constants)
+            .filter(|&i| !form.is_read[i])
+            .count()
+    };
+    forms.min_by_key(n_new).map(|form| form.widened(constants))
+}
+
 /// A function of another program.
 pub(super) struct Found {
     pub(super) form: Form,
@@ -106,13 +119,7 @@ impl CodeStore {
     /// there, the most similar one; `None` where there is none of its kind.
     pub(super) fn common_form(&self, skeleton: Skeleton, constants: &[i64]) -> Option<Form> {
         let functions = self.lock();
-        let forms = functions.get(&skeleton)?.iter().map(|s| &s.form);
-        let n_new = |form: &&Form| {
-            form.different(constants)
-                .filter(|&i| !form.is_read[i])
-                .count()
-        };
-        forms.min_by_key(n_new).map(|form| form.widened(constants))
+        most_similar(functions.get(&skeleton)?.iter().map(|s| &s.form), constants)
     }
 
     /// Adds a function, unless one of its form is there.

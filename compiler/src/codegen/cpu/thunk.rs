@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::emit::Emitter;
-use super::jit::Kernel;
+use super::jit::{Kernel, Variants};
 use crate::error::Result;
 use cranelift_codegen::ir::{InstBuilder, Value};
 
@@ -43,8 +43,11 @@ impl Session<'_> {
             return Ok(known.clone());
         }
         let name = format!("task_{}_{symbol}", self.thunks.len());
-        let has_offset = slots.iter().any(|slot| slot.offset() != 0);
-        let kernel = self.jit.kernel(&name, has_offset, |e| {
+        let variants = match slots.iter().any(|slot| slot.offset() != 0) {
+            true => Variants::OfPrograms,
+            false => Variants::None,
+        };
+        let kernel = self.jit.kernel(&name, variants, |e| {
             let array = e.stack_array(slots.len());
             for (i, &slot) in slots.iter().enumerate() {
                 let address = slot_address(e, slot, n_reads, n_writes);
