@@ -38,6 +38,15 @@ const LEAST_BLOCK: usize = 48;
 /// cache.
 const KEY_BLOCK: usize = 256;
 
+/// Query rows that take keys and values where they lie, at most. Packed ones are as fast for 10 rows
+/// of AVX-512, 14 of AVX2 and 2 of the portable form.
+const fn few_rows(isa: Isa) -> usize {
+    match isa {
+        Isa::Portable => 1,
+        _ => 8,
+    }
+}
+
 /// An attention. Strides are (batch, head, row), in elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,7 +174,44 @@ impl AttentionDesc {
 
     /// Bytes that each concurrent call needs at `ptrs[WORKSPACE]`.
     pub fn workspace_bytes(&self) -> usize {
-        Isa::from_u32(self.isa).map_or(0, |isa| Layout::new(self, isa).elements * size_of::<f32>())
+        let desc = self.grouped().unwrap_or(*self);
+        Isa::from_u32(self.isa).map_or(0, |isa| Layout::new(&desc, isa).elements * size_of::<f32>())
+    }
+
+    /// The same attention with heads that share keys and values as the queries of one head, where heads
+    /// have one query each: keys and values are read once for as many of them as a call computes.
+    fn grouped(&self) -> Option<AttentionDesc> {
+        let group = match (self.k_stride[1], self.v_stride[1]) {
+            (0, 0) => self.heads,
+            _ => self.kv_group,
+        };
+        let step = |[b, h, _]: [isize; 3]| [b, h.saturating_mul(group as isize), h];
+        let applies = self.n_queries == 1
+            && group > 1
+            && self.heads.is_multiple_of(group)
+            && self.q_stride[1] >= 0
+            && self.o_stride[1] >= 0;
+        applies.then(|| AttentionDesc {
+            causal: 0,
+            n_keys: self.visible(0),
+            heads: self.heads / group,
+            kv_group: 1,
+            n_queries: group,
+            q_stride: step(self.q_stride),
+            o_stride: step(self.o_stride),
+            mask_stride: step(self.mask_stride),
+            query_block: group,
+            ..*self
+        })
+    }
+
+    /// Number of keys that query `i` sees.
+    fn visible(&self, i: usize) -> usize {
+        if self.causal == 0 {
+            return self.n_keys;
+        }
+        let end = i as isize + self.causal_offset + 1;
+        (end.max(0) as usize).min(self.n_keys)
     }
 }
 
@@ -227,16 +273,46 @@ pub unsafe extern "C" fn gm_attention_f32(
     if desc.query_block == 0 || desc.kv_group == 0 || desc.q_stride[2] < 0 || desc.o_stride[2] < 0 {
         return INVALID;
     }
+    let end = end.min(desc.n_items());
+    // SAFETY: the pointers cover the descriptor's operands.
+    unsafe {
+        match desc.grouped() {
+            Some(grouped) => groups(isa, &grouped, ptrs, begin..end),
+            None => blocks(isa, desc, ptrs, begin..end),
+        }
+    }
+    OK
+}
+
+/// Computes blocks of queries.
+///
+/// # Safety
+/// As for [`gm_attention_f32`].
+unsafe fn blocks(isa: Isa, desc: &AttentionDesc, ptrs: *const *mut u8, items: Range<usize>) {
     let n_blocks = desc.n_queries.div_ceil(desc.query_block);
-    for item in begin..end.min(desc.n_items()) {
+    for item in items {
         let first = item % n_blocks * desc.query_block;
-        // SAFETY: the pointers cover the descriptor's operands.
+        // SAFETY: by contract.
         unsafe {
             let head = Head::new(isa, desc, ptrs, item / n_blocks);
             head.queries(first, desc.query_block.min(desc.n_queries - first));
         }
     }
-    OK
+}
+
+/// Computes rows of a [`AttentionDesc::grouped`] attention, each an item; those of one head together.
+///
+/// # Safety
+/// As for [`gm_attention_f32`].
+unsafe fn groups(isa: Isa, desc: &AttentionDesc, ptrs: *const *mut u8, items: Range<usize>) {
+    let mut item = items.start;
+    while item < items.end {
+        let first = item % desc.n_queries;
+        let n = (desc.n_queries - first).min(items.end - item);
+        // SAFETY: by contract.
+        unsafe { Head::new(isa, desc, ptrs, item / desc.n_queries).queries(first, n) };
+        item += n;
+    }
 }
 
 /// One head of one batch element.
@@ -259,8 +335,10 @@ struct MatMul {
     k: usize,
     a: *const f32,
     lda: isize,
-    /// Packed.
+    /// Packed, or rows of keys or values.
     b: *const f32,
+    /// Distance of keys or values.
+    ldb: isize,
     c: *mut f32,
     ldc: usize,
     /// Adds to `c` instead of overwriting it.
@@ -304,15 +382,6 @@ impl<'a> Head<'a> {
 }
 
 impl Head<'_> {
-    /// Number of keys that query `i` sees.
-    fn visible(&self, i: usize) -> usize {
-        if self.desc.causal == 0 {
-            return self.desc.n_keys;
-        }
-        let end = i as isize + self.desc.causal_offset + 1;
-        (end.max(0) as usize).min(self.desc.n_keys)
-    }
-
     fn out_row(&self, i: usize) -> *mut f32 {
         self.o.wrapping_offset(i as isize * self.desc.o_stride[2])
     }
@@ -327,7 +396,7 @@ impl Head<'_> {
             self.workspace.wrapping_add(self.layout.largest),
             self.workspace.wrapping_add(self.layout.sums),
         );
-        let n_keys = self.visible(first + n - 1);
+        let n_keys = d.visible(first + n - 1);
         // SAFETY: rows of the output and entries of the workspace that are this item's own.
         unsafe {
             for i in 0..n {
@@ -339,6 +408,10 @@ impl Head<'_> {
             }
             for start in (0..n_keys).step_by(KEY_BLOCK) {
                 let keys = start..n_keys.min(start + KEY_BLOCK);
+                if n <= few_rows(self.isa) {
+                    self.few(first, n, &keys);
+                    continue;
+                }
                 self.pack(&keys);
                 for part in (0..n).step_by(SCORE_ROWS) {
                     self.block(first, part..n.min(part + SCORE_ROWS), &keys);
@@ -361,8 +434,7 @@ impl Head<'_> {
     /// As for [`Head::queries`].
     unsafe fn pack(&self, keys: &Range<usize>) {
         let (d, n_keys) = (self.desc, keys.len());
-        let k = self.k.wrapping_offset(keys.start as isize * d.k_stride[2]);
-        let v = self.v.wrapping_offset(keys.start as isize * d.v_stride[2]);
+        let (k, v) = self.rows_of(keys);
         let (packed_k, packed_v) = (
             self.workspace,
             self.workspace.wrapping_add(self.layout.values),
@@ -382,43 +454,77 @@ impl Head<'_> {
         }
     }
 
+    /// The first row of the keys and of the values of `keys`.
+    fn rows_of(&self, keys: &Range<usize>) -> (*const f32, *const f32) {
+        let (d, at) = (self.desc, keys.start as isize);
+        (
+            self.k.wrapping_offset(at * d.k_stride[2]),
+            self.v.wrapping_offset(at * d.v_stride[2]),
+        )
+    }
+
     /// Adds the part of `keys`, which are packed, to the output of the item's queries `part`; the
     /// item's first query is `first`.
     ///
     /// # Safety
     /// As for [`Head::queries`].
     unsafe fn block(&self, first: usize, part: Range<usize>, keys: &Range<usize>) {
+        let mut products = self.products(first + part.start, part.len(), keys);
+        products[0].b = self.workspace;
+        products[1].b = self.workspace.wrapping_add(self.layout.values);
+        // SAFETY: rows of the inputs, and parts of the workspace as large as the layout counted.
+        unsafe {
+            self.product(&products[0]);
+            dispatch(self.isa, self.scores_of(first, &part, keys));
+            self.product(&products[1]);
+        }
+    }
+
+    /// Adds the part of `keys` to the output of queries `first..first + n`, a few.
+    ///
+    /// # Safety
+    /// As for [`Head::queries`].
+    unsafe fn few(&self, first: usize, n: usize, keys: &Range<usize>) {
+        let [dot, weigh] = self.products(first, n, keys);
+        // SAFETY: rows of the inputs, and parts of the workspace as large as the layout counted.
+        unsafe {
+            dispatch(self.isa, Dots(dot));
+            dispatch(self.isa, self.scores_of(first, &(0..n), keys));
+            dispatch(self.isa, WeightedSums(weigh));
+        }
+    }
+
+    /// The products of `n` queries, `row` being the first, with keys where they lie, and of their
+    /// weights with values.
+    fn products(&self, row: usize, n: usize, keys: &Range<usize>) -> [MatMul; 2] {
         let (d, layout) = (self.desc, &self.layout);
         let scores = self.workspace.wrapping_add(layout.scores);
-        let row = first + part.start;
+        let (k, v) = self.rows_of(keys);
         let dot = MatMul {
-            m: part.len(),
+            m: n,
             n: keys.len(),
             k: d.depth,
             a: self.q.wrapping_offset(row as isize * d.q_stride[2]),
             lda: d.q_stride[2],
-            b: self.workspace,
+            b: k,
+            ldb: d.k_stride[2],
             c: scores,
             ldc: layout.score_ld,
             accumulate: false,
         };
         let weigh = MatMul {
-            m: part.len(),
+            m: n,
             n: d.value_depth,
             k: keys.len(),
             a: scores,
             lda: layout.score_ld as isize,
-            b: self.workspace.wrapping_add(layout.values),
+            b: v,
+            ldb: d.v_stride[2],
             c: self.out_row(row),
             ldc: d.o_stride[2] as usize,
             accumulate: keys.start > 0,
         };
-        // SAFETY: rows of the inputs, and parts of the workspace as large as the layout counted.
-        unsafe {
-            self.product(&dot);
-            dispatch(self.isa, self.scores_of(first, &part, keys));
-            self.product(&weigh);
-        }
+        [dot, weigh]
     }
 
     /// The scores of queries `first + part` for `keys`, for their softmax.
@@ -473,6 +579,178 @@ impl Head<'_> {
     }
 }
 
+/// Dot products of rows of `a` with rows of `b`.
+struct Dots(MatMul);
+
+impl Task for Dots {
+    type Out = ();
+
+    /// Safety: `a` and `b` are readable for `m` and `n` rows of `k` elements, `c` is writable.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let p = &self.0;
+        for j in (0..p.n).step_by(S::LANES) {
+            let rest = p.n - j;
+            let b = p.b.wrapping_offset(j as isize * p.ldb);
+            for i in 0..p.m {
+                // SAFETY: row `i`, and at most `rest` rows of `b`.
+                unsafe {
+                    let a = p.a.wrapping_offset(i as isize * p.lda);
+                    let dots = match rest >= S::LANES {
+                        true => self.dots::<S, false>(s, a, b, S::LANES),
+                        false => self.dots::<S, true>(s, a, b, rest),
+                    };
+                    s.store_n(p.c.add(i * p.ldc + j), rest, dots);
+                }
+            }
+        }
+    }
+}
+
+impl Dots {
+    /// The products of row `a` with a vector's lanes of rows of `b`, of which there are `n`.
+    ///
+    /// # Safety
+    /// The rows are readable.
+    #[inline(always)]
+    unsafe fn dots<S: Simd, const PARTIAL: bool>(
+        &self,
+        s: S,
+        a: *const f32,
+        b: *const f32,
+        n: usize,
+    ) -> S::F {
+        let (depth, ldb) = (self.0.k, self.0.ldb);
+        // Lanes without a row take the last one.
+        let row = |r: usize| match PARTIAL {
+            true => b.wrapping_offset(r.min(n - 1) as isize * ldb),
+            false => b.wrapping_offset(r as isize * ldb),
+        };
+        let (mut acc, mut c) = ([s.zero(); 16], 0);
+        // SAFETY: whole vectors, then a partial one, of each row.
+        unsafe {
+            while c + S::LANES <= depth {
+                let x = s.load(a.add(c));
+                for (r, acc) in acc.iter_mut().enumerate().take(S::LANES) {
+                    *acc = s.mul_acc(x, s.load(row(r).add(c)), *acc);
+                }
+                c += S::LANES;
+            }
+            if c < depth {
+                let x = s.load_n(a.add(c), depth - c);
+                for (r, acc) in acc.iter_mut().enumerate().take(S::LANES) {
+                    *acc = s.mul_acc(x, s.load_n(row(r).add(c), depth - c), *acc);
+                }
+            }
+        }
+        s.sums(acc)
+    }
+}
+
+/// Sums of rows of `b` with weights `a`.
+struct WeightedSums(MatMul);
+
+impl Task for WeightedSums {
+    type Out = ();
+
+    /// Safety: `a` is readable for `m` rows of `k` elements, `b` for `k` rows of `n` elements, `c` is
+    /// writable, and readable if the product adds to it.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let mut i = 0;
+        while i < self.0.m {
+            // SAFETY: as many rows as there are.
+            i += unsafe {
+                match self.0.m - i {
+                    1 => self.rows::<S, 1>(s, i),
+                    2 | 3 => self.rows::<S, 2>(s, i),
+                    _ => self.rows::<S, 4>(s, i),
+                }
+            };
+        }
+    }
+}
+
+impl WeightedSums {
+    /// Rows `i..i + R`, whose number it returns.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const R: usize>(&self, s: S, i: usize) -> usize {
+        // Sums that are in registers together with what is added to them.
+        let n_sums = if S::LANES == 16 { 16 } else { 8 };
+        let mut j = 0;
+        while j < self.0.n {
+            let n = (self.0.n - j).div_ceil(S::LANES).min(n_sums / R);
+            // SAFETY: at most one vector of `n` is partial.
+            j += S::LANES
+                * unsafe {
+                    match n {
+                        1 => self.tile::<S, R, 1>(s, i, j),
+                        2 | 3 => self.tile::<S, R, 2>(s, i, j),
+                        4..=7 => self.tile::<S, R, 4>(s, i, j),
+                        _ => self.tile::<S, R, 8>(s, i, j),
+                    }
+                };
+        }
+        R
+    }
+
+    /// `R` rows from `i` of `V` vectors of columns from `j`; the last vector may be partial. Returns
+    /// `V`.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const R: usize, const V: usize>(
+        &self,
+        s: S,
+        i: usize,
+        j: usize,
+    ) -> usize {
+        let p = &self.0;
+        let rest = p.n - j - (V - 1) * S::LANES;
+        let load = |x: *const f32, v: usize| {
+            let x = x.wrapping_add(v * S::LANES);
+            // SAFETY: a vector of a row.
+            unsafe {
+                match v + 1 < V || rest >= S::LANES {
+                    true => s.load(x),
+                    false => s.load_n(x, rest),
+                }
+            }
+        };
+        let mut acc = [[s.zero(); V]; R];
+        // SAFETY: weights of rows, and rows of the output.
+        unsafe {
+            let (a, mut b) = (p.a.wrapping_offset(i as isize * p.lda), p.b.wrapping_add(j));
+            for l in 0..p.k {
+                let row: [S::F; V] = std::array::from_fn(|v| load(b, v));
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let weight = s.splat(*a.offset(r as isize * p.lda).add(l));
+                    for (acc, &x) in acc.iter_mut().zip(&row) {
+                        *acc = s.mul_acc(weight, x, *acc);
+                    }
+                }
+                b = b.wrapping_offset(p.ldb);
+            }
+            for (r, acc) in acc.iter().enumerate() {
+                let c = p.c.add((i + r) * p.ldc + j);
+                for (v, &sum) in acc.iter().enumerate() {
+                    let sum = if p.accumulate {
+                        s.add(load(c, v), sum)
+                    } else {
+                        sum
+                    };
+                    s.store_n(c.add(v * S::LANES), p.n - j - v * S::LANES, sum);
+                }
+            }
+        }
+        V
+    }
+}
+
 /// Divides rows of the output by their sums.
 struct Divide {
     rows: usize,
@@ -502,185 +780,4 @@ impl Task for Divide {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{Rng, assert_close};
-
-    fn at(stride: [isize; 3], batch: usize, head: usize, row: usize) -> usize {
-        (batch as isize * stride[0] + head as isize * stride[1] + row as isize * stride[2]) as usize
-    }
-
-    fn reference(
-        d: &AttentionDesc,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
-        mask: Option<&[f32]>,
-        len: usize,
-    ) -> Vec<f64> {
-        let mut out = vec![0.0; len];
-        for (batch, head) in (0..d.batch).flat_map(|b| (0..d.heads).map(move |h| (b, h))) {
-            let kv = head / d.kv_group;
-            for i in 0..d.n_queries {
-                let score = |j: usize| -> f64 {
-                    if d.causal != 0 && j as isize > i as isize + d.causal_offset {
-                        return f64::NEG_INFINITY;
-                    }
-                    let (q, k) = (
-                        &q[at(d.q_stride, batch, head, i)..],
-                        &k[at(d.k_stride, batch, kv, j)..],
-                    );
-                    let dot: f64 = (0..d.depth)
-                        .map(|c| f64::from(q[c]) * f64::from(k[c]))
-                        .sum();
-                    dot * f64::from(d.scale)
-                        + mask.map_or(0.0, |mask| {
-                            f64::from(mask[at(d.mask_stride, batch, head, i) + j])
-                        })
-                };
-                let scores: Vec<f64> = (0..d.n_keys).map(score).collect();
-                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
-                let sum: f64 = weights.iter().sum();
-                for c in 0..d.value_depth {
-                    let dot: f64 = weights
-                        .iter()
-                        .enumerate()
-                        .map(|(j, w)| w * f64::from(v[at(d.v_stride, batch, kv, j) + c]))
-                        .sum();
-                    out[at(d.o_stride, batch, head, i) + c] = dot / sum;
-                }
-            }
-        }
-        out
-    }
-
-    #[test]
-    fn attention_agrees_with_the_reference() {
-        let mut rng = Rng(81);
-        for isa in Isa::available() {
-            for _ in 0..60 {
-                let (batch, heads) = (rng.pick(&[1, 2]), rng.pick(&[2, 4]));
-                let (n_queries, n_keys) = (
-                    rng.pick(&[1, 3, 17, 70, 190]),
-                    rng.pick(&[1, 5, 64, 257, 530]),
-                );
-                let depth = rng.pick(&[4, 16, 33, 64]);
-                let mut d =
-                    AttentionDesc::new(Isa::current(), batch, heads, n_queries, n_keys, depth);
-                (d.isa, d.kv_group, d.value_depth) =
-                    (isa as u32, rng.pick(&[1, 2]), rng.pick(&[depth, 7]));
-                d.query_block = rng.pick(&[64, 5, 190]);
-                d.scale *= rng.pick(&[1.0, -1.0]);
-                // Projections' own layout, [batch, rows, heads, depth], as often as separate heads.
-                let strides = |rows: usize, heads: usize, depth: usize, fused: bool| match fused {
-                    true => [rows * heads * depth, depth, heads * depth].map(|s| s as isize),
-                    false => [rows * heads * depth, rows * depth, depth].map(|s| s as isize),
-                };
-                let (kv_heads, fused) = (heads / d.kv_group, rng.below(2) == 0);
-                d.q_stride = strides(n_queries, heads, depth, fused);
-                d.k_stride = strides(n_keys, kv_heads, depth, fused);
-                d.v_stride = strides(n_keys, kv_heads, d.value_depth, fused);
-                d.o_stride = strides(n_queries, heads, d.value_depth, fused);
-                d.causal = rng.pick(&[0, 1]);
-                d.causal_offset = n_keys as isize - n_queries as isize;
-                if d.causal_offset < 0 {
-                    d.causal_offset = 0;
-                }
-                d.mask_stride = rng.pick(&[[0, 0, n_keys as isize], [0, 0, 0]]);
-                let with_mask = rng.below(2) == 0;
-                let q: Vec<f32> = rng
-                    .vec(batch * heads * n_queries * depth)
-                    .iter()
-                    .map(|x| x * 6.0)
-                    .collect();
-                let k: Vec<f32> = rng
-                    .vec(batch * kv_heads * n_keys * depth)
-                    .iter()
-                    .map(|x| x * 3.0)
-                    .collect();
-                let v = rng.vec(batch * kv_heads * n_keys * d.value_depth);
-                // Some keys hidden, never the first, so that every query sees one.
-                let mask: Vec<f32> = (0..n_queries * n_keys)
-                    .map(|i| {
-                        if i % n_keys > 0 && rng.below(4) == 0 {
-                            f32::NEG_INFINITY
-                        } else {
-                            rng.unit()
-                        }
-                    })
-                    .collect();
-                let mut o = vec![f32::NAN; batch * heads * n_queries * d.value_depth];
-                let mut workspace = vec![f32::NAN; d.workspace_bytes() / 4];
-                let ptrs = [
-                    q.as_ptr() as *mut u8,
-                    k.as_ptr() as *mut u8,
-                    o.as_mut_ptr().cast(),
-                    workspace.as_mut_ptr().cast(),
-                    v.as_ptr() as *mut u8,
-                    if with_mask {
-                        mask.as_ptr() as *mut u8
-                    } else {
-                        std::ptr::null_mut()
-                    },
-                ];
-                let n = d.n_items();
-                for (begin, end) in [(n / 2, n), (0, n / 2)] {
-                    // SAFETY: the buffers have the sizes that the descriptor describes.
-                    let status = unsafe { gm_attention_f32(&d, ptrs.as_ptr(), begin, end) };
-                    assert_eq!(status, OK);
-                }
-                let want = reference(&d, &q, &k, &v, with_mask.then_some(&mask[..]), o.len());
-                assert_close(&o, &want, 2e-5, &format!("{isa} mask {with_mask} {d:?}"));
-            }
-        }
-    }
-
-    /// A NaN or an infinite score makes its query's output NaN and no other's; blocks of keys that are
-    /// all hidden count for nothing.
-    #[test]
-    fn scores_that_are_no_numbers_stay_in_their_row() {
-        let mut rng = Rng(33);
-        for isa in Isa::available() {
-            for n_keys in [1, 5, 16, 49, 64, 100, 256, 300, 520] {
-                let mut d = AttentionDesc::new(isa, 1, 1, 4, n_keys, 8);
-                d.mask_stride = [0, 0, n_keys as isize];
-                let (q, k, v) = (rng.vec(32), rng.vec(8 * n_keys), rng.vec(8 * n_keys));
-                let mut mask = vec![0f32; 4 * n_keys];
-                let hidden = n_keys - 1 - rng.below(n_keys.min(20));
-                mask[..hidden].fill(f32::NEG_INFINITY);
-                let mut want = mask.clone();
-                // The NaN is alone among hidden keys, the infinity among others.
-                let nan = rng.below(n_keys);
-                mask[n_keys..2 * n_keys].fill(f32::NEG_INFINITY);
-                mask[n_keys + nan] = f32::NAN;
-                mask[2 * n_keys + rng.below(n_keys)] = f32::INFINITY;
-                want[n_keys..].fill(0.0);
-                let run = |mask: &[f32]| {
-                    let mut o = vec![0f32; 32];
-                    let mut workspace = vec![f32::NAN; d.workspace_bytes() / 4];
-                    let ptrs = [
-                        q.as_ptr() as *mut u8,
-                        k.as_ptr() as *mut u8,
-                        o.as_mut_ptr().cast(),
-                        workspace.as_mut_ptr().cast(),
-                        v.as_ptr() as *mut u8,
-                        mask.as_ptr() as *mut u8,
-                    ];
-                    // SAFETY: the buffers have the sizes that the descriptor describes.
-                    let status = unsafe { gm_attention_f32(&d, ptrs.as_ptr(), 0, d.n_items()) };
-                    assert_eq!(status, OK);
-                    o
-                };
-                let (got, without) = (run(&mask), run(&want));
-                assert!(
-                    got[8..24].iter().all(|x| x.is_nan()),
-                    "{isa} {n_keys}: {got:?}"
-                );
-                assert_eq!((&got[..8], &got[24..]), (&without[..8], &without[24..]));
-                let expected = reference(&d, &q, &k, &v, Some(&want), 32);
-                assert_close(&without, &expected, 2e-5, &format!("{isa} {n_keys}"));
-            }
-        }
-    }
-}
+mod tests;

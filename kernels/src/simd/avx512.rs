@@ -106,6 +106,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn sums(self, rows: [__m512; 16]) -> __m512 {
+        // SAFETY: no memory access; the token exists only where the CPU has these instructions.
+        unsafe { sums(rows) }
+    }
+
+    #[inline(always)]
     fn scale(self, x: __m512, n: __m512, _: __m512i) -> __m512 {
         // SAFETY: no memory access; the token exists only where the CPU has these instructions.
         unsafe { _mm512_scalef_ps(x, n) }
@@ -222,4 +228,26 @@ unsafe fn transpose(r: [__m512; 16]) -> [__m512; 16] {
         out[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd_top, odd_bottom);
     }
     out
+}
+
+/// Sums of lanes, halving at each step the vectors and the lanes that a row has in them.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn sums(r: [__m512; 16]) -> __m512 {
+    let singles = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let pairs = |a, b| {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+    };
+    let quads = |a, b| {
+        let even = _mm512_shuffle_f32x4::<0x88>(a, b);
+        _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xdd>(a, b))
+    };
+    // Part `p` of vector `i` holds sums of part `p` of rows `4 i..4 i + 4`.
+    let four = [0, 4, 8, 12].map(|i| pairs(singles(r[i], r[i + 1]), singles(r[i + 2], r[i + 3])));
+    quads(quads(four[0], four[1]), quads(four[2], four[3]))
 }

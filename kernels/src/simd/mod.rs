@@ -120,6 +120,19 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// Sum of the lanes, by halves.
     fn sum(self, a: Self::F) -> f32;
+    /// The sum of the lanes of each of the first `LANES` vectors.
+    #[inline(always)]
+    fn sums(self, rows: [Self::F; 16]) -> Self::F {
+        let mut columns = self.transpose(rows);
+        let mut n = Self::LANES;
+        while n > 1 {
+            n /= 2;
+            for i in 0..n {
+                columns[i] = self.add(columns[i], columns[i + n]);
+            }
+        }
+        columns[0]
+    }
     /// The largest lane, none being NaN.
     fn largest(self, a: Self::F) -> f32;
 
