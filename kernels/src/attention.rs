@@ -38,8 +38,9 @@ const LEAST_BLOCK: usize = 48;
 /// cache.
 const KEY_BLOCK: usize = 256;
 
-/// Query rows that take keys and values where they lie, at most. Packed ones are as fast for 10 rows
-/// of AVX-512, 14 of AVX2 and 2 of the portable form.
+/// Queries of a head that take keys and values where they lie, at most. Packed ones are as fast for 10
+/// rows of AVX-512, 14 of AVX2 and 2 of the portable form. Rows of an item do not count: bits do not
+/// depend on how items are shared.
 const fn few_rows(isa: Isa) -> usize {
     match isa {
         Isa::Portable => 1,
@@ -408,7 +409,7 @@ impl Head<'_> {
             }
             for start in (0..n_keys).step_by(KEY_BLOCK) {
                 let keys = start..n_keys.min(start + KEY_BLOCK);
-                if n <= few_rows(self.isa) {
+                if d.n_queries <= few_rows(self.isa) {
                     self.few(first, n, &keys);
                     continue;
                 }
