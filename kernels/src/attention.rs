@@ -712,22 +712,12 @@ impl WeightedSums {
     ) -> usize {
         let p = &self.0;
         let rest = p.n - j - (V - 1) * S::LANES;
-        let load = |x: *const f32, v: usize| {
-            let x = x.wrapping_add(v * S::LANES);
-            // SAFETY: a vector of a row.
-            unsafe {
-                match v + 1 < V || rest >= S::LANES {
-                    true => s.load(x),
-                    false => s.load_n(x, rest),
-                }
-            }
-        };
         let mut acc = [[s.zero(); V]; R];
         // SAFETY: weights of rows, and rows of the output.
         unsafe {
             let (a, mut b) = (p.a.wrapping_offset(i as isize * p.lda), p.b.wrapping_add(j));
             for l in 0..p.k {
-                let row: [S::F; V] = std::array::from_fn(|v| load(b, v));
+                let row = load_row::<S, V>(s, b, rest);
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let weight = s.splat(*a.offset(r as isize * p.lda).add(l));
                     for (acc, &x) in acc.iter_mut().zip(&row) {
@@ -736,20 +726,56 @@ impl WeightedSums {
                 }
                 b = b.wrapping_offset(p.ldb);
             }
-            for (r, acc) in acc.iter().enumerate() {
-                let c = p.c.add((i + r) * p.ldc + j);
-                for (v, &sum) in acc.iter().enumerate() {
-                    let sum = if p.accumulate {
-                        s.add(load(c, v), sum)
-                    } else {
-                        sum
-                    };
-                    s.store_n(c.add(v * S::LANES), p.n - j - v * S::LANES, sum);
-                }
+            for (r, &acc) in acc.iter().enumerate() {
+                self.store(s, p.c.add((i + r) * p.ldc + j), acc, rest);
             }
         }
         V
     }
+
+    /// Stores a row's sums at `c`, or adds them; the last vector has `rest` lanes.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn store<S: Simd, const V: usize>(
+        &self,
+        s: S,
+        c: *mut f32,
+        mut sums: [S::F; V],
+        rest: usize,
+    ) {
+        // SAFETY: by contract.
+        unsafe {
+            if self.0.accumulate {
+                let before = load_row::<S, V>(s, c, rest);
+                for (sum, &x) in sums.iter_mut().zip(&before) {
+                    *sum = s.add(x, *sum);
+                }
+            }
+            for (v, &sum) in sums.iter().enumerate() {
+                s.store_n(c.add(v * S::LANES), rest + (V - 1 - v) * S::LANES, sum);
+            }
+        }
+    }
+}
+
+/// `V` vectors of a row, the last of `rest` lanes.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn load_row<S: Simd, const V: usize>(s: S, x: *const f32, rest: usize) -> [S::F; V] {
+    std::array::from_fn(|v| {
+        let x = x.wrapping_add(v * S::LANES);
+        // SAFETY: by contract.
+        unsafe {
+            match v + 1 < V || rest >= S::LANES {
+                true => s.load(x),
+                false => s.load_n(x, rest),
+            }
+        }
+    })
 }
 
 /// Divides rows of the output by their sums.
