@@ -66,10 +66,12 @@ impl CostModel {
 
     fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
         let body_ns = |n_runs: &Dim| {
-            let body = self.body_ns(&node.regions[0], device);
-            let all = body.times(self.extents.of(n_runs));
+            let (body, n) = (&node.regions[0], self.extents.of(n_runs));
+            let first = self.graph_ns(body, device);
+            let others = self.warm_ns(body, first, device);
+            let all = first.times(n.min(1)) + others.times(n.saturating_sub(1));
             // A body that takes longer is one that the device cannot run.
-            if body < LONGEST_LOOP {
+            if first < LONGEST_LOOP {
                 all.min(LONGEST_LOOP)
             } else {
                 all
@@ -99,13 +101,13 @@ impl CostModel {
         }
     }
 
-    /// Time of an iteration that is not the first: where all that a body touches fits the caches of a CPU, it is there.
-    fn body_ns(&self, body: &Graph, device: &DeviceProfile) -> Nanos {
+    /// Time of an iteration that is not the first, which takes `cold`: where all that a body touches fits the caches of a CPU, it is there.
+    fn warm_ns(&self, body: &Graph, cold: Nanos, device: &DeviceProfile) -> Nanos {
         let traffic = body
             .nodes()
             .map(|(_, n)| work::traffic(body, n, &self.extents));
         if device.kind != DeviceKind::Cpu || traffic.sum::<Bytes>() > LOOP_CACHE {
-            return self.graph_ns(body, device);
+            return cold;
         }
         let warm = DeviceProfile {
             cache_bytes: device.cache_bytes.max(LOOP_CACHE),

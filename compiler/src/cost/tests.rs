@@ -196,7 +196,6 @@ fn estimates_join_measured_and_predicted_times() {
     assert!((at(&measured, &g, &device()).0 as f64 - by_hand).abs() <= 1.0);
 }
 
-/// A convolution of 3x3 over 56x56 pixels with 64 channels before and after.
 /// `h' = h w`, 100 times.
 fn recurrence(width: usize) -> crate::ir::Graph {
     let mut body = GraphBuilder::new("step");
@@ -231,6 +230,7 @@ fn weights_that_fit_the_caches_are_read_there_in_each_iteration() {
     assert!((0.99..1.01).contains(&streamed), "{streamed}");
 }
 
+/// A convolution of 3x3 over 56x56 pixels with 64 channels before and after.
 fn convolution(stride: usize) -> crate::ir::Graph {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [1usize, 56, 56, 64]);

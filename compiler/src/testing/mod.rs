@@ -115,6 +115,7 @@ mod tests {
             "pool",
             "softmax",
             "layer_norm",
+            "standardize",
             "attention",
             "gather",
             "scatter_nd",

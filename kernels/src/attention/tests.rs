@@ -229,3 +229,34 @@ fn queries_that_see_no_key_give_nan() {
         assert!(run(&d).iter().all(|x| x.is_nan()), "{isa}");
     }
 }
+
+/// Rounding errors of large scores are larger than the exponents of all weights.
+#[test]
+fn the_largest_of_huge_scores_takes_all() {
+    for isa in Isa::available() {
+        for (n_queries, n_keys, chosen) in
+            [(1, 300, 3), (1, 300, 290), (20, 300, 3), (20, 300, 290)]
+        {
+            let d = AttentionDesc::new(isa, 1, 1, n_queries, n_keys, 64);
+            let q = vec![13681f32; n_queries * 64];
+            let mut k = vec![0f32; n_keys * 64];
+            k[chosen * 64..][..64].fill(13681.0);
+            let v = Rng(6).vec(n_keys * 64);
+            let mut o = vec![0f32; n_queries * 64];
+            let mut workspace = vec![f32::NAN; d.workspace_bytes() / 4];
+            let ptrs = [
+                q.as_ptr() as *mut u8,
+                k.as_ptr() as *mut u8,
+                o.as_mut_ptr().cast(),
+                workspace.as_mut_ptr().cast(),
+                v.as_ptr() as *mut u8,
+                std::ptr::null_mut(),
+            ];
+            // SAFETY: the buffers have the sizes that the descriptor describes.
+            let status = unsafe { gm_attention_f32(&d, ptrs.as_ptr(), 0, d.n_items()) };
+            assert_eq!(status, OK);
+            let want = v[chosen * 64..][..64].repeat(n_queries);
+            assert_eq!(o, want, "{isa} {n_queries} {chosen}");
+        }
+    }
+}

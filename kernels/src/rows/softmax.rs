@@ -422,9 +422,11 @@ impl BlockRow {
     ) -> S::F {
         // SAFETY: by contract.
         let t = unsafe { self.score::<S, FORM>(s, v, is_partial) };
+        // Subtracted before it is scaled: the exponent of the largest is 0, however large that is.
+        let d = s.sub(t, shift);
         match FORM {
-            POWER => vmath::exp2_weight(s, s.fma(t, s.splat(self.scale), shift)),
-            _ => vmath::exp_weight(s, s.sub(t, shift)),
+            POWER => vmath::exp2_weight(s, s.mul(d, s.splat(self.scale))),
+            _ => vmath::exp_weight(s, d),
         }
     }
 
@@ -448,10 +450,7 @@ impl BlockRow {
     /// As for `weigh`.
     #[inline(always)]
     unsafe fn weights<S: Simd, const FORM: u8>(&self, s: S, largest: f32) -> f32 {
-        let shift = s.splat(match FORM {
-            POWER => -largest * self.scale,
-            _ => largest,
-        });
+        let shift = s.splat(largest);
         let mut sums = [s.zero(); GROUP];
         let (n_full, mut v) = (self.n / S::LANES, 0);
         // SAFETY: by contract, as for `most`.

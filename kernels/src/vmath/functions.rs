@@ -156,7 +156,7 @@ pub(crate) fn exp_weight<S: Simd>(s: S, x: S::F) -> S::F {
     s.select(is_subnormal, s.zero(), s.mul(p, power_of_two(s, n)))
 }
 
-/// `2^x` for `x <= 1`, with 0 in place of subnormal results.
+/// `2^x` for `x <= 0`, with 0 in place of subnormal results.
 #[inline(always)]
 pub(crate) fn exp2_weight<S: Simd>(s: S, x: S::F) -> S::F {
     let least = s.splat(-126.0);

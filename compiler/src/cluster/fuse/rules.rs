@@ -151,7 +151,9 @@ impl Fuser<'_> {
         let op = &self.g.node(reader).op;
         let is_free = match op.class() {
             OpClass::Contract | OpClass::Attention => self.is_view(p),
-            OpClass::View if self.is_concat(reader) => self.is_copied_view(p),
+            OpClass::View if self.is_concat(reader) && !self.pricing.only_gpus => {
+                self.is_copied_view(p)
+            }
             OpClass::Map | OpClass::View => is_as_large,
             _ => false,
         };
@@ -355,7 +357,8 @@ fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
 
 fn views_into_concat(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     let is_copied = f.is_concat(cone.anchor) && cone.root == cone.anchor;
-    (is_copied && q.nodes().all(|m| f.is_copied_view(m))).then(|| {
+    let is_read = is_copied && !f.pricing.only_gpus;
+    (is_read && q.nodes().all(|m| f.is_copied_view(m))).then(|| {
         has_room(cone, q.members.len())?;
         let v = f.results(q.root)[0];
         match legal::is_strided(f.g, v, &|p| q.contains(p)) {

@@ -7,6 +7,10 @@ use super::task::{Call, Context, Ptr, Task, descriptor, pointers, read, result};
 use crate::ir::{Node, NodeId, Op, ValueId};
 use gristmill_kernels::attention::AttentionDesc;
 
+/// Estimated times in ns: of an element of keys and values, which is read or packed, and of a multiply-add with it.
+const KEY_NS: f64 = 0.12;
+const MULTIPLY_ADD_NS: f64 = 0.015;
+
 // Tensors of the loops around the kernel; a mask follows.
 const QUERIES: usize = 0;
 const KEYS: usize = 1;
@@ -38,8 +42,8 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let mask = o.mask.as_ref().map_or(Ptr::Null, read);
     let operands = vec![read(&o.v), mask];
     let ptrs = pointers(read(&o.q), read(&o.k), result(node), true, operands);
-    let multiply_adds = desc.batch * desc.heads * desc.n_queries * desc.n_keys;
-    let ns = (multiply_adds * (desc.depth + desc.value_depth)) as f64 * 0.015;
+    let keys = desc.batch * desc.heads * desc.n_keys * (desc.depth + desc.value_depth);
+    let ns = keys as f64 * (KEY_NS + MULTIPLY_ADD_NS * desc.n_queries as f64);
     let descriptor = descriptor(&desc);
     let call = Call {
         workspace_bytes: desc.workspace_bytes(),

@@ -330,7 +330,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             return self.vector_map(map, vec![(root, arg)]);
         }
         let joined = self.concatenation_below(root);
-        if let Some(maps) = joined.and_then(|v| self.maps_of_operands(root, v)) {
+        let unmoved = joined.filter(|&v| self.body.shape(v) == self.body.shape(root));
+        if let Some(maps) = unmoved.and_then(|v| self.maps_of_operands(root, v)) {
             return maps.into_iter().try_for_each(|map| {
                 self.vector_variant(map, vec![(root, arg)], Variants::OfParts)
             });
@@ -373,7 +374,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         self.placed.location.contains_key(&v)
     }
 
-    /// The first concatenation that `v` is computed from by element-wise ops of one shape.
+    /// The first concatenation that `v` is computed from by element-wise ops of one shape, and reshapes.
     fn concatenation_below(&self, v: ValueId) -> Option<ValueId> {
         let node = self.body.graph.def_node(v)?;
         if self.in_memory(v) || self.body.n_elements(v) == 0 {
@@ -385,6 +386,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 let mut operands = node.inputs.iter().filter(same_shape);
                 operands.find_map(|&x| self.concatenation_below(x))
             }
+            Op::Reshape { .. } => self.concatenation_below(node.inputs[0]),
             Op::Concat { .. } => Some(v),
             _ => None,
         }

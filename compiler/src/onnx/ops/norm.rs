@@ -103,7 +103,7 @@ pub(super) fn filled(cx: &mut Ctx, dtype: DType, value: f64, dims: &[Dim]) -> Re
 }
 
 /// `(x - mean) / sqrt(var + epsilon)` over the axes from 2 on.
-fn normalise_last(cx: &mut Ctx, x: ValueId, epsilon: f64) -> Result<ValueId> {
+fn normalise_from_2(cx: &mut Ctx, x: ValueId, epsilon: f64) -> Result<ValueId> {
     let ty = cx.type_of(x);
     let last = &ty.shape[2..];
     let ones = filled(cx, ty.dtype, 1.0, last)?;
@@ -136,7 +136,7 @@ fn instance_norm(cx: &mut Ctx) -> Result<Outs> {
     let args = cx.vals()?;
     let shape = cx.shape_of(args[0]);
     at_least_rank(&shape, 3)?;
-    let y = normalise_last(cx, args[0], epsilon)?;
+    let y = normalise_from_2(cx, args[0], epsilon)?;
     one(scaled(cx, y, args[1], args[2])?)
 }
 
@@ -156,7 +156,7 @@ fn group_norm(cx: &mut Ctx) -> Result<Outs> {
     })?;
     let grouped = [&[shape[0].clone(), groups, per_group], &shape[2..]].concat();
     let grouped = cx.reshape(args[0], grouped)?;
-    let mut y = normalise_last(cx, grouped, epsilon)?;
+    let mut y = normalise_from_2(cx, grouped, epsilon)?;
     if cx.opset < 21 {
         y = scaled(cx, y, args[1], args[2])?;
         return one(cx.reshape(y, shape.0)?);

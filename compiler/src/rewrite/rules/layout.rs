@@ -124,6 +124,9 @@ fn out_of_plain_norm(t: &mut Terms, r: &Root) -> RuleResult {
     let mut result = Err(NoMatch);
     for (perm, x) in transposes(t, r.args[0]) {
         let axes = sorted(&perm[axis..]);
+        if axes.iter().copied().eq(axis..perm.len()) {
+            continue;
+        }
         let y = t.add(Op::Standardize { axes, epsilon }, &[x])?;
         let z = t.transpose(y, &perm)?;
         result = Ok(joined(t, result, z));

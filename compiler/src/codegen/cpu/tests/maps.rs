@@ -203,3 +203,22 @@ fn a_sum_of_two_concatenations_is_right() {
         .collect();
     check(&g, &inputs, 0.0, rng);
 }
+
+#[test]
+fn element_wise_ops_of_a_reshaped_concatenation_are_vector_code() {
+    let rng = &mut Rng(43);
+    for (extents, shape) in [([1, 1], [3, 8]), ([2, 2], [12, 4])] {
+        let mut b = GraphBuilder::new("g");
+        let x = [0, 1].map(|i| b.input(["x", "z"][i], DType::F32, [3, 4, extents[i]]));
+        let joined = b.concat(&x, 2).unwrap();
+        let reshaped = b.reshape(joined, shape).unwrap();
+        let y = b.map(ScalarOp::Relu, &[reshaped]).unwrap();
+        b.output("y", y);
+        let g = b.finish().unwrap();
+        let steps = steps(&g);
+        let is_fast = |s: &String| s.ends_with("_vector") || s.ends_with("_gm_copy");
+        assert!(steps.iter().all(is_fast), "{steps:?}");
+        let inputs = extents.map(|n| rng.tensor(DType::F32, &[3, 4, n], -2.0, 2.0));
+        check(&g, &inputs, 0.0, rng);
+    }
+}
