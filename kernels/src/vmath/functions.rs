@@ -145,8 +145,8 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
 /// Least `x` whose exponential is normal: `-126 ln(2)`.
 const LEAST_NORMAL_EXP: f32 = -87.336_54;
 
-/// `e^x` for `x <= 0`, with 0 in place of subnormal results: a product with one of these takes 50
-/// times as long as others on some CPUs, and a mask of -100 makes half of all weights so.
+/// `e^x` for `x <= 0`, with 0 in place of subnormal results: products with these take far longer
+/// than others on some CPUs, and a mask of -100 makes many weights so.
 #[inline(always)]
 pub(crate) fn exp_weight<S: Simd>(s: S, x: S::F) -> S::F {
     let least = s.splat(LEAST_NORMAL_EXP);
