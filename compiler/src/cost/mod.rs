@@ -103,6 +103,10 @@ impl CostModel {
 
     /// Time of an iteration that is not the first, which takes `cold`: where all that a body touches fits the caches of a CPU, it is there.
     fn warm_ns(&self, body: &Graph, cold: Nanos, device: &DeviceProfile) -> Nanos {
+        // Loops in a loop find the larger cache already, and are not priced twice.
+        if device.cache_bytes >= LOOP_CACHE {
+            return cold;
+        }
         let traffic = body
             .nodes()
             .map(|(_, n)| work::traffic(body, n, &self.extents));
@@ -110,7 +114,7 @@ impl CostModel {
             return cold;
         }
         let warm = DeviceProfile {
-            cache_bytes: device.cache_bytes.max(LOOP_CACHE),
+            cache_bytes: LOOP_CACHE,
             ..device.clone()
         };
         self.graph_ns(body, &warm)

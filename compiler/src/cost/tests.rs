@@ -230,6 +230,35 @@ fn weights_that_fit_the_caches_are_read_there_in_each_iteration() {
     assert!((0.99..1.01).contains(&streamed), "{streamed}");
 }
 
+/// `h' = -h` in `depth` loops of one iteration around each other.
+fn nested(depth: usize) -> crate::ir::Graph {
+    let mut b = GraphBuilder::new("g");
+    let h = b.input("h", DType::F32, [1]);
+    let y = match depth {
+        0 => b.map(ScalarOp::Neg, &[h]).unwrap(),
+        _ => {
+            let op = Op::Scan {
+                carried: 1,
+                scanned: 0,
+                length: 1.into(),
+                reverse: false,
+            };
+            b.add_with_regions(op, &[h], vec![nested(depth - 1)])
+                .unwrap()[0]
+        }
+    };
+    b.output("h", y);
+    b.finish().unwrap()
+}
+
+/// Twice the work for each loop around another would never end.
+#[test]
+fn nested_loops_are_priced_in_time() {
+    let g = nested(48);
+    let time = CostModel::default().node_ns(&g, NodeId(0), &device());
+    assert!(time > Nanos::ZERO);
+}
+
 /// A convolution of 3x3 over 56x56 pixels with 64 channels before and after.
 fn convolution(stride: usize) -> crate::ir::Graph {
     let mut b = GraphBuilder::new("g");
