@@ -15,6 +15,7 @@ mod hostile;
 mod house_rules;
 mod images;
 mod ir_cases;
+mod levels;
 mod libraries;
 mod lists;
 mod memory;

@@ -1,13 +1,14 @@
-//! Case files, `tests/data/cases/*.ir`: graphs with inputs and expected results, run at every optimisation level on a CPU and on an
-//! emulated GPU.
+//! Case files, `tests/data/cases/*.ir`: graphs with inputs and expected results, run at every optimisation level, at every level of x86-64
+//! that this CPU has and on an emulated GPU.
 //!
 //! The first lines of a case say why it is there; then one line `// NAME = VALUES` for each input and each output, whose elements
 //! are separated by spaces. Results are compared exactly.
 
+use crate::levels::cpu_levels;
 use crate::multi_device::options;
 use gristmill::ir::{Graph, Type};
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Tensor, compile, interp};
+use gristmill::{Options, TargetCpu, Tensor, compile, interp};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -46,15 +47,19 @@ impl Case {
             .collect()
     }
 
-    fn check_on(&self, devices: &str, name: &str) {
+    fn check_on(&self, devices: &str, target_cpu: TargetCpu, name: &str) {
         for level in 0..=3 {
-            let compiled = compile(&self.graph, &options(devices, level)).unwrap();
+            let options = Options {
+                target_cpu,
+                ..options(devices, level)
+            };
+            let compiled = compile(&self.graph, &options).unwrap();
             let executable = compiled.for_inputs(&self.inputs()).unwrap();
             let found = executable.run(&self.inputs()).unwrap().into_tensors();
             assert_eq!(
                 self.outputs(),
                 found,
-                "{name} on {devices} at level {level}"
+                "{name} on {devices} ({target_cpu}) at level {level}"
             );
         }
     }
@@ -88,7 +93,9 @@ fn the_interpreter_gives_the_values_of_cases() {
 #[test]
 fn cases_on_a_cpu() {
     for path in cases() {
-        Case::read(&path).check_on("cpu:1", &path.display().to_string());
+        for cpu in cpu_levels() {
+            Case::read(&path).check_on("cpu:1", cpu, &path.display().to_string());
+        }
     }
 }
 
@@ -98,6 +105,7 @@ fn cases_on_an_emulated_gpu() {
         return;
     }
     for path in cases() {
-        Case::read(&path).check_on("emu:1", &path.display().to_string());
+        let name = path.display().to_string();
+        Case::read(&path).check_on("emu:1", TargetCpu::Native, &name);
     }
 }

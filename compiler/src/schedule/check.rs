@@ -305,7 +305,9 @@ impl Checker<'_> {
         let n_old = inputs.iter().filter(|&&v| self.is_old(v, i)).count();
         let may_fail = residents::may_fail(self.g, self.g.node(id));
         let may = self.needs.updates_in_place && n_old == 1 && !may_fail;
-        (may && operands.any(|v| self.is_old(v, i))).then_some(id)
+        let bytes = |v: ValueId| self.g.ty(v).size_bytes();
+        let fits = |v: ValueId| self.is_old(v, i) && bytes(v) == bytes(root);
+        (may && operands.any(fits)).then_some(id)
     }
 
     fn is_shown(&self, i: u32) -> bool {

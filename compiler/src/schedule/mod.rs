@@ -191,7 +191,8 @@ impl Order {
             scratch: plan.scratch,
             residents: self.residents.clone(),
             in_place: {
-                let permitted = self.updates.iter().filter(|u| u.is_permitted(needs));
+                let fits = |u: &&Update| u.is_permitted(needs) && u.fits(g, &sizes);
+                let permitted = self.updates.iter().filter(fits);
                 permitted.map(|u| u.resident).collect()
             },
         })
@@ -226,7 +227,7 @@ fn check_limit(g: &Graph, needs: &Needs, plan: &Plan) -> Result<()> {
     Err(Error::new(ErrorKind::OutOfMemory, message))
 }
 
-/// Bytes of each value, rounded up to the alignment.
+/// Exact bytes of each value. Blocks of the arena are these sizes rounded up, which say nothing about equality.
 fn value_sizes(g: &Graph) -> Result<Vec<usize>> {
     let size = |v: usize| {
         let ty = g.ty(ValueId::new(v as u32));
@@ -238,7 +239,7 @@ fn value_sizes(g: &Graph) -> Result<Vec<usize>> {
             Error::unsupported(format!("memory of a value of type {ty} cannot be planned"))
                 .at_origin(&origin)
         })?;
-        Ok(aligned(bytes))
+        Ok(bytes)
     };
     (0..g.n_values()).map(size).collect()
 }
@@ -337,8 +338,14 @@ impl Storage<'_> {
             .then(|| self.roots[v.0 as usize])
     }
 
+    /// Exact bytes of a value.
     fn size(&self, v: ValueId) -> usize {
         self.sizes[v.0 as usize]
+    }
+
+    /// Bytes of a value's block in the arena.
+    fn block_bytes(&self, v: ValueId) -> usize {
+        aligned(self.size(v))
     }
 
     fn scratch_bytes(&self, id: NodeId) -> usize {
@@ -385,12 +392,12 @@ impl Storage<'_> {
                 }
                 let end = last_use.get(&v).copied().unwrap_or(step);
                 let block = if crossing.contains(&v) {
-                    plan.add(self.size(v), 0, order.len() - 1)
+                    plan.add(self.block_bytes(v), 0, order.len() - 1)
                 } else if let Some(block) = self.overwritten(id, i, step, &last_use, &plan) {
                     plan.blocks[block].end = end;
                     block
                 } else {
-                    plan.add(self.size(v), step, end)
+                    plan.add(self.block_bytes(v), step, end)
                 };
                 plan.block_of.insert(v, block);
             }
@@ -429,7 +436,7 @@ impl Storage<'_> {
         last
     }
 
-    /// The block of an operand that result `i` may overwrite: of the same size, and last used here.
+    /// The block of an operand that result `i` may overwrite: of exactly the same size, and last used here.
     fn overwritten(
         &self,
         id: NodeId,
@@ -584,7 +591,7 @@ impl Dependencies<'_> {
     /// Bytes of a value in the arena.
     fn bytes(&self, v: ValueId) -> Option<Range<usize>> {
         match self.places[v.0 as usize] {
-            Place::Arena(offset) => Some(offset..offset + self.sizes[v.0 as usize]),
+            Place::Arena(offset) => Some(offset..offset + aligned(self.sizes[v.0 as usize])),
             _ => None,
         }
     }

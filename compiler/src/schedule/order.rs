@@ -136,7 +136,7 @@ impl<'s, 'g> LiveBytes<'s, 'g> {
             .reads
             .iter()
             .filter(|(r, n)| self.uses[r.0 as usize] == *n);
-        effect.unused + dying.map(|(r, _)| self.s.size(*r)).sum::<usize>()
+        effect.unused + dying.map(|(r, _)| self.s.block_bytes(*r)).sum::<usize>()
     }
 
     /// Change of the live bytes when a node has run.
@@ -170,10 +170,10 @@ impl Effect {
         let own = || node.outputs.iter().filter(|&&v| s.arena_root(v) == Some(v));
         let unused = own()
             .filter(|v| uses[v.0 as usize] == 0)
-            .map(|&v| s.size(v))
+            .map(|&v| s.block_bytes(v))
             .sum();
         Effect {
-            created: own().map(|&v| s.size(v)).sum(),
+            created: own().map(|&v| s.block_bytes(v)).sum(),
             unused,
             reads,
         }

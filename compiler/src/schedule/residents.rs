@@ -110,13 +110,19 @@ impl Update {
         let is_old = |v: &ValueId| at(*v) == Some(Place::Variable(i));
         let operand = inputs.iter().position(is_old)?;
         let is_alone = inputs.iter().filter(|v| is_old(v)).count() == 1;
-        let bytes = |v: ValueId| g.ty(v).size_bytes();
-        let fits = at(root) == Some(Place::Assigned(i)) && bytes(inputs[operand]) == bytes(root);
-        (is_alone && fits).then_some(Update {
+        let is_next = at(root) == Some(Place::Assigned(i));
+        (is_alone && is_next).then_some(Update {
             resident: i,
             node,
             pair: (operand as u32, result),
         })
+    }
+
+    /// True if the new value has exactly the old one's bytes. `sizes` are those that values have now.
+    pub(super) fn fits(&self, g: &Graph, sizes: &[usize]) -> bool {
+        let node = g.node(self.node);
+        let size = |v: ValueId| sizes[v.0 as usize];
+        size(node.inputs[self.pair.0 as usize]) == size(node.outputs[self.pair.1 as usize])
     }
 
     /// True if the kernel's plan permits it.

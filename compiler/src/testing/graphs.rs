@@ -8,6 +8,7 @@ use crate::ir::{
     Type, ValueId, Window,
 };
 use gristmill_runtime::{DType, Tensor};
+use std::collections::BTreeSet;
 
 /// Size and contents of random graphs.
 #[derive(Clone, Debug)]
@@ -32,6 +33,9 @@ pub struct RandomOptions {
     pub large_extents: Vec<usize>,
     /// True when inputs hold NaN, infinities and extreme values. Otherwise no value is beyond 1e4.
     pub special_values: bool,
+    /// True for many slices, most of which are the first elements of their operand, and for comparisons of floats that are elements of inputs.
+    /// An axis then has up to 40 times `max_extent` elements, so that such slices often differ from their operands by a few bytes.
+    pub first_parts: bool,
 }
 
 impl Default for RandomOptions {
@@ -47,6 +51,7 @@ impl Default for RandomOptions {
             initial_values: false,
             large_extents: Vec::new(),
             special_values: false,
+            first_parts: false,
         }
     }
 }
@@ -59,6 +64,7 @@ pub fn random_graph(seed: u64, options: &RandomOptions) -> (Graph, Vec<Tensor>) 
         graph: Graph::new(&format!("random {seed}")),
         inputs: Vec::new(),
         values: Vec::new(),
+        exact: BTreeSet::new(),
         store: Store::new(),
         variables: Vec::new(),
         options,
@@ -97,6 +103,8 @@ pub(super) struct Generator<'a> {
     graph: Graph,
     inputs: Vec<Tensor>,
     pub(super) values: Vec<(ValueId, Tensor)>,
+    /// Values whose elements are elements of inputs, so that comparing them depends on no rounding.
+    exact: BTreeSet<ValueId>,
     /// Values of variables after the nodes so far.
     store: Store,
     pub(super) variables: Vec<Variable>,
@@ -175,6 +183,22 @@ fn dims(shape: &[usize]) -> Vec<Dim> {
     shape.iter().map(|&d| d.into()).collect()
 }
 
+/// True for an op that gives elements of its operands, and their opposites.
+fn is_exact(op: &Op) -> bool {
+    use ScalarOp::{Abs, Clamp, Max, Min, Neg, Relu};
+    match op {
+        Op::Map(op) => matches!(op, Neg | Abs | Relu | Min | Max | Clamp),
+        op => matches!(
+            op,
+            Op::Slice { .. }
+                | Op::Transpose { .. }
+                | Op::Reshape { .. }
+                | Op::Broadcast { .. }
+                | Op::Concat { .. }
+        ),
+    }
+}
+
 fn parametric_ops() -> [ScalarOp; 6] {
     [
         ScalarOp::LeakyRelu {
@@ -211,6 +235,7 @@ impl Generator<'_> {
         }
         match self.rng.below(12) {
             0 if self.options.allow_empty_axes => 0,
+            0 if self.options.first_parts => 1 + self.rng.below(40 * self.options.max_extent),
             0 | 1 => 1,
             _ => 1 + self.rng.below(self.options.max_extent),
         }
@@ -251,6 +276,7 @@ impl Generator<'_> {
                 let v = self.graph.add_input(&format!("x{}", self.inputs.len()), ty);
                 self.inputs.push(t.clone());
                 self.values.push((v, t));
+                self.exact.insert(v);
                 v
             }
             Operand::New(t, false) => self.graph.add_constant(t, &Origin::new("/constant")),
@@ -276,10 +302,14 @@ impl Generator<'_> {
         self.store = store;
         let args: Vec<ValueId> = operands.into_iter().map(|o| self.add_operand(o)).collect();
         let origin = Origin::new(&format!("/{}_{}", op.name(), self.graph.n_nodes()));
+        let is_exact = is_exact(&op) && args.iter().all(|v| self.exact.contains(v));
         let ids = self
             .graph
             .add_with_regions(op, &args, regions, &origin)
             .expect("it was evaluated");
+        if is_exact {
+            self.exact.extend(&ids);
+        }
         self.values.extend(ids.into_iter().zip(results));
         true
     }
@@ -310,6 +340,12 @@ impl Generator<'_> {
     }
 
     fn propose(&mut self, x: usize) -> Proposal {
+        if self.options.first_parts && self.rng.one_in(3) {
+            return match self.rng.one_in(3) {
+                true => self.comparison(x),
+                false => self.first_part(x),
+            };
+        }
         match self.rng.below(12) {
             0 | 1 => self.unary(x),
             2 | 3 => self.binary(x),
@@ -374,6 +410,40 @@ impl Generator<'_> {
             vec![y, Operand::Value(x)]
         };
         Some((Op::Map(op), operands))
+    }
+
+    /// Which of two floats is larger, both elements of inputs.
+    fn comparison(&mut self, x: usize) -> Proposal {
+        let n = self.values.len();
+        let mut exact = (0..n).filter(|i| self.exact.contains(&self.values[*i].0));
+        let x = match self.exact.contains(&self.values[x].0) {
+            true => x,
+            false => exact.next_back()?,
+        };
+        let y = match self.partner(x) {
+            Operand::Value(y) if !self.exact.contains(&self.values[y].0) => Operand::Value(x),
+            y => y,
+        };
+        let op = match self.values[x].1.dtype() {
+            DType::Bool => ScalarOp::Ne,
+            _ => self.rng.pick(COMPARISONS),
+        };
+        Some((Op::Map(op), vec![Operand::Value(x), y]))
+    }
+
+    /// The first elements of `x` in memory, most often nearly all.
+    fn first_part(&mut self, x: usize) -> Proposal {
+        let shape = self.shape(x);
+        let axis = shape.iter().position(|&d| d > 1)?;
+        let left_out = 1 + self.rng.below((shape[axis] - 1).min(16));
+        let mut sizes = shape.clone();
+        sizes[axis] -= left_out;
+        let op = Op::Slice {
+            starts: vec![0.into(); shape.len()],
+            sizes: dims(&sizes),
+            steps: vec![1; shape.len()],
+        };
+        Some((op, vec![Operand::Value(x)]))
     }
 
     fn ternary(&mut self, x: usize) -> Proposal {

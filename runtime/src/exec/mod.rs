@@ -194,7 +194,7 @@ impl Executor {
         perf::add(&program)?;
         check_devices(&program, n_threads, n_lanes, options)?;
         if !options.is_validated {
-            check_program(&program)?;
+            program.check()?;
         }
         let patience = Patience::for_threads(threads_per_device * n_devices * n_lanes);
         let shared = Arc::new(Shared {
@@ -440,17 +440,6 @@ impl Executor {
         drop(in_flight);
         shared.rendezvous.take_failure().map_or(Ok(()), Err)
     }
-}
-
-fn check_program(program: &Program) -> Result<(), Error> {
-    let violations = program.validate();
-    if violations.is_empty() {
-        return Ok(());
-    }
-    let (name, all) = (&program.name, violations.join("\n  "));
-    Err(Error::internal(format!(
-        "program {name:?} is malformed:\n  {all}"
-    )))
 }
 
 impl Drop for Executor {

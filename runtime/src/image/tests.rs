@@ -489,3 +489,14 @@ fn functions_of_the_process_are_not_written() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(!path.exists());
 }
+
+#[test]
+fn a_program_that_opening_would_refuse_is_not_written() {
+    let about = about_here();
+    assert!(Contents::of(&about, &[program(3)]).is_ok());
+    let mut wrong = Program::clone(&program(3));
+    wrong.partitions[0].buffers[1].loc = Loc::Output(2);
+    let refused = Contents::of(&about, &[Arc::new(wrong)]).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Internal);
+    assert!(refused.to_string().contains("is malformed"), "{refused}");
+}

@@ -21,7 +21,8 @@ use std::sync::Arc;
 /// there once. The same programs give the same bytes. Where [`About::weights`] names a file, it gets the constants, in the folder of the
 /// image and before it.
 ///
-/// Errors for programs of other devices than CPUs, and for kernels that are not in a [`Text`](crate::text::Text).
+/// Errors for programs of other devices than CPUs, for kernels that are not in a [`Text`](crate::text::Text), and with
+/// `Internal` for a program that opening would refuse.
 pub fn write(path: &Path, about: &About, programs: &[Arc<Program>]) -> Result<Vec<Section>, Error> {
     let contents = Contents::of(about, programs)?;
     contents.write_weights(path)?;
@@ -66,6 +67,9 @@ impl Contents {
     ///
     /// Errors as [`write`](write()).
     pub fn of(about: &About, programs: &[Arc<Program>]) -> Result<Contents, Error> {
+        for program in programs {
+            program.check()?;
+        }
         let mut head = Writer::default();
         about.write(&mut head)?;
         let mut w = Writer::default();

@@ -28,6 +28,7 @@ use super::{
 };
 use crate::device::DeviceName;
 use crate::dtype::DType;
+use crate::error::Error;
 use crate::gpu::GpuParam;
 use crate::tensor::{ALIGN_BYTES, checked_size_bytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +41,18 @@ impl Program {
         check_collectives(self, &mut violations);
         check_transfers(self, &mut violations);
         violations
+    }
+
+    /// Errors with `Internal` if there is a violation. Executors and images take no program that fails.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let violations = self.validate();
+        if violations.is_empty() {
+            return Ok(());
+        }
+        let (name, all) = (&self.name, violations.join("\n  "));
+        Err(Error::internal(format!(
+            "program {name:?} is malformed:\n  {all}"
+        )))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{
-    AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature,
+    AbiParam, Block, BlockArg, Endianness, FuncRef, Function, InstBuilder, MemFlagsData, Signature,
     StackSlotData, StackSlotKind, Type, Value, types,
 };
 use cranelift_codegen::isa::TargetFrontendConfig;
@@ -127,6 +127,22 @@ impl<'a> Emitter<'a> {
                     self.ins().ishl_imm_s(v, i64::from(size.trailing_zeros()))
                 };
                 (self.ins().iadd(base, bytes), 0)
+            }
+        }
+    }
+
+    /// Loads a register of lanes from any address.
+    pub(super) fn load_lanes(&mut self, ty: Type, address: Value, offset: i32) -> Value {
+        let loaded_as = self.linker.load_type(ty);
+        let flags = MemFlagsData::new();
+        let loaded = self
+            .ins()
+            .load(loaded_as, flags.with_notrap(), address, offset);
+        match loaded_as == ty {
+            true => loaded,
+            false => {
+                let flags = flags.with_endianness(Endianness::Little);
+                self.ins().bitcast(ty, flags, loaded)
             }
         }
     }

@@ -300,7 +300,7 @@ fn store_tile(e: &mut Emitter, tile: Value, values: &[Value], dtype: DType, iter
 /// Loads a group of lanes at byte offset `at` of a tensor of 4-byte elements.
 fn load_group(e: &mut Emitter, ty: Type, base: Value, at: Value, group: usize) -> Value {
     let address = e.ins().iadd(base, at);
-    e.ins().load(ty, memory(), address, 16 * group as i32)
+    e.load_lanes(ty, address, 16 * group as i32)
 }
 
 /// Stores a group of lanes there.

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::ir::{
-    ExtFuncData, ExternalName, FuncRef, Function, Signature, UserExternalName,
+    ExtFuncData, ExternalName, FuncRef, Function, Signature, Type, UserExternalName, types,
 };
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::{Context, FinalizedMachReloc, FinalizedRelocTarget};
@@ -15,6 +15,8 @@ use std::sync::Arc;
 /// Machine code of a program, and the names of the functions that it calls.
 pub(super) struct Linker {
     pub(super) isa: OwnedTargetIsa,
+    /// True for an x86 CPU without AVX, whose arithmetic takes vectors from memory at multiples of 16 bytes alone.
+    needs_aligned_operands: bool,
     /// The instruction set of the kernels that it calls.
     kernels: Isa,
     /// The text as functions know it, which is linked at the end.
@@ -31,13 +33,26 @@ pub(super) fn internal(problem: impl std::fmt::Display) -> Error {
 
 impl Linker {
     pub(super) fn new(isa: OwnedTargetIsa, kernels: Isa) -> Linker {
+        let avx = isa.isa_flags().into_iter().find(|f| f.name == "has_avx");
         Linker {
+            needs_aligned_operands: avx.is_some_and(|flag| flag.as_bool() == Some(false)),
             isa,
             kernels,
             made: Arc::default(),
             code: Code::default(),
             imports: Vec::new(),
             of_import: HashMap::new(),
+        }
+    }
+
+    /// The type to load a vector as, which is then cast to `ty`.
+    ///
+    /// Cranelift 0.135 folds a load of floats into `cmpps` and `cmppd` at any address, which traps without AVX; it does
+    /// not look through a cast.
+    pub(super) fn load_type(&self, ty: Type) -> Type {
+        match ty {
+            types::F32X4 if self.needs_aligned_operands => types::I32X4,
+            ty => ty,
         }
     }
 
