@@ -101,6 +101,10 @@ MODELS = [
     ("backwards_from_before_the_beginning", """g (float[N] x) => (float[A] y)
         <int64[1] from={-5}, int64[1] to={-100}, int64[1] a={0}, int64[1] st={-2}> { y=Slice(x,from,to,a,st) }""",
      of_shapes((2,), (9,), (0,))),
+    ("padded_many_times", "g (float[N] x) => (float[A] y) <int64[1] two={2}, int64[1] three={3}, int64[1] one={1}, int64[1] zero={0}> {"
+     + "".join(f" s{i}=Shape(x{i}) t{i}=Add(s{i},two) u{i}=Div(t{i},three) v{i}=Mul(u{i},three) d{i}=Sub(v{i},s{i})"
+               f" e{i}=Max(d{i},one) p{i}=Concat<axis=0>(zero,e{i}) x{i + 1}=Pad<mode=\"reflect\">(x{i},p{i})"
+               for i in range(12)).replace("(x0", "(x") + " y=Neg(x12) }", of_shapes((5,), (6,), (7,), (40,))),
 ]
 
 

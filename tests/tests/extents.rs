@@ -96,8 +96,12 @@ fn the_text_of_a_graph_over_symbols_is_the_same_model() {
         let Ok(graph) = case.model.graph(&onnx::Specialisation::default()) else {
             continue;
         };
-        n_graphs += 1;
         let text = graph.to_text(PrintOptions::of(true));
+        if text.contains(" terms over ") {
+            // An extent whose text is a summary, which is for people.
+            continue;
+        }
+        n_graphs += 1;
         let parsed = Graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
         assert_eq!(
             parsed.to_text(PrintOptions::of(true)),

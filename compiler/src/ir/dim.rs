@@ -6,6 +6,7 @@
 
 mod bounds;
 mod extremes;
+mod interned;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -13,7 +14,9 @@ mod text;
 pub use bounds::Ranges;
 
 use extremes::Kind;
-use std::collections::BTreeMap;
+use interned::Interned;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -36,8 +39,17 @@ pub enum Atom {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Dim {
     constant: i64,
-    terms: Vec<(Box<Atom>, i64)>,
+    terms: Vec<(Interned, i64)>,
 }
+
+/// Atoms beyond which an expression has no text: nobody would read it.
+const MAX_TEXT_ATOMS: u32 = 4096;
+
+/// Nesting of atoms beyond which an expression is no extent: walks recurse into it.
+const MAX_DEPTH: u32 = 250;
+
+/// Atoms up to which walks do not remember parts.
+const FEW_ATOMS: u32 = 16;
 
 /// Terms of a product beyond which it is not multiplied out.
 const MAX_TERMS: usize = 64;
@@ -85,9 +97,13 @@ impl Dim {
     }
 
     fn atom(atom: Atom) -> Dim {
+        Dim::unit(Interned::new(atom))
+    }
+
+    fn unit(atom: Interned) -> Dim {
         Dim {
             constant: 0,
-            terms: vec![(Box::new(atom), 1)],
+            terms: vec![(atom, 1)],
         }
     }
 
@@ -154,11 +170,11 @@ impl Dim {
     }
 
     /// The product of atoms, sorted so that equal products are equal dims.
-    fn monomial(mut factors: Vec<Atom>) -> Dim {
+    fn monomial(mut factors: Vec<Interned>) -> Dim {
         factors.sort_unstable();
-        let mut product = factors.pop().map_or(Dim::constant(1), Dim::atom);
+        let mut product = factors.pop().map_or(Dim::constant(1), Dim::unit);
         while let Some(f) = factors.pop() {
-            product = Dim::atom(Atom::Mul(Dim::atom(f), product));
+            product = Dim::atom(Atom::Mul(Dim::unit(f), product));
         }
         product
     }
@@ -221,7 +237,7 @@ impl Dim {
     }
 
     /// The quotient by `k` times a product of atoms that every term contains.
-    fn over_monomial(&self, divisor: &[Atom], k: i64) -> Option<Dim> {
+    fn over_monomial(&self, divisor: &[Interned], k: i64) -> Option<Dim> {
         let mut out = Dim::constant(0);
         for (atom, c) in &self.terms {
             let mut factors = atom.factors();
@@ -235,69 +251,41 @@ impl Dim {
 
     /// Replaces bound symbols by their values.
     pub fn bind(&self, bindings: &Bindings) -> Dim {
-        if let Some(value) = self.value(bindings) {
-            return Dim::constant(value);
+        let mut evaluation = Evaluation::of(bindings);
+        match evaluation.value(self) {
+            Some(value) => Dim::constant(value),
+            None => evaluation.bind(self),
         }
-        let mut out = Dim::constant(self.constant);
-        for (atom, k) in &self.terms {
-            let value = match &**atom {
-                Atom::Symbol(s) => match bindings.get(&**s) {
-                    Some(&v) => Dim::constant(v as i64),
-                    None => Dim::symbol(s),
-                },
-                Atom::FloorDiv(d, c) => d.bind(bindings).floor_div(*c),
-                Atom::Mul(a, b) => a.bind(bindings).product(&b.bind(bindings)),
-                Atom::Min(all) => {
-                    Dim::extreme(Kind::Min, all.iter().map(|d| d.bind(bindings)).collect())
-                }
-                Atom::Max(all) => {
-                    Dim::extreme(Kind::Max, all.iter().map(|d| d.bind(bindings)).collect())
-                }
-            };
-            out = out + value.scale(*k);
-        }
-        out
     }
 
-    /// The value, when all symbols are bound and it is in the range of `i64`.
-    fn value(&self, bindings: &Bindings) -> Option<i64> {
-        let mut sum = self.constant;
-        for (atom, k) in &self.terms {
-            let value = match &**atom {
-                Atom::Symbol(s) => i64::try_from(*bindings.get(&**s)?).ok()?,
-                Atom::FloorDiv(d, c) => d.value(bindings)?.div_euclid(*c),
-                Atom::Mul(a, b) => a.value(bindings)?.checked_mul(b.value(bindings)?)?,
-                Atom::Min(all) => values(all, bindings)?.into_iter().min()?,
-                Atom::Max(all) => values(all, bindings)?.into_iter().max()?,
-            };
-            sum = sum.checked_add(value.checked_mul(*k)?)?;
-        }
-        Some(sum)
-    }
-
-    /// Calls `f` with the name of every symbol in the expression.
+    /// Calls `f` with the name of every symbol in the expression, with some more than once.
     pub fn visit_symbols(&self, f: &mut dyn FnMut(&str)) {
-        for (atom, _) in &self.terms {
-            match &**atom {
-                Atom::Symbol(s) => f(s),
-                Atom::FloorDiv(d, _) => d.visit_symbols(f),
-                Atom::Mul(a, b) => {
-                    a.visit_symbols(f);
-                    b.visit_symbols(f);
-                }
-                Atom::Min(all) | Atom::Max(all) => all.iter().for_each(|d| d.visit_symbols(f)),
-            }
-        }
+        let all = self.terms.iter().flat_map(|(atom, _)| atom.symbols());
+        all.for_each(|name| f(name));
     }
 
     /// True when the least or the greatest of several dims is a part of it.
     pub fn has_extreme(&self) -> bool {
-        self.terms.iter().any(|(atom, _)| match &**atom {
-            Atom::Symbol(_) => false,
-            Atom::FloorDiv(d, _) => d.has_extreme(),
-            Atom::Mul(a, b) => a.has_extreme() || b.has_extreme(),
-            Atom::Min(_) | Atom::Max(_) => true,
-        })
+        self.terms.iter().any(|(atom, _)| atom.has_extreme())
+    }
+
+    /// Number of atoms in its text.
+    pub fn n_atoms(&self) -> usize {
+        let n_atoms = |sum: u32, atom: &Interned| sum.saturating_add(atom.n_atoms());
+        self.terms
+            .iter()
+            .fold(0, |sum, (atom, _)| n_atoms(sum, atom)) as usize
+    }
+
+    /// True for an expression whose text would be too long to read: a summary stands for it.
+    pub fn has_summary(&self) -> bool {
+        self.n_atoms() > MAX_TEXT_ATOMS as usize
+    }
+
+    /// True for an expression that is too deeply nested to be an extent.
+    pub fn is_too_deep(&self) -> bool {
+        let is_deep = |(atom, _): &(Interned, i64)| atom.depth() > MAX_DEPTH;
+        self.terms.iter().any(is_deep)
     }
 
     /// The symbol's name when the dim is just one symbol.
@@ -312,14 +300,14 @@ impl Dim {
     }
 }
 
-impl Atom {
+impl Interned {
     /// The atoms of a product; the atom itself otherwise.
-    fn factors(&self) -> Vec<Atom> {
+    fn factors(&self) -> Vec<Interned> {
         let one = |d: &Dim| match (d.constant, d.terms.as_slice()) {
             (0, [(atom, 1)]) => Some(atom.factors()),
             _ => None,
         };
-        match self {
+        match &**self {
             Atom::Mul(a, b) => match (one(a), one(b)) {
                 (Some(a), Some(b)) => [a, b].concat(),
                 _ => vec![self.clone()],
@@ -329,19 +317,129 @@ impl Atom {
     }
 }
 
+/// Dims at some values of their symbols.
+struct Evaluation<'b> {
+    bindings: &'b Bindings,
+    /// Results for atoms of more than [`FEW_ATOMS`].
+    values: HashMap<Interned, Option<i64>>,
+    bound: HashMap<Interned, Dim>,
+}
+
+impl Evaluation<'_> {
+    fn of(bindings: &Bindings) -> Evaluation<'_> {
+        Evaluation {
+            bindings,
+            values: HashMap::new(),
+            bound: HashMap::new(),
+        }
+    }
+
+    /// The value, when all symbols are bound and it is in the range of `i64`.
+    fn value(&mut self, d: &Dim) -> Option<i64> {
+        let mut sum = d.constant;
+        for (atom, k) in &d.terms {
+            sum = sum.checked_add(self.value_of_atom(atom)?.checked_mul(*k)?)?;
+        }
+        Some(sum)
+    }
+
+    fn value_of_atom(&mut self, atom: &Interned) -> Option<i64> {
+        if let Some(known) = self.values.get(atom) {
+            return *known;
+        }
+        let value = self.new_value(atom);
+        if atom.n_atoms() > FEW_ATOMS {
+            self.values.insert(atom.clone(), value);
+        }
+        value
+    }
+
+    fn new_value(&mut self, atom: &Atom) -> Option<i64> {
+        let mut values =
+            |all: &[Dim]| -> Option<Vec<i64>> { all.iter().map(|d| self.value(d)).collect() };
+        match atom {
+            Atom::Symbol(s) => i64::try_from(*self.bindings.get(&**s)?).ok(),
+            Atom::FloorDiv(d, c) => Some(self.value(d)?.div_euclid(*c)),
+            Atom::Mul(a, b) => self.value(a)?.checked_mul(self.value(b)?),
+            Atom::Min(all) => values(all)?.into_iter().min(),
+            Atom::Max(all) => values(all)?.into_iter().max(),
+        }
+    }
+
+    /// The dim with the values of symbols that are bound.
+    fn bind(&mut self, d: &Dim) -> Dim {
+        let mut out = Dim::constant(d.constant);
+        for (atom, k) in &d.terms {
+            out = out + self.bind_atom(atom).scale(*k);
+        }
+        out
+    }
+
+    fn bind_atom(&mut self, atom: &Interned) -> Dim {
+        if let Some(known) = self.bound.get(atom) {
+            return known.clone();
+        }
+        let dim = self.new_bound(atom);
+        if atom.n_atoms() > FEW_ATOMS {
+            self.bound.insert(atom.clone(), dim.clone());
+        }
+        dim
+    }
+
+    fn new_bound(&mut self, atom: &Interned) -> Dim {
+        if let Some(value) = self.value_of_atom(atom) {
+            return Dim::constant(value);
+        }
+        let mut bound = |all: &[Dim]| all.iter().map(|d| self.bind(d)).collect();
+        match &**atom {
+            Atom::Symbol(s) => match self.bindings.get(&**s) {
+                Some(&v) => Dim::constant(v as i64),
+                None => Dim::unit(atom.clone()),
+            },
+            Atom::FloorDiv(d, c) => self.bind(d).floor_div(*c),
+            Atom::Mul(a, b) => self.bind(a).product(&self.bind(b)),
+            Atom::Min(all) => Dim::extreme(Kind::Min, bound(all)),
+            Atom::Max(all) => Dim::extreme(Kind::Max, bound(all)),
+        }
+    }
+}
+
+/// The sum of two sorted lists of terms by an addition of coefficients; `None` where that gives `None`.
+fn merged(
+    a: Vec<(Interned, i64)>,
+    b: Vec<(Interned, i64)>,
+    add: impl Fn(i64, i64) -> Option<i64>,
+) -> Option<Vec<(Interned, i64)>> {
+    let mut terms = Vec::with_capacity(a.len() + b.len());
+    let (mut a, mut b) = (a.into_iter().peekable(), b.into_iter().peekable());
+    loop {
+        let order = match (a.peek(), b.peek()) {
+            (Some((x, _)), Some((y, _))) => x.cmp(y),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return Some(terms),
+        };
+        match order {
+            Ordering::Less => terms.extend(a.next()),
+            Ordering::Greater => terms.extend(b.next()),
+            Ordering::Equal => {
+                let both = a.next().zip(b.next());
+                if let Some(((atom, j), (_, k))) = both {
+                    let sum = add(j, k)?;
+                    terms.extend((sum != 0).then_some((atom, sum)));
+                }
+            }
+        }
+    }
+}
+
 impl std::ops::Add for Dim {
     type Output = Dim;
     fn add(self, other: Dim) -> Dim {
-        let mut sum: BTreeMap<Box<Atom>, i64> = self.terms.into_iter().collect();
-        for (atom, k) in other.terms {
-            let entry = sum.entry(atom).or_insert(0);
-            *entry = entry.saturating_add(k);
-        }
-        let terms = sum.into_iter().filter(|(_, k)| *k != 0).collect();
-        Dim {
-            constant: self.constant.saturating_add(other.constant),
-            terms,
-        }
+        let constant = self.constant.saturating_add(other.constant);
+        let sum = |j: i64, k: i64| Some(j.saturating_add(k));
+        let terms = merged(self.terms, other.terms, sum).expect("a sum always has a value");
+        Dim { constant, terms }
     }
 }
 
@@ -379,9 +477,4 @@ impl From<&str> for Dim {
     fn from(name: &str) -> Dim {
         Dim::symbol(name)
     }
-}
-
-/// The values of several dims.
-fn values(dims: &[Dim], bindings: &Bindings) -> Option<Vec<i64>> {
-    dims.iter().map(|d| d.value(bindings)).collect()
 }

@@ -350,7 +350,12 @@ impl Graph {
             ));
         }
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
-        op.infer(&types, regions)
+        let results = op.infer(&types, regions)?;
+        let mut extents = results.iter().flat_map(|ty| ty.shape.iter());
+        match extents.find(|d| d.is_too_deep()) {
+            Some(d) => Err(format!("an extent is too deeply nested: {d}")),
+            None => Ok(results),
+        }
     }
 
     fn push_value(&mut self, ty: Type, def: Def) -> ValueId {

@@ -110,8 +110,11 @@ impl Content {
         Content::new(dtype, vec![dims.len()], dims)
     }
 
-    /// As a result: a tensor when no symbol is left.
+    /// As a result: a tensor when no symbol is left. Expressions that are too deep to be extents are left to the run.
     fn out(self) -> RuleResult<Out> {
+        if self.dims.iter().any(Dim::is_too_deep) {
+            return Err(Miss::Unknown);
+        }
         let ty = Type {
             dtype: self.dtype,
             shape: Shape::of(&self.shape),

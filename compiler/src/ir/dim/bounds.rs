@@ -5,16 +5,20 @@
 //! operands in turn, which is exact, and `d//c` by the rational bounds `(d - c + 1)/c` and `d/c`.
 //! The rest is linear in symbols and products, and its coefficients have cancelled.
 
-use super::{Atom, Dim, DimRange, MAX_DIM_SIZE};
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use super::interned::Interned;
+use super::{Atom, Dim, DimRange, MAX_DIM_SIZE, merged};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
 
 /// Declared ranges of symbols. A symbol without one is an extent, from 0 to [`MAX_DIM_SIZE`]; one
 /// whose name begins with a NUL is any integer.
 pub type Ranges = BTreeMap<String, DimRange>;
 
 /// Atoms that are replaced in one search for a bound; beyond, intervals have to do.
-const MAX_REPLACED: u32 = 64;
+const MAX_REPLACED: usize = 64;
+
+/// Atoms in the dims that have one replaced, in one search.
+const MAX_REPLACED_ATOMS: usize = MAX_REPLACED * 256;
 
 /// A bound; `None` when there is none.
 type Bound = Option<i128>;
@@ -22,13 +26,13 @@ type Bound = Option<i128>;
 impl Dim {
     /// A lower bound for all values that symbols may have; `None` when none was found.
     pub fn lower_bound(&self, ranges: &Ranges) -> Option<i64> {
-        let search = Search::new(ranges);
+        let search = Search::new(self, ranges);
         search.lower(self).and_then(|b| i64::try_from(b).ok())
     }
 
     /// An upper bound for all values that symbols may have; `None` when none was found.
     pub fn upper_bound(&self, ranges: &Ranges) -> Option<i64> {
-        let search = Search::new(ranges);
+        let search = Search::new(self, ranges);
         search.upper(self).and_then(|b| i64::try_from(b).ok())
     }
 
@@ -44,30 +48,33 @@ impl Dim {
 
     /// `self * factor + other`, unless a number leaves the range of `i64`.
     fn scaled_sum(&self, factor: i64, other: &Dim) -> Option<Dim> {
-        let mut terms: BTreeMap<Box<Atom>, i64> = other.terms.iter().cloned().collect();
-        for (atom, k) in &self.terms {
-            let entry = terms.entry(atom.clone()).or_insert(0);
-            *entry = entry.checked_add(k.checked_mul(factor)?)?;
-        }
+        let scaled = self.terms.iter();
+        let scaled = scaled.map(|(atom, k)| Some((atom.clone(), k.checked_mul(factor)?)));
+        let mut scaled = scaled.collect::<Option<Vec<_>>>()?;
+        scaled.retain(|(_, k)| *k != 0);
+        let constant = self.constant.checked_mul(factor)?;
         Some(Dim {
-            constant: other
-                .constant
-                .checked_add(self.constant.checked_mul(factor)?)?,
-            terms: terms.into_iter().filter(|(_, k)| *k != 0).collect(),
+            constant: constant.checked_add(other.constant)?,
+            terms: merged(scaled, other.terms.clone(), i64::checked_add)?,
         })
     }
 }
 
+/// A search for the bounds of one dim. It remembers those of its parts, so that each is looked at once.
 struct Search<'r> {
     ranges: &'r Ranges,
-    n_replaced: Cell<u32>,
+    /// Atoms that may still be replaced.
+    n_replaceable: Cell<usize>,
+    of_atoms: RefCell<HashMap<Interned, [Bound; 2]>>,
 }
 
 impl Search<'_> {
-    fn new(ranges: &Ranges) -> Search<'_> {
+    fn new<'r>(d: &Dim, ranges: &'r Ranges) -> Search<'r> {
+        let n_replaceable = MAX_REPLACED_ATOMS / d.n_atoms().max(1);
         Search {
             ranges,
-            n_replaced: Cell::new(0),
+            n_replaceable: Cell::new(n_replaceable.min(MAX_REPLACED)),
+            of_atoms: RefCell::default(),
         }
     }
 
@@ -91,7 +98,19 @@ impl Search<'_> {
         Some(sum)
     }
 
-    fn of_atom(&self, atom: &Atom) -> [Bound; 2] {
+    fn of_atom(&self, atom: &Interned) -> [Bound; 2] {
+        if let Some(known) = self.of_atoms.borrow().get(atom) {
+            return *known;
+        }
+        let found = self.new_bounds(atom);
+        if atom.n_atoms() == 1 {
+            return found;
+        }
+        self.of_atoms.borrow_mut().insert(atom.clone(), found);
+        found
+    }
+
+    fn new_bounds(&self, atom: &Atom) -> [Bound; 2] {
         match atom {
             Atom::Symbol(name) if name.starts_with('\0') => [None, None],
             Atom::Symbol(name) => {
@@ -122,10 +141,8 @@ impl Search<'_> {
         let quotient = |a: &Atom| matches!(a, Atom::FloorDiv(..));
         let at = |which: &dyn Fn(&Atom) -> bool| d.terms.iter().position(|(a, _)| which(a));
         let at = at(&extreme).or_else(|| at(&quotient))?;
-        if self.n_replaced.get() >= MAX_REPLACED {
-            return None;
-        }
-        self.n_replaced.set(self.n_replaced.get() + 1);
+        let n_left = self.n_replaceable.get().checked_sub(1)?;
+        self.n_replaceable.set(n_left);
         let mut rest = d.clone();
         let (atom, k) = rest.terms.remove(at);
         let with = |operand: &Dim| self.lower(&operand.scaled_sum(k, &rest)?);

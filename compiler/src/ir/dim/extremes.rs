@@ -1,10 +1,17 @@
 //! The least and the greatest of several dims.
 
+use super::interned::Interned;
 use super::{Atom, Dim, Ranges};
 use std::cmp::{Ordering, Reverse};
 
 /// Coefficients up to here may be shifted and negated without overflow.
 const MAX_SHIFTED: u64 = 1 << 61;
+
+/// Operands beyond which an extreme of extremes stays nested: each is compared with all others.
+const MAX_OPERANDS: usize = 32;
+
+/// Atoms in the difference of two operands beyond which no bound of it is looked for.
+const MAX_SEARCHED: usize = 1024;
 
 impl Dim {
     /// The least of two dims.
@@ -83,9 +90,12 @@ impl Extreme {
 
     /// Operands of an operand of the same kind become operands.
     fn flatten(&mut self) {
+        let counts = self.operands.iter();
+        let counts = counts.map(|d| inner(d, self.kind).map_or(1, <[Dim]>::len));
+        let are_few = counts.sum::<usize>() <= MAX_OPERANDS;
         let mut flat = Vec::new();
         for d in std::mem::take(&mut self.operands) {
-            match (inner(&d, self.kind), d.constant) {
+            match (inner(&d, self.kind).filter(|_| are_few), d.constant) {
                 (Some(inner), c) if inner.iter().all(|d| d.is_small()) && is_small(c) => {
                     flat.extend(inner.iter().map(|d| d.clone() + Dim::constant(c)));
                 }
@@ -184,7 +194,10 @@ fn is_behind(kind: Kind, d: &Dim, other: &Dim, ranges: &Ranges) -> bool {
         Kind::Min => d.clone() - other.clone(),
         Kind::Max => other.clone() - d.clone(),
     };
-    excess.is_at_least(0, ranges)
+    match excess.n_atoms() > MAX_SEARCHED {
+        true => excess.as_const().is_some_and(|c| c >= 0),
+        false => excess.is_at_least(0, ranges),
+    }
 }
 
 fn is_small(k: i64) -> bool {
@@ -198,11 +211,9 @@ fn order(a: &Dim, b: &Dim) -> Ordering {
 
 /// The same for a dim and its negative, but that the positive one is first.
 fn pivot_order(a: &Dim, b: &Dim) -> Ordering {
-    let key = |d: &Dim| -> Vec<(Atom, u64)> {
+    let key = |d: &Dim| -> Vec<(Interned, u64)> {
         let terms = d.terms.iter();
-        terms
-            .map(|(a, k)| ((**a).clone(), k.unsigned_abs()))
-            .collect()
+        terms.map(|(a, k)| (a.clone(), k.unsigned_abs())).collect()
     };
     let last = |d: &Dim| (Reverse(d.terms[0].1), Reverse(d.constant));
     key(a).cmp(&key(b)).then_with(|| last(a).cmp(&last(b)))

@@ -157,3 +157,55 @@ fn extremes_are_folded_by_what_is_known() {
     assert_eq!(n.greatest_within(&64.into(), &ranges), 64.into());
     assert_eq!(n.least_within(&9.into(), &ranges).to_string(), "min(9, n)");
 }
+
+/// Dims of depth 200, each level with two parts of the level before, whose text would have 2^200 atoms.
+#[test]
+fn deep_dims_take_time_in_their_different_parts() {
+    let mut rng = Rng(3);
+    let sizes = NAMES.map(|name| (name.to_owned(), 1 + rng.below(1000)));
+    let sizes = Bindings::from(sizes);
+    let some = Bindings::from([("n".to_owned(), sizes["n"])]);
+    for _ in 0..5 {
+        let names = NAMES.map(|name| (Dim::symbol(name), sizes[name] as i64));
+        let (mut d, mut value) = names[0].clone();
+        for level in 0..200 {
+            let (symbol, size) = &names[rng.below(4)];
+            let k = rng.below(9) as i64;
+            let (other, o) = (symbol.clone() + k.into(), size + k);
+            let third = |v: i64| v.div_euclid(3);
+            (d, value) = match rng.below(5) {
+                0 => (
+                    d.least(&(d.clone() + other).floor_div(2)),
+                    value.min((value + o).div_euclid(2)),
+                ),
+                1 => (
+                    d.greatest(&(other.scale(2) - d.clone())),
+                    value.max(2 * o - value),
+                ),
+                2 => (
+                    d.floor_div(2) + (d.clone() - other).floor_div(3),
+                    value.div_euclid(2) + third(value - o),
+                ),
+                3 => (
+                    d.floor_div(2) + d.least(&other).floor_div(3),
+                    value.div_euclid(2) + third(value.min(o)),
+                ),
+                _ => (
+                    d.clone() - d.greatest(&other).floor_div(3),
+                    value - third(value.max(o)),
+                ),
+            };
+            if level % 40 == 39 {
+                assert_eq!(d.bind(&sizes).as_const(), Some(value), "{d}");
+                assert_eq!(d.bind(&some).bind(&sizes).as_const(), Some(value), "{d}");
+            }
+        }
+        assert!(d.has_summary());
+        let ranges = Ranges::new();
+        let (low, high) = (d.lower_bound(&ranges), d.upper_bound(&ranges));
+        assert!(low.is_none_or(|low| low <= value), "{low:?} {value}");
+        assert!(high.is_none_or(|high| high >= value), "{value} {high:?}");
+        assert_eq!(d.clone() - d.clone(), Dim::constant(0));
+        assert!(d.to_string().len() < 100, "{d}");
+    }
+}

@@ -4,6 +4,7 @@
 use super::extremes::Kind;
 use super::{Atom, Dim};
 use crate::ir::attr::{Attr, split_quoted, unquote};
+use std::collections::BTreeSet;
 use std::fmt;
 
 impl fmt::Display for Atom {
@@ -37,11 +38,15 @@ fn is_plain(name: &str) -> bool {
 
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.has_summary() {
+            return self.write_summary(f);
+        }
         let mut sign = "";
         for (atom, k) in &self.terms {
+            let atom: &Atom = atom;
             f.write_str(sign)?;
             sign = " + ";
-            let is_product = matches!(**atom, Atom::FloorDiv(..) | Atom::Mul(..));
+            let is_product = matches!(atom, Atom::FloorDiv(..) | Atom::Mul(..));
             match (*k, is_product) {
                 (1, _) => write!(f, "{atom}")?,
                 (k, true) => write!(f, "{k}*({atom})")?,
@@ -53,6 +58,17 @@ impl fmt::Display for Dim {
             (_, 0) => Ok(()),
             (_, c) => write!(f, " + {c}"),
         }
+    }
+}
+
+impl Dim {
+    /// Stands for an expression whose text nobody would read; it is not read back.
+    fn write_summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut symbols = BTreeSet::new();
+        self.visit_symbols(&mut |s| symbols.extend([s.to_owned()]));
+        let names: Vec<String> = symbols.into_iter().collect();
+        let n_atoms = self.n_atoms();
+        write!(f, "<{n_atoms} terms over {}>", names.join(", "))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::ir::dim::Atom;
 use crate::ir::{Dim, GraphBuilder, ReduceKind, ScalarOp, Type, ValueId};
 use gristmill_runtime::Tensor;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Elements with symbols in them that are computed when a graph runs.
 const MAX_SYMBOLIC: usize = 64;
@@ -39,10 +39,11 @@ pub(super) fn symbolic_tensor(
     if n > MAX_SYMBOLIC {
         return Err(depends_on_symbols(&format!("{n} elements"), dims));
     }
+    let mut arithmetic = Arithmetic::new(b, known);
     let mut elements = Vec::new();
     for d in dims {
-        let e = symbolic_scalar(b, d, known)?;
-        elements.push(b.reshape(e, [1usize])?);
+        let e = arithmetic.dim(d)?;
+        elements.push(arithmetic.b.reshape(e, [1usize])?);
     }
     let all = match elements[..] {
         [only] => only,
@@ -58,58 +59,82 @@ pub(super) fn symbolic_scalar(
     d: &Dim,
     known: &BTreeMap<String, ValueId>,
 ) -> Result<ValueId> {
-    let (constant, atoms) = d.parts();
-    let mut sum = b.constant(Tensor::scalar(constant));
-    for (atom, k) in atoms {
-        let value = symbolic_atom(b, atom, known)?;
-        let k = b.constant(Tensor::scalar(k));
-        let term = b.mul(value, k)?;
-        sum = b.add_(sum, term)?;
-    }
-    Ok(sum)
+    Arithmetic::new(b, known).dim(d)
 }
 
-fn symbolic_atom(
-    b: &mut GraphBuilder,
-    atom: &Atom,
-    known: &BTreeMap<String, ValueId>,
-) -> Result<ValueId> {
-    match atom {
-        Atom::Symbol(s) if known.contains_key(&**s) => Ok(known[&**s]),
-        Atom::Symbol(s) => {
-            let one = b.constant(Tensor::scalar(1i64));
-            let ones = b.broadcast(one, [Dim::symbol(s)])?;
-            b.reduce(ReduceKind::Sum, ones, &[0], false)
-        }
-        Atom::FloorDiv(d, by) => {
-            // Floor by way of the remainder that has the sign of the divisor: division truncates.
-            let (x, by) = (
-                symbolic_scalar(b, d, known)?,
-                b.constant(Tensor::scalar(*by)),
-            );
-            let rest = b.map(ScalarOp::Mod, &[x, by])?;
-            let exact = b.sub(x, rest)?;
-            b.div(exact, by)
-        }
-        Atom::Mul(x, y) => {
-            let (x, y) = (symbolic_scalar(b, x, known)?, symbolic_scalar(b, y, known)?);
-            b.mul(x, y)
-        }
-        Atom::Min(all) => symbolic_extreme(b, ScalarOp::Min, all, known),
-        Atom::Max(all) => symbolic_extreme(b, ScalarOp::Max, all, known),
-    }
+/// Nodes that compute dims, one for each different part.
+struct Arithmetic<'a> {
+    b: &'a mut GraphBuilder,
+    /// Values of symbols.
+    known: &'a BTreeMap<String, ValueId>,
+    /// Values of atoms so far.
+    atoms: HashMap<Atom, ValueId>,
 }
 
-fn symbolic_extreme(
-    b: &mut GraphBuilder,
-    op: ScalarOp,
-    operands: &[Dim],
-    known: &BTreeMap<String, ValueId>,
-) -> Result<ValueId> {
-    let mut extreme = symbolic_scalar(b, &operands[0], known)?;
-    for d in &operands[1..] {
-        let other = symbolic_scalar(b, d, known)?;
-        extreme = b.map(op, &[extreme, other])?;
+impl Arithmetic<'_> {
+    fn new<'a>(b: &'a mut GraphBuilder, known: &'a BTreeMap<String, ValueId>) -> Arithmetic<'a> {
+        Arithmetic {
+            b,
+            known,
+            atoms: HashMap::new(),
+        }
     }
-    Ok(extreme)
+
+    fn dim(&mut self, d: &Dim) -> Result<ValueId> {
+        let (constant, atoms) = d.parts();
+        let mut sum = self.number(constant);
+        for (atom, k) in atoms {
+            let value = self.atom(atom)?;
+            let k = self.number(k);
+            let term = self.b.mul(value, k)?;
+            sum = self.b.add_(sum, term)?;
+        }
+        Ok(sum)
+    }
+
+    fn number(&mut self, value: i64) -> ValueId {
+        self.b.constant(Tensor::scalar(value))
+    }
+
+    fn atom(&mut self, atom: &Atom) -> Result<ValueId> {
+        if let Some(&made) = self.atoms.get(atom) {
+            return Ok(made);
+        }
+        let made = self.new_atom(atom)?;
+        self.atoms.insert(atom.clone(), made);
+        Ok(made)
+    }
+
+    fn new_atom(&mut self, atom: &Atom) -> Result<ValueId> {
+        match atom {
+            Atom::Symbol(s) if self.known.contains_key(&**s) => Ok(self.known[&**s]),
+            Atom::Symbol(s) => {
+                let one = self.number(1);
+                let ones = self.b.broadcast(one, [Dim::symbol(s)])?;
+                self.b.reduce(ReduceKind::Sum, ones, &[0], false)
+            }
+            Atom::FloorDiv(d, by) => {
+                // Floor by way of the remainder that has the sign of the divisor: division truncates.
+                let (x, by) = (self.dim(d)?, self.number(*by));
+                let rest = self.b.map(ScalarOp::Mod, &[x, by])?;
+                let exact = self.b.sub(x, rest)?;
+                self.b.div(exact, by)
+            }
+            Atom::Mul(x, y) => {
+                let (x, y) = (self.dim(x)?, self.dim(y)?);
+                self.b.mul(x, y)
+            }
+            Atom::Min(all) => self.extreme(ScalarOp::Min, all),
+            Atom::Max(all) => self.extreme(ScalarOp::Max, all),
+        }
+    }
+
+    fn extreme(&mut self, op: ScalarOp, operands: &[Dim]) -> Result<ValueId> {
+        let mut extreme = self.dim(&operands[0])?;
+        for d in &operands[1..] {
+            let other = self.dim(d)?;
+            extreme = self.b.map(op, &[extreme, other])?;
+        }
+        Ok(extreme)
+    }
 }
