@@ -153,6 +153,25 @@ fn refused(folder: &Path, words: &[&str]) -> String {
 }
 
 #[test]
+fn a_small_main_stack_is_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("state");
+    let words = ["compile", "two_assignments.ir", "-o"];
+    let flags = [output.to_str().unwrap(), "--kit", kit()];
+    compiled(&data("cases"), &[&words[..], &flags].concat());
+    for flags in ["--info", "--bench"] {
+        let command = format!("ulimit -s 64 && exec ./state {flags}");
+        let ended = Command::new("sh")
+            .current_dir(dir.path())
+            .args(["-c", &command])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{command}: {said}");
+    }
+}
+
+#[test]
 fn verbs_for_models_know_programs() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["state", "libstate.so"] {

@@ -19,7 +19,7 @@ fn compile(model: &str, output: &Path, flags: &[&str], code: i32) -> String {
     ended.stderr
 }
 
-/// A folder with the libraries of the digits, of a counter and of a wide sum.
+/// A folder with the libraries of the digits, of a counter, of a wide sum, and of a model with odd names.
 fn libraries() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let sizes = ["--shape", "batch=1,8"];
@@ -31,6 +31,7 @@ fn libraries() -> tempfile::TempDir {
     );
     compile("c/counter.ir", &dir.path().join("libcounter.so"), &[], 0);
     compile("c/wide.ir", &dir.path().join("libwide.so"), &[], 0);
+    compile("c/names.ir", &dir.path().join("libclass.so"), &[], 0);
     dir
 }
 

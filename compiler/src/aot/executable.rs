@@ -2,7 +2,7 @@
 
 use super::exports::MOST_LETTERS;
 use super::fill::{Filled, Parts, Symbol, fill};
-use super::interface::{Interface, identifier};
+use super::interface::{Interface, identifier, is_of_python};
 use super::{Extra, Made, Sizes, Written, made};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
@@ -74,10 +74,11 @@ pub(crate) fn write_library(
     Ok(written)
 }
 
-/// The header and the module beside a library. Python would take `NAME.so` for the module `NAME`.
+/// The header and the module beside a library. Python would take `NAME.so` for the module `NAME`, and has some names
+/// for itself.
 fn companions(path: &Path, prefix: &str) -> [PathBuf; 2] {
     let is_taken = path.file_stem().is_some_and(|stem| stem == prefix);
-    let module = match is_taken {
+    let module = match is_taken || is_of_python(prefix) {
         true => format!("{prefix}_model.py"),
         false => format!("{prefix}.py"),
     };

@@ -2,10 +2,11 @@
 
 use gristmill_runtime::DType;
 use gristmill_runtime::command::given::{dims_text, type_text};
-use gristmill_runtime::command::state::variables;
+use gristmill_runtime::command::state::{Variable, variables};
 use gristmill_runtime::image::{About, Fixed};
 use gristmill_runtime::program::{IoSpec, Program};
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// A compiled model as its callers see it.
@@ -164,11 +165,36 @@ impl Variant<'_> {
 /// Name, dtype and shape of values as Python has them.
 fn tuples(specs: &[IoSpec]) -> String {
     let tuple = |spec: &IoSpec| {
-        let (name, dtype) = (plain(&spec.name), element(spec.dtype).1);
-        let shape: String = spec.shape.iter().map(|n| format!("{n}, ")).collect();
-        format!("({name:?}, {dtype:?}, ({}))", shape.trim_end_matches(' '))
+        let (name, dtype) = (literal(&spec.name), element(spec.dtype).1);
+        let shape = python_tuple(spec.shape.iter());
+        format!("({name}, {dtype:?}, {shape})")
     };
     specs.iter().map(tuple).collect::<Vec<_>>().join(", ")
+}
+
+/// A string of Python: its escapes are those of JSON, and more.
+fn literal(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn python_tuple(items: impl Iterator<Item = impl Display>) -> String {
+    let items: String = items.map(|item| format!("{item}, ")).collect();
+    format!("({})", items.trim_end_matches(' '))
+}
+
+/// Names that a module for Python cannot have: keywords, built-in modules, and those that the module or NumPy imports.
+const PYTHON_NAMES: &str = " False None True and as assert async await break class continue def del elif else except \
+    finally for from global if import in is lambda nonlocal not or pass raise return try while with yield \
+    abc argparse array ast asyncio atexit base64 binascii builtins cmath code codecs collections contextlib copy \
+    ctypes datetime decimal enum errno faulthandler fcntl fnmatch fractions functools gc glob grp hashlib heapq html \
+    importlib inspect io itertools json keyword locale logging marshal math mmap numbers numpy operator os pathlib \
+    pickle platform posix pprint pwd pyexpat queue random re reprlib resource secrets select shutil signal site socket \
+    stat statistics string struct subprocess sys syslog tempfile termios textwrap threading time token tokenize \
+    traceback types typing unicodedata unittest urllib uuid warnings weakref zipfile zipimport zlib ";
+
+/// True for a name that Python has for itself.
+pub(super) fn is_of_python(name: &str) -> bool {
+    PYTHON_NAMES.contains(&format!(" {name} "))
 }
 
 impl Interface<'_> {
@@ -216,11 +242,28 @@ impl Interface<'_> {
         }
     }
 
+    /// A row of the module's table for each variable.
+    fn types(&self) -> String {
+        let found = self.programs.iter().flat_map(|p| variables(p));
+        let row = |v: Variable| {
+            let extent = |n: &Option<usize>| n.map_or("None".to_owned(), |n| n.to_string());
+            let shape = python_tuple(v.dims.iter().map(extent));
+            let (label, dtype) = (literal(&v.label), element(v.dtype).1);
+            format!("    {label}: ({dtype:?}, {shape}),\n")
+        };
+        found
+            .map(row)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
+    }
+
     /// The module for Python.
     pub(super) fn python(&self, library: &str) -> String {
         let rows: String = self.variants().map(|v| v.row()).collect();
         PYTHON
             .replace("@ROWS@", &rows)
+            .replace("@TYPES@", &self.types())
             .replace("@P@", self.prefix)
             .replace("@LIBRARY@", &plain(library))
             .replace("@NAME@", &plain(&self.about.name))

@@ -23,8 +23,11 @@ pub(crate) enum ProgramFile {
 /// The descriptor is in front of the model, in a part of some MB.
 const SEARCHED_BYTES: u64 = 64 << 20;
 
-/// Larger parts are none, but the letters of a program that has the descriptor's magic among its constants.
-const MAX_HEAD_BYTES: u64 = 1 << 40;
+/// Larger numbers are none, but the letters of a program that has the descriptor's magic among its constants.
+const MAX_NUMBER: u64 = 1 << 40;
+
+/// Numbers of a descriptor: the distance and the size of each part, of which the first is the head.
+const N_NUMBERS: usize = 8;
 
 impl ProgramFile {
     /// Its kind, if the file is one. `None` also for a file that cannot be read: its reader says why.
@@ -41,17 +44,17 @@ impl ProgramFile {
             long.map_or(0, |&long| u64::from_le_bytes(long))
         };
         let places = (0..bytes.len()).step_by(DESCRIPTOR_ALIGN);
-        let mut found = places.filter(|&at| bytes[at..].starts_with(MAGIC));
-        let head_bytes = |at: usize| long(at + MAGIC.len() + size_of::<u64>());
-        let head_bytes = found
-            .find(|&at| head_bytes(at) < MAX_HEAD_BYTES)
-            .map(head_bytes);
+        let found = places.filter(|&at| bytes[at..].starts_with(MAGIC));
+        let numbers = |at: usize| -> [u64; N_NUMBERS] {
+            std::array::from_fn(|i| long(at + MAGIC.len() + i * size_of::<u64>()))
+        };
+        let has_model = found.filter_map(|at| has_model(numbers(at))).next();
         // A library begins nowhere.
-        match (head_bytes, long(ENTRY)) {
+        match (has_model, long(ENTRY)) {
             (None, _) => ProgramFile::Other,
-            (Some(0), _) => ProgramFile::Template,
-            (Some(_), 0) => ProgramFile::Library,
-            (Some(_), _) => ProgramFile::Executable,
+            (Some(false), _) => ProgramFile::Template,
+            (Some(true), 0) => ProgramFile::Library,
+            (Some(true), _) => ProgramFile::Executable,
         }
     }
 
@@ -74,6 +77,15 @@ impl ProgramFile {
         };
         Error::invalid(message).hint(hint)
     }
+}
+
+/// Whether a descriptor with these numbers is of a model, or of a file that has none yet; `None` where it is no descriptor.
+fn has_model(numbers: [u64; N_NUMBERS]) -> Option<bool> {
+    let distances = || numbers.iter().step_by(2);
+    let is_filled = numbers[1] > 0 && distances().all(|&d| d > 0);
+    let is_empty = numbers.iter().all(|&n| n == 0);
+    let are_numbers = numbers.iter().all(|&n| n < MAX_NUMBER);
+    (are_numbers && (is_filled || is_empty)).then_some(is_filled)
 }
 
 /// Place of the entry point in the header.
@@ -103,7 +115,13 @@ mod tests {
         bytes[unaligned..unaligned + 8].copy_from_slice(MAGIC);
         bytes[letters..letters + 24].copy_from_slice(b"GMDESCR1it has no descri");
         bytes[descriptor..descriptor + 8].copy_from_slice(MAGIC);
-        bytes[descriptor + 16..descriptor + 24].copy_from_slice(&head_bytes.to_le_bytes());
+        let distance = u64::from(head_bytes > 0) * 4096;
+        for (i, n) in [distance, head_bytes, distance, 0, distance, 0, distance, 0]
+            .iter()
+            .enumerate()
+        {
+            bytes[descriptor + 8 + 8 * i..][..8].copy_from_slice(&n.to_le_bytes());
+        }
         bytes
     }
 

@@ -7,6 +7,7 @@
 #![expect(clippy::missing_safety_doc, reason = "the header has the contract")]
 
 mod embedded;
+mod handles;
 mod host;
 mod load;
 mod message;
@@ -165,13 +166,6 @@ fn null(name: &str) -> Error {
 }
 
 /// # Safety
-/// The pointer is NULL or that of a handle.
-unsafe fn model<'m>(model: *const Model) -> Result<&'m Model, Error> {
-    // SAFETY: by contract.
-    unsafe { model.as_ref() }.ok_or_else(|| null("model"))
-}
-
-/// # Safety
 /// The pointer is NULL or that of a string.
 unsafe fn text<'t>(name: &str, text: *const c_char) -> Result<&'t str, Error> {
     if text.is_null() {
@@ -192,22 +186,19 @@ pub unsafe extern "C" fn open(options: *const Options, model: *mut *mut Model) -
         }
         // SAFETY: by the header's contract.
         let options = unsafe { Options::of(options)? };
-        let made = Box::into_raw(Box::new(Model::open(options)?));
+        let made = handles::open(Model::open(options)?);
         // SAFETY: not NULL.
         unsafe { model.write(made) };
         Ok(())
     })
 }
 
-/// Ends a handle and its threads.
+/// Closes a handle; its threads end with its last run.
 #[unsafe(export_name = reserved!("close"))]
-pub unsafe extern "C" fn close(model: *mut Model) -> u32 {
-    guarded(|| {
-        if !model.is_null() {
-            // SAFETY: `open` made it, and nobody uses it any more.
-            drop(unsafe { Box::from_raw(model) });
-        }
-        Ok(())
+pub extern "C" fn close(model: *mut Model) -> u32 {
+    guarded(|| match model.is_null() {
+        true => Ok(()),
+        false => handles::close(model),
     })
 }
 
@@ -220,8 +211,7 @@ pub unsafe extern "C" fn run(
     outputs: *const *mut c_void,
 ) -> u32 {
     guarded(|| {
-        // SAFETY: by the header's contract.
-        let model = unsafe { model(handle)? };
+        let model = handles::find(handle)?;
         let executor = model.executor(variant as usize)?;
         let program = executor.program();
         // SAFETY: as many addresses as the variant has inputs and outputs.
@@ -306,7 +296,7 @@ pub unsafe extern "C" fn set(
 ) -> u32 {
     guarded(|| {
         // SAFETY: by the header's contract.
-        let (model, name) = unsafe { (model(handle)?, text("name", name)?) };
+        let (model, name) = (handles::find(handle)?, unsafe { text("name", name)? });
         let variable = state::variable(&model.variables, name)?;
         let shape: Vec<usize> = variable.dims.iter().flatten().copied().collect();
         check_size(variable, &shape, bytes)?;
@@ -334,7 +324,7 @@ pub unsafe extern "C" fn get(
 ) -> u32 {
     guarded(|| {
         // SAFETY: by the header's contract.
-        let (model, name) = unsafe { (model(handle)?, text("name", name)?) };
+        let (model, name) = (handles::find(handle)?, unsafe { text("name", name)? });
         let variable = state::variable(&model.variables, name)?;
         let resources = &model.options.resources;
         let held = resources.get(&variable.container, &variable.name)?;
@@ -366,10 +356,11 @@ fn check_size(variable: &Variable, shape: &[usize], bytes: usize) -> Result<(), 
 
 /// The label of a variable by number, NULL behind the last one.
 #[unsafe(export_name = reserved!("variable"))]
-pub unsafe extern "C" fn variable(handle: *const Model, number: u32) -> *const c_char {
-    // SAFETY: by the header's contract.
-    let labels = unsafe { handle.as_ref() }.map(|model| &model.labels);
-    let label = labels.and_then(|all| all.get(number as usize));
+pub extern "C" fn variable(handle: *const Model, number: u32) -> *const c_char {
+    let model = handles::find(handle).ok();
+    let label = model
+        .as_ref()
+        .and_then(|model| model.labels.get(number as usize));
     label.map_or(std::ptr::null(), |label| label.as_ptr())
 }
 
@@ -378,7 +369,7 @@ pub unsafe extern "C" fn variable(handle: *const Model, number: u32) -> *const c
 pub unsafe extern "C" fn save(handle: *const Model, path: *const c_char) -> u32 {
     guarded(|| {
         // SAFETY: by the header's contract.
-        let (model, path) = unsafe { (model(handle)?, text("path", path)?) };
+        let (model, path) = (handles::find(handle)?, unsafe { text("path", path)? });
         model.options.resources.save(path)
     })
 }
@@ -388,7 +379,7 @@ pub unsafe extern "C" fn save(handle: *const Model, path: *const c_char) -> u32 
 pub unsafe extern "C" fn load_state(handle: *const Model, path: *const c_char) -> u32 {
     guarded(|| {
         // SAFETY: by the header's contract.
-        let (model, path) = unsafe { (model(handle)?, text("path", path)?) };
+        let (model, path) = (handles::find(handle)?, unsafe { text("path", path)? });
         let resources = &model.options.resources;
         state::load(Path::new(path), &model.variables, resources).map(drop)
     })
@@ -396,10 +387,10 @@ pub unsafe extern "C" fn load_state(handle: *const Model, path: *const c_char) -
 
 /// Puts all variables back to their initial values.
 #[unsafe(export_name = reserved!("reset"))]
-pub unsafe extern "C" fn reset(handle: *const Model) -> u32 {
+pub extern "C" fn reset(handle: *const Model) -> u32 {
     guarded(|| {
-        // SAFETY: by the header's contract.
-        let resources = unsafe { &model(handle)?.options.resources };
+        let model = handles::find(handle)?;
+        let resources = &model.options.resources;
         let containers: BTreeSet<String> = resources.names().into_iter().map(|n| n.0).collect();
         containers.iter().for_each(|c| resources.reset(c));
         Ok(())
@@ -414,10 +405,9 @@ pub extern "C" fn last_message() -> *const c_char {
 
 /// One line about the model.
 #[unsafe(export_name = reserved!("describe"))]
-pub unsafe extern "C" fn describe(handle: *const Model) -> *const c_char {
-    // SAFETY: by the header's contract.
-    match unsafe { handle.as_ref() } {
-        Some(model) => model.description.as_ptr(),
-        None => c"".as_ptr(),
+pub extern "C" fn describe(handle: *const Model) -> *const c_char {
+    match handles::find(handle) {
+        Ok(model) => model.description.as_ptr(),
+        Err(_) => c"".as_ptr(),
     }
 }

@@ -28,8 +28,25 @@ static HEAP: ExitingHeap<5> = ExitingHeap;
 /// Follows every internal error.
 const REPORT_IT: &str = "this is a bug in gristmill: please report it with the command line and, if possible, the model";
 
+/// Stack of the thread that does the work; the main one may be as small as 64 KiB (`ulimit -s`).
+const STACK_BYTES: usize = 2 << 20;
+
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(print_panic));
+    let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
+    let code = match builder.spawn(run_command).map(|thread| thread.join()) {
+        Ok(Ok(code)) => code,
+        // Panics are caught in the thread.
+        Ok(Err(_)) => ErrorKind::Internal.exit_code(),
+        Err(e) => {
+            output::error(format_args!("cannot start a thread: {e}"));
+            ErrorKind::OutOfMemory.exit_code()
+        }
+    };
+    ExitCode::from(code)
+}
+
+fn run_command() -> u8 {
     let code = match catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(())) => 0,
         Ok(Err(e)) => {
@@ -42,7 +59,7 @@ fn main() -> ExitCode {
         Err(_) => ErrorKind::Internal.exit_code(),
     };
     output::flush();
-    ExitCode::from(code)
+    code
 }
 
 fn command() -> Result<(), Error> {

@@ -40,6 +40,8 @@ impl Default for Pool {
 pub struct Pool {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The process that has the threads; a child that it forks has none of them.
+    process: u32,
 }
 
 /// What executors and threads use of a pool.
@@ -154,6 +156,7 @@ impl Pool {
         Pool {
             core: Arc::new(core),
             threads: Mutex::default(),
+            process: std::process::id(),
         }
     }
 
@@ -255,6 +258,11 @@ impl Pool {
 /// Ends the threads. No executor uses the pool any more, since each holds it.
 impl Drop for Pool {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // Detaching a thread that is not there would be undefined, as joining it is.
+            std::mem::forget(std::mem::take(&mut *lock(&self.threads)));
+            return;
+        }
         for follower in lock(&self.core.followers).drain(..) {
             follower.seat.give(None);
             follower.team.iter().for_each(|team| team.wake());

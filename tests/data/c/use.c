@@ -1,4 +1,5 @@
 /* Compiled models in one program: the digits, in two sizes, a counter with a variable, and a sum wide enough for several threads. Prints "ok", or the line that failed. */
+#define _POSIX_C_SOURCE 200809L
 #include "counter.h"
 #include "digits.h"
 #include "wide.h"
@@ -7,6 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                                              \
     do {                                                                                              \
@@ -175,6 +179,64 @@ static void counting(void)
     CHECK(counter_close(model) == COUNTER_OK);
 }
 
+/* Runs until the model is closed. */
+static void *runs_until_closed(void *given)
+{
+    digits_model *model = (digits_model *)given;
+    float got[DIGITS_BATCH_8_PROBABILITIES_LEN];
+    for (;;) {
+        digits_status status = digits_run_batch_8(model, images, got);
+        if (status == DIGITS_INVALID)
+            break;
+        CHECK(status == DIGITS_OK && memcmp(got, expected, sizeof(got)) == 0);
+    }
+    CHECK(strstr(digits_message(), "is closed"));
+    return NULL;
+}
+
+/* A model is closed while threads run it. */
+static void closed_in_use(void)
+{
+    pthread_t threads[N_THREADS];
+    digits_options options = {sizeof(digits_options), 2, NULL, NULL};
+    digits_model *model = NULL;
+    struct timespec moment = {0, 300000};
+    int i;
+    CHECK(digits_open(&options, &model) == DIGITS_OK);
+    for (i = 0; i < N_THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, runs_until_closed, model) == 0);
+    nanosleep(&moment, NULL);
+    CHECK(digits_close(model) == DIGITS_OK);
+    CHECK(digits_close(model) == DIGITS_INVALID && digits_reset(model) == DIGITS_INVALID);
+    CHECK(strlen(digits_describe(model)) == 0 && digits_variable(model, 0) == NULL);
+    for (i = 0; i < N_THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+/* A child runs and closes a model of its parent, whose threads it does not have, and opens another one. */
+static void forked(void)
+{
+    digits_options options = {sizeof(digits_options), 3, NULL, NULL};
+    digits_model *first = NULL, *model = NULL;
+    pid_t child;
+    int status = -1;
+    CHECK(digits_open(&options, &first) == DIGITS_OK && digits_close(first) == DIGITS_OK);
+    CHECK(digits_open(&options, &model) == DIGITS_OK);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(digits_run_batch_8(model, images, expected) == DIGITS_OK);
+        CHECK(digits_close(model) == DIGITS_OK);
+        CHECK(digits_open(&options, &model) == DIGITS_OK);
+        CHECK(digits_run_batch_8(model, images, expected) == DIGITS_OK);
+        CHECK(digits_close(model) == DIGITS_OK);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(digits_run_batch_8(model, images, expected) == DIGITS_OK);
+    CHECK(digits_close(model) == DIGITS_OK);
+}
+
 /* argv: the number of times to open and close. */
 int main(int argc, char **argv)
 {
@@ -191,6 +253,9 @@ int main(int argc, char **argv)
     on_threads(NULL);
     counting();
     hosted();
+    forked();
+    for (i = 0; i < n; i++)
+        closed_in_use();
     for (i = 0; i < n; i++) {
         digits_model *other = NULL;
         CHECK(digits_open(NULL, &other) == DIGITS_OK);

@@ -1,7 +1,9 @@
 /* The model "@NAME@", compiled by gristmill @VERSION@. C99 and C++.
  *
- * Threads: a model may be used by any number of threads; its runs take turns, those of several models do not. A process that forks
- * loses the threads of models that were opened before: open them after it, or with one thread.
+ * Threads: any number of threads may use a model; its runs take turns, those of several models do not. A child of fork() has none of
+ * the threads of models that were opened before: it can close them, and run them on one thread. Open models after the fork.
+ * Closing: a model lives until its last run has ended, so closing may overlap with its runs, which end as usual. A call that comes
+ * later with the same handle returns @UPPER@_INVALID. Texts of a model are good until it is closed.
  * Memory: tensors are dense and row-major, at any address that the type of their elements has. Outputs overlap neither inputs nor each
  * other. A variant that runs for the first time makes its memory; later runs allocate nothing.
  * Nothing is printed, no signal is handled, no environment variable is read. Code in a library is trusted as the process is: open only
@@ -47,7 +49,7 @@ typedef struct {
 
 /* Opens the model; options may be NULL. */
 @P@_status @P@_open(const @P@_options *options, @P@_model **model);
-/* Ends its threads and frees its memory; NULL is allowed. */
+/* Closes the model. Its threads end and its memory is freed here, or when its last run ends. NULL is allowed. */
 @P@_status @P@_close(@P@_model *model);
 
 /* A variable's value: all of its bytes. Both wait for the end of a run that assigns variables. */

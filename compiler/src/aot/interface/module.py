@@ -14,11 +14,14 @@ import numpy as np
 
 _VARIANTS = [
 @ROWS@]
+# Label: dtype and shape; None for an extent that may change.
+_VARIABLES = {
+@TYPES@}
 _ERRORS = {2: ValueError, 3: NotImplementedError, 5: MemoryError}
 
 
 class Model:
-    """Code, threads and variables. Its runs take turns."""
+    """Code, threads and variables. Its runs take turns. A model lives until its last run has ended: `close` may overlap with runs."""
 
     def __init__(self, threads=0, library=None):
         """`threads`: those of callers included; 0: one per core. `library`: the shared library, by default @LIBRARY@ beside this file."""
@@ -66,10 +69,13 @@ class Model:
         """One line about the model."""
         return self._library.@P@_describe(self._open()).decode()
 
-    def run(self, *tensors, **named):
-        """Runs once; gives the outputs by name."""
+    def run(self, /, *tensors, **named):
+        """Runs once; gives the outputs by name. For an input whose name is no identifier: run(**{"the name": array})."""
         names = [name for name, _, _ in _VARIANTS[0][0]]
         given = dict(zip(names, tensors))
+        twice = sorted(set(given) & set(named))
+        if twice:
+            raise ValueError(f"the inputs {twice} are given in order and by name")
         given.update(named)
         if len(tensors) > len(names) or set(given) != set(names):
             raise ValueError(f"expected the inputs {names}, got {len(tensors)} in order and {sorted(named)}")
@@ -91,11 +97,17 @@ class Model:
         array = np.asarray(array)
         if array.dtype != np.dtype(dtype):
             raise TypeError(f"{name}: expected {dtype}, got {array.dtype}")
-        return np.ascontiguousarray(array)
+        # `ascontiguousarray` makes a scalar a vector.
+        return np.ascontiguousarray(array).reshape(array.shape)
 
     def set(self, variable, value):
-        """Sets a variable to the bytes of an array."""
-        value = np.ascontiguousarray(value)
+        """Sets a variable to an array of its dtype and shape."""
+        if variable in _VARIABLES:
+            dtype, shape = _VARIABLES[variable]
+            value = self._checked(variable, value, dtype)
+            fits = len(shape) == value.ndim and all(n in (None, m) for n, m in zip(shape, value.shape))
+            if not fits:
+                raise ValueError(f"{variable}: expected shape {shape}, got {value.shape}")
         self._call("set", self._open(), variable.encode(), ctypes.c_void_p(value.ctypes.data), ctypes.c_size_t(value.nbytes))
 
     def get(self, variable, dtype, shape):
