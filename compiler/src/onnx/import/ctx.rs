@@ -132,7 +132,18 @@ impl<'c, 'm> Ctx<'c, 'm> {
                 "a running statistic is moved in a subgraph",
             ));
         }
-        self.b().assign_variable(name, value)
+        let value = self.b().assign_variable(name, value)?;
+        self.im.assigned.insert(v, value);
+        Ok(value)
+    }
+
+    /// Operand `i`, a variable, as the nodes so far leave it: the value that the last of them assigned.
+    pub fn latest(&mut self, i: usize) -> Result<ValueId> {
+        let v = self.v(i)?;
+        match self.im.assigned.get(&v) {
+            Some(&value) => Ok(value),
+            None => self.im.materialise(v),
+        }
     }
 
     // ---- operands

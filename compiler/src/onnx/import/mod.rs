@@ -183,6 +183,8 @@ pub(super) struct Importer<'m> {
     form: Form,
     /// Initialisers that are variables.
     variables: HashMap<V, &'m str>,
+    /// Values that nodes so far have assigned to variables.
+    assigned: HashMap<V, ValueId>,
     /// Symbols of the inputs.
     symbols: BTreeSet<String>,
     /// Declared ranges of symbols.
@@ -256,6 +258,7 @@ impl<'m> Importer<'m> {
             run_time,
             form: Form::default(),
             variables: HashMap::new(),
+            assigned: HashMap::new(),
             symbols: BTreeSet::new(),
             ranges: Ranges::new(),
             n_symbols: 0,

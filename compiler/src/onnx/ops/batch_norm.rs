@@ -125,9 +125,10 @@ fn scaled(
     cx.add_(y, offset)
 }
 
-/// Operand `i`, a running statistic, after a step: `momentum` of it, and the rest of the batch's own.
+/// Operand `i`, a running statistic, after a step: `momentum` of it, and the rest of the batch's own. Where several nodes share a statistic, each
+/// moves it from where the one before left it.
 fn follow(cx: &mut Ctx, i: usize, own: ValueId, momentum: f64) -> Result<ValueId> {
-    let running = cx.val(i)?;
+    let running = cx.latest(i)?;
     let ty = cx.type_of(running);
     let own = cx.reshape(own, ty.shape.0.clone())?;
     let own = cx.cast(own, ty.dtype)?;
