@@ -426,6 +426,8 @@ fn models_that_cannot_be_trained_are_refused() {
         Ok(Objective::new(loss))
     });
     assert!(unused.contains("idle"), "{unused}");
+    let none = refused(&|m| Ok(Objective::new(m.builder().scalar(DType::F32, 1.0))));
+    assert_eq!(none, "the model has no variable that steps move");
     let wide = refused(&|m| Ok(Objective::new(m.variable("v", &[2], Init::FanIn)?)));
     assert!(
         wide.contains("expected one floating-point element"),

@@ -95,27 +95,34 @@ impl Optimizer {
     /// Errors with `InvalidInput` on numbers outside of their ranges.
     pub(super) fn check(&self) -> Result<()> {
         self.learning_rate().check()?;
-        let is_part = |x: f64| (0.0..1.0).contains(&x);
-        let is_good = match self {
+        let check = |name: &str, x: f64, is_good: bool, expected: &str| match is_good {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("{name}: {x}, expected {expected}"))),
+        };
+        let is_positive = |x: f64| x >= 0.0 && x.is_finite();
+        match self {
             Optimizer::Sgd(sgd) => {
-                let by_nesterov = sgd.momentum > 0.0 && sgd.dampening == 0.0;
-                let is_positive = sgd.momentum >= 0.0 && sgd.momentum.is_finite();
-                is_positive
-                    && (0.0..=1.0).contains(&sgd.dampening)
-                    && (!sgd.nesterov || by_nesterov)
+                let (momentum, dampening) = (sgd.momentum, sgd.dampening);
+                let positive = "a finite number, 0 or more";
+                check("momentum", momentum, is_positive(momentum), positive)?;
+                let is_part = (0.0..=1.0).contains(&dampening);
+                check("dampening", dampening, is_part, "a number from 0 to 1")?;
+                let by_nesterov = momentum > 0.0 && dampening == 0.0;
+                match !sgd.nesterov || by_nesterov {
+                    true => Ok(()),
+                    false => Err(Error::invalid(
+                        "Nesterov's method takes momentum above 0 and no dampening",
+                    )),
+                }
             }
             Optimizer::Adam(adam) => {
-                is_part(adam.beta1)
-                    && is_part(adam.beta2)
-                    && adam.epsilon.is_finite()
-                    && adam.epsilon >= 0.0
+                for (name, decay) in [("beta1", adam.beta1), ("beta2", adam.beta2)] {
+                    let is_part = (0.0..1.0).contains(&decay);
+                    check(name, decay, is_part, "a decay from 0 to below 1")?;
+                }
+                let positive = "a finite number, 0 or more";
+                check("epsilon", adam.epsilon, is_positive(adam.epsilon), positive)
             }
-        };
-        match is_good {
-            true => Ok(()),
-            false => Err(Error::invalid(format!(
-                "{self:?}: expected decays from 0 to below 1, positive numbers, and for Nesterov momentum without dampening"
-            ))),
         }
     }
 

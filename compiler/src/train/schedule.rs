@@ -129,25 +129,27 @@ impl Schedule {
         self.rate(b, n)
     }
 
-    /// Errors with `InvalidInput` on a length of no steps, steps that do not increase, and numbers that are not finite.
+    /// Errors with `InvalidInput` on rates that are not finite or below 0, on a length of no steps, and on steps that do not increase.
     pub fn check(&self) -> Result<()> {
-        let is_good = match self {
-            Schedule::Constant(rate) => rate.is_finite(),
+        match self {
+            Schedule::Constant(rate) => check_rate(*rate),
             Schedule::Exponential(e) => {
-                are_finite(&[e.initial, e.rate]) && e.rate > 0.0 && e.per > 0
+                check_rate(e.initial)?;
+                check(e.rate.is_finite() && e.rate > 0.0, || {
+                    format!("factor {}: expected a finite number above 0", e.rate)
+                })?;
+                check_steps(e.per)
             }
-            Schedule::Decay(decay) => are_finite(&[decay.initial, decay.last]) && decay.steps > 0,
-            Schedule::Piecewise(table) => table.is_good(),
+            Schedule::Decay(decay) => {
+                check_rate(decay.initial)?;
+                check_rate(decay.last)?;
+                check_steps(decay.steps)
+            }
+            Schedule::Piecewise(table) => table.check(),
             Schedule::WarmUp(up) => {
                 up.then.check()?;
-                up.steps > 0
+                check_steps(up.steps)
             }
-        };
-        match is_good {
-            true => Ok(()),
-            false => Err(Error::invalid(format!(
-                "learning rate {self:?}: expected finite rates, lengths of at least one step, and steps that increase"
-            ))),
         }
     }
 
@@ -162,8 +164,23 @@ impl Schedule {
     }
 }
 
-fn are_finite(numbers: &[f64]) -> bool {
-    numbers.iter().all(|x| x.is_finite())
+fn check(is_good: bool, message: impl FnOnce() -> String) -> Result<()> {
+    match is_good {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("learning rate: {}", message()))),
+    }
+}
+
+fn check_rate(rate: f64) -> Result<()> {
+    check(rate.is_finite() && rate >= 0.0, || {
+        format!("{rate}: expected a finite number, 0 or more")
+    })
+}
+
+fn check_steps(n: u64) -> Result<()> {
+    check(n > 0, || {
+        "a length of 0 steps: expected at least 1".to_owned()
+    })
 }
 
 /// Arithmetic in `f64`: of numbers, or of nodes.
@@ -252,10 +269,19 @@ impl Decay {
 }
 
 impl Piecewise {
-    fn is_good(&self) -> bool {
-        let increases = self.changes.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        let mut rates = self.changes.iter().map(|(_, rate)| rate);
-        increases && self.initial.is_finite() && rates.all(|rate| rate.is_finite())
+    fn check(&self) -> Result<()> {
+        check_rate(self.initial)?;
+        for (_, rate) in &self.changes {
+            check_rate(*rate)?;
+        }
+        let pairs = self.changes.windows(2);
+        let mut wrong = pairs.filter(|pair| pair[0].0 >= pair[1].0);
+        wrong.next().map_or(Ok(()), |pair| {
+            let (step, next) = (pair[0].0, pair[1].0);
+            check(false, || {
+                format!("step {next} behind step {step}: expected steps that increase")
+            })
+        })
     }
 
     fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {

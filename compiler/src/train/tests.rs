@@ -335,13 +335,30 @@ fn settings_and_parameters_out_of_range_are_refused() {
         beta1: 1.0,
         ..Adam::default()
     });
-    assert!(refused(&adam.into()).contains("expected decays from 0 to below 1"));
+    assert!(refused(&adam.into()).contains("beta1: 1, expected a decay from 0 to below 1"));
     let stuck = Schedule::cosine(1.0, 0);
     let stuck = Sgd {
         learning_rate: stuck,
         ..Sgd::default()
     };
-    assert!(refused(&stuck.into()).contains("lengths of at least one step"));
+    assert!(refused(&stuck.into()).contains("a length of 0 steps: expected at least 1"));
+    for rate in [f64::NAN, f64::INFINITY, -1.0] {
+        let sgd = Sgd {
+            learning_rate: rate.into(),
+            ..Sgd::default()
+        };
+        let expected = format!("learning rate: {rate}: expected a finite number, 0 or more");
+        assert_eq!(refused(&sgd.into()), expected);
+    }
+    let heavy = Sgd {
+        momentum: f64::NAN,
+        ..Sgd::default()
+    };
+    let message = refused(&heavy.into());
+    assert_eq!(
+        message,
+        "momentum: NaN, expected a finite number, 0 or more"
+    );
 
     let mut b = GraphBuilder::new("parameters");
     let value = b

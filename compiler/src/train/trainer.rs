@@ -93,7 +93,7 @@ impl Trainer {
     /// Builds a model twice, for steps and for evaluations ([`Model::is_training`]), and compiles both: a step computes the loss and the
     /// metrics, and updates the variables by the gradients of the loss.
     ///
-    /// Errors with `InvalidInput` when the loss is no floating-point scalar or does not depend on a variable, when a metric has a name twice or that of
+    /// Errors with `InvalidInput` when the model has no variable that steps move, when the loss is no floating-point scalar or does not depend on one, when a metric has a name twice or that of
     /// the loss, and on settings of the update out of range; with `Unsupported`, naming the node, when an op on the way has no gradient.
     pub fn new(
         name: &str,
@@ -198,14 +198,7 @@ fn step(
     };
     objective.add_outputs(&mut b);
     variables.retain(|v| v.is_trained);
-    let values: Vec<ValueId> = variables.iter().map(|v| v.value).collect();
-    let gradients = b.grad(objective.loss, &values)?;
-    let parameter = |(v, gradient): (&Variable, ValueId)| Parameter {
-        name: v.name.clone(),
-        value: v.value,
-        gradient,
-    };
-    let parameters: Vec<_> = variables.iter().zip(gradients).map(parameter).collect();
+    let parameters = parameters(&mut b, objective.loss, &variables)?;
     let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);
     let step = b.with_origin("/optimizer", apply)?;
     b.output(NUMBER, step.number);
@@ -216,6 +209,25 @@ fn step(
     }
     let names = variables.into_iter().map(|v| v.name).collect();
     Ok((b.finish()?, names))
+}
+
+/// The variables with the gradients of the loss.
+fn parameters(
+    b: &mut GraphBuilder,
+    loss: ValueId,
+    variables: &[Variable],
+) -> Result<Vec<Parameter>> {
+    if variables.is_empty() {
+        return Err(Error::invalid("the model has no variable that steps move"));
+    }
+    let values: Vec<ValueId> = variables.iter().map(|v| v.value).collect();
+    let gradients = b.grad(loss, &values)?;
+    let parameter = |(v, gradient): (&Variable, ValueId)| Parameter {
+        name: v.name.clone(),
+        value: v.value,
+        gradient,
+    };
+    Ok(variables.iter().zip(gradients).map(parameter).collect())
 }
 
 fn scalar(outputs: &Outputs, name: &str) -> Result<f64> {

@@ -138,7 +138,8 @@ impl Update {
             check_number("weight decay", x, x >= 0.0)?;
         }
         for group in &self.groups {
-            check_number("factor of the learning rate", group.rate_factor, true)?;
+            let factor = group.rate_factor;
+            check_number("factor of the learning rate", factor, factor >= 0.0)?;
         }
         if let Some(norm) = self.clip_norm {
             check_number("norm of gradients", norm, norm > 0.0)?;
