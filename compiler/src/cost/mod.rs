@@ -282,6 +282,17 @@ impl Fnv {
         }))
     }
 
+    /// The hash with further bytes, eight at a time: another one than that of [`Fnv::with`], for large data.
+    pub fn with_words(self, bytes: &[u8]) -> Fnv {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let hash = words.iter().fold(self.0, |h, word| {
+            let h = (h ^ u64::from_le_bytes(*word)).wrapping_mul(0x0100_0000_01b3);
+            // A product moves bits up only.
+            h ^ h >> 32
+        });
+        Fnv(hash).with(rest)
+    }
+
     /// The hash of all text so far.
     pub fn value(self) -> u64 {
         self.0

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 pub struct Checkpoints {
     folder: PathBuf,
     n_kept: usize,
+    facts: Notes,
 }
 
 /// The place of training in its data: the batches of [`Dataset::shuffled`] that it has seen.
@@ -120,6 +121,7 @@ impl Checkpoints {
         let checkpoints = Checkpoints {
             folder: folder.into(),
             n_kept: n_kept.max(1),
+            facts: Notes::new(),
         };
         fs::create_dir_all(&checkpoints.folder).map_err(|e| checkpoints.error(e))?;
         for name in checkpoints.names()? {
@@ -131,11 +133,24 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
+    /// Facts about the training by name, such as [`Dataset::digest`] of its data. Checkpoints have them in their notes, and [`Checkpoints::resume`]
+    /// refuses one that has another fact of a name. Names of [`Position`]'s fields are taken.
+    pub fn with_facts(self, facts: BTreeMap<String, String>) -> Checkpoints {
+        Checkpoints { facts, ..self }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Writes a checkpoint, and removes those that are too old. Gives its file.
     pub fn save(&self, trainer: &Trainer, position: &Position) -> Result<PathBuf> {
         let step = trainer.n_steps()?;
         let path = self.folder.join(format!("step-{step:012}.safetensors"));
-        trainer.resources().save_with(&path, &position.notes())?;
+        let mut notes = self.facts.clone();
+        notes.extend(position.notes());
+        trainer.resources().save_with(&path, &notes)?;
         sync(&self.folder).map_err(|e| self.error(e))?;
         let mut old = self.files()?;
         old.retain(|file| *file < path);
@@ -147,13 +162,13 @@ impl Checkpoints {
 
     /// Loads the newest checkpoint that is whole; `None` when there is none at all.
     ///
-    /// Errors when none of those that are there is whole, and when it is one of another model; then nothing has changed.
+    /// Errors when none of those that are there is whole, and when it is one of another model or has other facts; then nothing has changed.
     pub fn resume(&self, trainer: &Trainer) -> Result<Option<Resumed>> {
         let mut damaged = Vec::new();
         for path in self.files()?.into_iter().rev() {
             match safetensors::read(&path) {
                 Ok(contents) => {
-                    let position = restore(trainer, contents);
+                    let position = self.restore(trainer, contents);
                     let position = position.map_err(|e| e.context(path.display()))?;
                     return Ok(Some(Resumed {
                         path,
@@ -181,6 +196,27 @@ impl Checkpoints {
         Ok(names.iter().map(|name| self.folder.join(name)).collect())
     }
 
+    fn restore(&self, trainer: &Trainer, contents: safetensors::Contents) -> Result<Position> {
+        let position = Position::of(&contents.notes)?;
+        check(trainer.state(), &contents.variables)?;
+        self.check_facts(&contents.notes)?;
+        trainer.resources().restore(contents.variables)?;
+        Ok(position)
+    }
+
+    /// Errors when notes have another fact of a name. Checkpoints of earlier versions have none.
+    fn check_facts(&self, notes: &Notes) -> Result<()> {
+        for (name, here) in &self.facts {
+            if let Some(there) = notes.get(name).filter(|there| *there != here) {
+                let e = Error::invalid(format!(
+                    "a checkpoint of another training: {name} was {there}, here it is {here}"
+                ));
+                return Err(e.hint("another folder of checkpoints"));
+            }
+        }
+        Ok(())
+    }
+
     fn names(&self) -> Result<Vec<String>> {
         let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
         let entries = fs::read_dir(&self.folder).map_err(|e| self.error(e))?;
@@ -203,13 +239,6 @@ fn sync(folder: &Path) -> io::Result<()> {
         true => fs::File::open(folder)?.sync_all(),
         false => Ok(()),
     }
-}
-
-fn restore(trainer: &Trainer, contents: safetensors::Contents) -> Result<Position> {
-    let position = Position::of(&contents.notes)?;
-    check(trainer.state(), &contents.variables)?;
-    trainer.resources().restore(contents.variables)?;
-    Ok(position)
 }
 
 /// Errors unless values are those of exactly these variables.

@@ -1,6 +1,7 @@
 //! Examples in memory, and batches of them.
 
 use super::philox::permutation;
+use crate::cost::Fnv;
 use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
 
@@ -45,6 +46,16 @@ impl Dataset {
     /// True without examples.
     pub fn is_empty(&self) -> bool {
         self.n == 0
+    }
+
+    /// A hash of names, dtypes, shapes and elements, which tells data sets apart.
+    pub fn digest(&self) -> u64 {
+        let mut hash = Fnv::default();
+        for (name, t) in &self.tensors {
+            let head = format!("{name:?} {} {:?}", t.dtype(), t.shape());
+            hash = hash.with(head.as_bytes()).with_words(t.as_bytes());
+        }
+        hash.value()
     }
 
     /// The examples at these places, in this order. Errors with `InvalidInput` when one is out of range.
