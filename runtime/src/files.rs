@@ -26,15 +26,27 @@ pub fn replace(
 }
 
 /// A file for reading and writing that has no name: it is gone when all that have it open or mapped are, however they end. It is on the disk
-/// of `path`, beside the file that [`replace`] would replace; where that is a device or a pipe, in the folder of temporary files.
+/// of `path`, beside the file that [`replace`] would replace; where that is a device or a pipe, in the folder of temporary files. A folder is an
+/// error.
 pub fn nameless(path: &Path) -> io::Result<File> {
-    let (target, _, is_replaced) = target_of(path);
+    let (target, existing, is_replaced) = target_of(path);
+    if existing.is_some_and(|metadata| metadata.is_dir()) {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
     let (name, file) = match is_replaced {
         true => create_beside(&target)?,
         false => create_beside(&std::env::temp_dir().join("gristmill"))?,
     };
     fs::remove_file(name)?;
     Ok(file)
+}
+
+/// True when both paths lead to one file that exists.
+pub fn is_same(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    }
 }
 
 /// The file that a path leads to, its properties if there is one, and whether it can be replaced: an open file that was removed, as standard
@@ -153,6 +165,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 5);
         assert!(names(&folder).is_empty());
         assert!(nameless(&folder.join("missing").join("a")).is_err());
+        assert!(nameless(&folder).is_err());
         if cfg!(target_os = "linux") {
             nameless(Path::new("/dev/null")).unwrap();
         }

@@ -132,6 +132,14 @@ fn an_executable_keeps_its_state_in_a_file() {
         code == Some(0) && said.contains("[3.000000, 6.000000]"),
         "{said}"
     );
+    for (target, what) in [
+        ("x.npz", "the file of --inputs"),
+        ("counter", "the executable"),
+    ] {
+        let (code, said) = counted(&["--variable", "v=v.npy", "--save-state", target]);
+        let expected = format!("--save-state {target}: refusing to overwrite {what}");
+        assert!(code == Some(2) && said.contains(&expected), "{said}");
+    }
     let of_model = ["run", "c/counter.ir", "--state"];
     let file = dir.path().join("s");
     let said = gristmill(

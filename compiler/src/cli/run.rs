@@ -15,6 +15,7 @@ use crate::options::{Options, Precision};
 use crate::units::{printable, time_ns};
 use clap::Args;
 use gristmill_runtime::command::accuracy::{accuracy as accuracy_of, text as accuracy_text};
+use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::command::summary::text;
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::npy;
@@ -79,6 +80,7 @@ struct Ran {
 
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<()> {
+    check_targets(args)?;
     output::name_kernels(args.perf)?;
     let ran = match image::is_image(&args.model) {
         true => run_image(args)?,
@@ -100,6 +102,47 @@ pub fn run(args: &RunArgs) -> Result<()> {
         errln!("{name}: {precision} instead of the model's precision: {change}");
     }
     compare_with_expected(args, &ran)
+}
+
+/// Errors when a file to write is one that the run reads. A file of state may be the one before and after.
+fn check_targets(args: &RunArgs) -> Result<()> {
+    let given = &args.inputs;
+    let named = |list: &'_ [String], what| {
+        let pairs = list.iter().filter_map(|flag| flag.split_once('='));
+        let files = pairs.map(|(_, path)| (what, PathBuf::from(path)));
+        files.collect::<Vec<(&str, PathBuf)>>()
+    };
+    let mut read = vec![("the input model", args.model.clone())];
+    read.extend(named(&given.input, "the file of --input"));
+    read.extend(named(&given.variable, "the file of --variable"));
+    read.extend(
+        given
+            .inputs
+            .iter()
+            .map(|p| ("the file of --inputs", p.clone())),
+    );
+    read.extend(
+        args.labels
+            .iter()
+            .map(|p| ("the file of --labels", p.clone())),
+    );
+    let check = |flag: &str, target: &Path, read: &[(&str, PathBuf)]| {
+        let read: Vec<(&str, &Path)> = read.iter().map(|(what, p)| (*what, p.as_path())).collect();
+        check_target(flag, target, &read)
+    };
+    if let Some(path) = &args.save_state {
+        check("--save-state", path, &read)?;
+    }
+    read.extend(
+        given
+            .state
+            .iter()
+            .map(|p| ("the file of --state", p.clone())),
+    );
+    if let Some(path) = &args.outputs {
+        check("--outputs", path, &read)?;
+    }
+    Ok(())
 }
 
 fn compile_and_run(args: &RunArgs) -> Result<Ran> {

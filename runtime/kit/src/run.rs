@@ -6,7 +6,8 @@ use crate::load::load;
 use crate::print_json;
 use gristmill_runtime::command::accuracy::{self, accuracy};
 use gristmill_runtime::command::given::{
-    Given, check_names, check_ranks, checked, has_shape, n_elements, no_code, only, type_text,
+    Given, check_names, check_ranks, check_target, checked, has_shape, n_elements, no_code, only,
+    type_text,
 };
 use gristmill_runtime::command::output;
 use gristmill_runtime::command::state::{self, StateFlags, variables};
@@ -18,6 +19,7 @@ use gristmill_runtime::printable::printable;
 use gristmill_runtime::program::{IoSpec, Program};
 use gristmill_runtime::units::time_ns;
 use gristmill_runtime::{Error, Tensor, npy};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -121,8 +123,36 @@ fn in_order(program: &Program, given: &Given) -> Result<Vec<Tensor>, Error> {
     inputs.map(tensor).collect()
 }
 
+/// Errors when a file to write is this executable or one that the run reads. A file of state may be the one before and after.
+fn check_targets(args: &Args) -> Result<(), Error> {
+    let own = std::env::current_exe().unwrap_or_default();
+    let variables = args.variables.iter().filter_map(|v| v.split_once('='));
+    let mut read: Vec<(&str, &Path)> = vec![("the executable", &own)];
+    read.extend(variables.map(|(_, path)| ("the file of --variable", Path::new(path))));
+    let inputs = args.inputs.iter().map(|p| ("the file of --inputs", p));
+    let labels = args.labels.iter().map(|p| ("the file of --labels", p));
+    read.extend(
+        inputs
+            .chain(labels)
+            .map(|(what, path)| (what, path.as_path())),
+    );
+    if let Some(path) = &args.save_state {
+        check_target("--save-state", path, &read)?;
+    }
+    read.extend(
+        args.state
+            .iter()
+            .map(|p| ("the file of --state", p.as_path())),
+    );
+    match &args.outputs {
+        Some(path) => check_target("--outputs", path, &read),
+        None => Ok(()),
+    }
+}
+
 /// Runs the model once.
 pub fn run(args: &Args) -> Result<(), Error> {
+    check_targets(args)?;
     let ready = Ready::of(args)?;
     let started = Instant::now();
     let results = ready.run()?;

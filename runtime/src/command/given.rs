@@ -2,14 +2,27 @@
 
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::files;
 use crate::image::Image;
 use crate::nearest::unknown;
 use crate::printable::printable;
 use crate::program::{IoSpec, Program};
 use crate::tensor::Tensor;
+use std::path::Path;
 
 /// Tensors by name.
 pub type Given = [(String, Tensor)];
+
+/// Errors when a file that a flag writes is one of those that are read, each with what it is.
+pub fn check_target(flag: &str, target: &Path, read: &[(&str, &Path)]) -> Result<(), Error> {
+    match read.iter().find(|(_, path)| files::is_same(target, path)) {
+        None => Ok(()),
+        Some((what, _)) => Err(Error::invalid(format!(
+            "{flag} {}: refusing to overwrite {what} (try: another name)",
+            target.display()
+        ))),
+    }
+}
 
 /// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.
 pub fn as_declared(tensor: Tensor, declared: DType) -> Result<Tensor, Error> {

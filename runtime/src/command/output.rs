@@ -13,12 +13,20 @@ const MAX_ERROR_LINES: usize = 60;
 /// True when labels on standard error are coloured.
 static IS_COLORED: AtomicBool = AtomicBool::new(false);
 
+/// True when the process goes on after the reader of standard output has gone.
+static OUTLIVES_READER: AtomicBool = AtomicBool::new(false);
+
+/// From here on, a reader of standard output that goes away does not end the process: results on it are dropped. For long work that writes files.
+pub fn outlive_reader() {
+    OUTLIVES_READER.store(true, Ordering::Relaxed);
+}
+
 /// Colours labels on standard error from here on, or does not.
 pub fn color(is_colored: bool) {
     IS_COLORED.store(is_colored, Ordering::Relaxed);
 }
 
-/// Prints lines of results on standard output. A failed write ends the process.
+/// Prints lines of results on standard output. A failed write ends the process, unless [`outlive_reader`] was called and the reader has gone.
 pub fn text(lines: &str) {
     unescaped(&escaped(lines));
 }
@@ -30,14 +38,21 @@ pub fn unescaped(lines: &str) {
         .write_all(lines.as_bytes())
         .and_then(|()| out.write_all(b"\n"))
     {
-        stop(&e);
+        failed(&e);
     }
 }
 
 /// Writes out all results. Called at the end, since buffered ones are otherwise lost without a word.
 pub fn flush() {
     if let Err(e) = io::stdout().flush() {
-        stop(&e);
+        failed(&e);
+    }
+}
+
+fn failed(e: &io::Error) {
+    let has_gone = e.kind() == io::ErrorKind::BrokenPipe;
+    if !(has_gone && OUTLIVES_READER.load(Ordering::Relaxed)) {
+        stop(e);
     }
 }
 
