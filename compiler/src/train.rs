@@ -52,6 +52,7 @@ mod trainer;
 mod transformer;
 mod update;
 
+pub use crate::onnx::variables::FixedTensor;
 pub use checkpoint::{Checkpoints, Position, Resumed};
 pub use data::{Batches, Dataset};
 pub use idx::read_idx;

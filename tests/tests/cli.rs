@@ -6,6 +6,7 @@ mod limits;
 mod stages;
 mod streams;
 mod train;
+mod tuned;
 
 use crate::process::{gristmill, gristmill_with, gristmill_with_cache};
 use std::path::{Path, PathBuf};

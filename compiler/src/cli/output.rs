@@ -4,7 +4,7 @@ use crate::error::Result;
 use clap::{ColorChoice, ValueEnum};
 use gristmill_runtime::command::output::color;
 pub use gristmill_runtime::command::output::{
-    error, flush, message, stop, text, unescaped, warning,
+    error, flush, message, outlive_reader, stop, text, unescaped, warning,
 };
 use std::io::{self, IsTerminal};
 

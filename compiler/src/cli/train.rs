@@ -9,18 +9,21 @@ pub use learning::{Learning, step_of};
 pub use objective::{ObjectiveArgs, UpdateArgs};
 
 use super::args::CompileArgs;
-use super::output::{errln, outln};
+use super::output::{errln, outlive_reader, outln};
 use super::{load, parse, print_json};
+use crate::DType;
 use crate::compiled::Source;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::unknown;
-use crate::onnx;
+use crate::onnx::{self, Converted};
 use crate::options::Options;
 use crate::train::{Checkpoints, Position, StepOutputs, Trainer, Training, Weight};
 use crate::units::{plural, printable, time_ns};
 use clap::Args;
 use data::{Archive, Batch, Examples, Keys};
+use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::files;
+use gristmill_runtime::safetensors::Notes;
 use objective::Aim;
 use progress::{Epoch, Line, Means, first};
 use serde_json::{Value, json};
@@ -34,6 +37,7 @@ use std::time::Instant;
 
 /// Arguments of `train`.
 #[derive(Args)]
+#[command(mut_arg("keep", |keep| keep.hide(true)))]
 pub struct TrainArgs {
     /// An ONNX model.
     model: PathBuf,
@@ -65,6 +69,9 @@ pub struct TrainArgs {
     /// The file to write: the model with its new weights. Tensors that lay in other files lie in `OUT.onnx.data`.
     #[arg(short = 'o', value_name = "OUT.onnx")]
     out: PathBuf,
+    /// Write BatchNormalization and Dropout in training form where the model has them so; by default the file is for inference.
+    #[arg(long)]
+    keep_training_form: bool,
     /// Folder of checkpoints, one after each epoch, and when Ctrl-C ends the training; `OUT.onnx.checkpoints` for the latter by default.
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
@@ -87,13 +94,14 @@ const INTERRUPTED: i32 = 128 + SIGINT;
 /// Runs the verb.
 pub fn train(args: &TrainArgs) -> Result<()> {
     check_flags(args)?;
+    // Hours of training are worth more than their text.
+    outlive_reader();
     let interrupt = interrupt()?;
     let began = Instant::now();
     let mut session = Session::new(args)?;
     let is_whole = session.run(&interrupt)?;
     if is_whole {
-        let saved = session.aim.net.save(session.trainer.resources(), &args.out);
-        saved.map_err(|e| e.hint("checkpoints of --checkpoint-dir have the weights"))?;
+        session.save()?;
     }
     let ns = began.elapsed().as_nanos() as u64;
     match args.json {
@@ -114,13 +122,18 @@ fn check_flags(args: &TrainArgs) -> Result<()> {
         let e = Error::invalid("--keep: state that inputs and outputs have is not differentiated");
         return Err(e.hint("train the model without it"));
     }
-    let is_same = match (args.model.canonicalize(), args.out.canonicalize()) {
-        (Ok(model), Ok(out)) => model == out,
-        _ => false,
-    };
-    if is_same {
-        return Err(Error::invalid("-o: the model itself is not written over").hint("another name"));
-    }
+    let mut read: Vec<(&str, &Path)> = vec![
+        ("the input model", &args.model),
+        ("the file of --data", &args.data),
+    ];
+    let others = [
+        ("the file of --eval", &args.eval),
+        ("the file of --plan", &args.compile.plan),
+        ("the file of --target", &args.compile.target),
+    ];
+    let others = others.iter();
+    read.extend(others.filter_map(|(what, path)| Some((*what, path.as_deref()?))));
+    check_target("-o", &args.out, &read)?;
     let free = files::nameless(&args.out);
     free.map(drop)
         .map_err(|e| load::file_error(&args.out, e).context("-o"))
@@ -163,6 +176,10 @@ struct Session<'a> {
     position: Position,
     epochs: Vec<Epoch>,
     checkpoint: Option<PathBuf>,
+    /// Nodes that the written model has in another form.
+    converted: Converted,
+    /// Steps of this process.
+    n_steps: u64,
 }
 
 /// The model, the data and the flags of a training, before a step is compiled.
@@ -187,6 +204,7 @@ impl<'a> Setup<'a> {
         model.check_target(&args.out).map_err(|e| e.context("-o"))?;
         let aim = Aim::new(&model, &args.objective, dims, &args.label)?;
         aim.check_learning()?;
+        aim.warn_of_fixed();
         let fixed = fixed_batch(&aim)?;
         Ok(Setup {
             args,
@@ -212,7 +230,11 @@ impl<'a> Setup<'a> {
             update: self.args.update.update(n_steps),
             options: self.options.clone(),
         };
-        let dtype = label.dtype();
+        // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.
+        let dtype = match label.dtype() {
+            dtype if dtype.is_float() => DType::I64,
+            dtype => dtype,
+        };
         Trainer::new("train", &training, |m| self.aim.build(m, dtype))
     }
 
@@ -232,9 +254,17 @@ impl<'a> Setup<'a> {
     }
 
     fn examples(&self, trainer: &Trainer, archive: &Archive) -> Result<Examples> {
+        let label = &self.args.label;
+        let n_classes = self.aim.n_classes();
+        if let (Some(n), Some((rank, axis))) = (n_classes, self.aim.class_axis()) {
+            archive.check_one_hot(label, rank, axis, n)?;
+        }
         let examples = archive.examples(trainer.program().inputs(), &self.keys)?;
-        if let Some(n) = self.aim.n_classes() {
-            archive.check_labels(&self.args.label, n)?;
+        if let Some(n) = n_classes {
+            archive.check_labels(label, n)?;
+        }
+        if self.aim.takes_probabilities() {
+            archive.check_probabilities(label)?;
         }
         if let Some(size) = self.fixed {
             archive.check_fixed(&examples, size)?;
@@ -263,6 +293,8 @@ impl<'a> Session<'a> {
             aim: setup.aim,
             epochs: Vec::new(),
             checkpoint: None,
+            converted: Converted::default(),
+            n_steps: 0,
         })
     }
 }
@@ -375,8 +407,30 @@ impl Session<'_> {
             (None, true) => self.default_folder(),
             (None, false) => return Ok(None),
         };
+        if self.args.resume && !folder.is_dir() {
+            return Err(no_checkpoint(&folder));
+        }
+        Ok(Some(self.checkpoints_in(folder)?))
+    }
+
+    fn checkpoints_in(&self, folder: PathBuf) -> Result<Checkpoints> {
         let n = self.args.keep_checkpoints as usize;
-        Ok(Some(Checkpoints::new(folder, n)?))
+        Ok(Checkpoints::new(folder, n)?.with_facts(self.facts()))
+    }
+
+    /// Facts that a training which goes on shares with the one before.
+    fn facts(&self) -> Notes {
+        let (objective, update) = (&self.args.objective, &self.args.update);
+        let facts = [
+            ("model", format!("{:016x}", self.aim.net.digest())),
+            ("data", format!("{:016x}", self.examples.data.digest())),
+            ("loss", objective::name(objective.loss)),
+            ("optimizer", objective::name(update.optimizer)),
+        ];
+        let named = facts
+            .into_iter()
+            .map(|(name, fact)| (name.to_owned(), fact));
+        named.collect()
     }
 
     fn default_folder(&self) -> PathBuf {
@@ -390,8 +444,7 @@ impl Session<'_> {
             return Ok(());
         };
         let Some(resumed) = checkpoints.resume(&self.trainer)? else {
-            let e = Error::invalid("--resume: there is no checkpoint");
-            return Err(e.hint("--checkpoint-dir names the folder"));
+            return Err(no_checkpoint(checkpoints.folder()));
         };
         resumed.damaged.iter().for_each(super::output::warning);
         let own = Position {
@@ -458,6 +511,7 @@ impl Session<'_> {
             _ => e,
         })?;
         self.position.n_batches += 1;
+        self.n_steps += 1;
         Ok(step)
     }
 
@@ -523,12 +577,34 @@ impl Session<'_> {
     }
 
     fn save_interrupted(&mut self, checkpoints: Option<Checkpoints>) -> Result<()> {
-        let n = self.args.keep_checkpoints as usize;
         let checkpoints = match checkpoints {
             Some(checkpoints) => checkpoints,
-            None => Checkpoints::new(self.default_folder(), n)?,
+            None => self.checkpoints_in(self.default_folder())?,
         };
         self.checkpoint = Some(checkpoints.save(&self.trainer, &self.position)?);
+        Ok(())
+    }
+
+    /// Writes the model, and says whether its nodes have another form now.
+    fn save(&mut self) -> Result<()> {
+        let (net, resources) = (&self.aim.net, self.trainer.resources());
+        let saved = match self.args.keep_training_form {
+            true => net
+                .save_in_training_form(resources, &self.args.out)
+                .map(|()| Converted::default()),
+            false => net.save(resources, &self.args.out),
+        };
+        self.converted = saved.map_err(|e| match &self.checkpoint {
+            Some(path) => e.hint(format!("{} has the weights", path.display())),
+            None => e,
+        })?;
+        if !self.converted.is_empty() && !self.args.json {
+            let (out, nodes) = (self.args.out.display().to_string(), self.converted);
+            errln!(
+                "{}: {nodes} written in inference form (--keep-training-form keeps the training form)",
+                printable(&out)
+            );
+        }
         Ok(())
     }
 
@@ -552,8 +628,16 @@ impl Session<'_> {
             errln!("ended after {time}; --resume goes on from {path}");
             return;
         }
-        let (weights, n) = (plural(self.learnt().count(), "weight"), self.n_parameters());
         let out = self.args.out.display().to_string();
+        if let (0, Some(path)) = (self.n_steps, &self.checkpoint) {
+            let (out, path) = (printable(&out), path.display().to_string());
+            outln!(
+                "{out}: written from {}: nothing was left to do, all epochs were done before",
+                printable(&path)
+            );
+            return;
+        }
+        let (weights, n) = (plural(self.learnt().count(), "weight"), self.n_parameters());
         outln!(
             "{}: {weights} of {n} numbers were learnt in {time}",
             printable(&out)
@@ -572,10 +656,19 @@ impl Session<'_> {
             "seed": self.args.seed,
             "train_ns": ns,
             "output": is_whole.then_some(&self.args.out),
+            "converted_to_inference": {
+                "BatchNormalization": self.converted.batch_norms,
+                "Dropout": self.converted.dropouts,
+            },
             "checkpoint": self.checkpoint,
             "interrupted": !is_whole,
         })
     }
+}
+
+fn no_checkpoint(folder: &Path) -> Error {
+    let e = Error::invalid(format!("--resume: {} has no checkpoint", folder.display()));
+    e.hint("--checkpoint-dir DIR names the folder of checkpoints")
 }
 
 fn rows(batch: &Batch) -> usize {

@@ -17,6 +17,7 @@
 mod capability;
 mod check;
 mod import;
+mod inference_form;
 mod load;
 mod open_inputs;
 mod ops;
@@ -32,6 +33,7 @@ mod wire;
 
 pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
+pub use inference_form::Converted;
 pub use load::{Form, Model, Specialisation, load};
 pub use open_inputs::{Declared, Structure, element_name};
 pub use splice::Weights;

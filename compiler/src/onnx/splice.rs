@@ -3,19 +3,20 @@
 //! Messages on the way to tensors are walked on the wire, and all other fields are copied, known or not. Tensors whose bytes lay in other
 //! files lie in one file beside the new model.
 
+use super::inference_form::{Change, Conversion, Converted};
 use super::load::Model;
-use super::proto::TensorProto;
+use super::proto::{AttributeProto, NodeProto, TensorProto};
 use super::tensor::{External, ExternalData, dtype_of, shape_of};
 use super::wire::{Field, Wire, put_head, put_reference};
 use crate::error::{Error, Result};
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{Tensor, files};
-use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::slice;
 
 /// New elements by the names of initialisers.
 pub type Weights = BTreeMap<String, Tensor>;
@@ -32,14 +33,33 @@ impl Model {
     /// Errors with `InvalidInput` when the model was not loaded from a file, when an initialiser is not there or has another type, and when
     /// reading or writing fails; then `path` is as it was.
     pub fn write_with(&self, weights: &Weights, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let written = Spliced::of(&self.external, weights, path).and_then(|s| s.write(weights));
+        self.write(weights, path.as_ref(), None).map(drop)
+    }
+
+    /// [`Model::write_with`], with `BatchNormalization` and `Dropout` in inference form where the file has them in training form: any runtime
+    /// then computes what evaluations do. Gives the numbers of such nodes.
+    pub fn write_for_inference(
+        &self,
+        weights: &Weights,
+        path: impl AsRef<Path>,
+    ) -> Result<Converted> {
+        self.write(weights, path.as_ref(), Some(Conversion::new(self)))
+    }
+
+    fn write(
+        &self,
+        weights: &Weights,
+        path: &Path,
+        conversion: Option<Conversion>,
+    ) -> Result<Converted> {
+        let spliced = Spliced::of(&self.external, weights, path, conversion);
+        let written = spliced.and_then(|s| s.write(weights));
         written.map_err(|e| e.context(format!("cannot write {}", path.display())))
     }
 
     /// Errors when [`Model::write_with`] could not write to `path` without a loss: to files that the model's tensors lie in.
     pub(crate) fn check_target(&self, path: &Path) -> Result<()> {
-        Spliced::of(&self.external, &Weights::new(), path).map(drop)
+        Spliced::of(&self.external, &Weights::new(), path, None).map(drop)
     }
 }
 
@@ -52,10 +72,16 @@ struct Spliced<'m> {
     data_path: PathBuf,
     data: Vec<(u64, Data)>,
     n_replaced: usize,
+    converted: Converted,
 }
 
 impl<'m> Spliced<'m> {
-    fn of(external: &'m External, weights: &Weights, path: &Path) -> Result<Spliced<'m>> {
+    fn of(
+        external: &'m External,
+        weights: &Weights,
+        path: &Path,
+        conversion: Option<Conversion>,
+    ) -> Result<Spliced<'m>> {
         let Some(model) = external.model() else {
             return Err(Error::invalid("the model was not loaded from a file"));
         };
@@ -70,6 +96,8 @@ impl<'m> Spliced<'m> {
             sources: BTreeSet::new(),
             end: 0,
             n_replaced: 0,
+            conversion,
+            copies: Vec::new(),
         };
         let (mut file, len) = open(model)?;
         let whole = splice.message(&mut Wire::new(&mut file), len, Level::Model)?;
@@ -77,7 +105,9 @@ impl<'m> Spliced<'m> {
             splice.sources.insert(model.to_owned());
             check_apart(&splice.sources, [&path, &data_path])?;
         }
+        let converted = splice.conversion.map(|c| c.converted());
         Ok(Spliced {
+            converted: converted.unwrap_or_default(),
             model,
             file,
             whole,
@@ -88,7 +118,7 @@ impl<'m> Spliced<'m> {
         })
     }
 
-    fn write(mut self, weights: &Weights) -> Result<()> {
+    fn write(mut self, weights: &Weights) -> Result<Converted> {
         if self.n_replaced != weights.len() {
             let n = weights.len() - self.n_replaced;
             return Err(Error::invalid(format!(
@@ -101,7 +131,8 @@ impl<'m> Spliced<'m> {
             write(&self.data_path, |out| write_data(&self.data, out))?;
         }
         let (whole, file) = (&self.whole, &mut self.file);
-        write(&self.path, |out| whole.write(file, out))
+        write(&self.path, |out| whole.write(file, out))?;
+        Ok(self.converted)
     }
 }
 
@@ -211,6 +242,12 @@ struct Message {
 }
 
 impl Message {
+    fn of(proto: &impl prost::Message) -> Message {
+        let mut message = Message::default();
+        message.push(Piece::Bytes(proto.encode_to_vec()));
+        message
+    }
+
     fn push(&mut self, piece: Piece) {
         self.len += match &piece {
             Piece::Bytes(bytes) => bytes.len() as u64,
@@ -294,10 +331,18 @@ struct Splice<'s> {
     sources: BTreeSet<PathBuf>,
     end: u64,
     n_replaced: usize,
+    /// The conversion to inference form, if it is wanted.
+    conversion: Option<Conversion<'s>>,
+    /// Nodes to follow the one being read.
+    copies: Vec<NodeProto>,
 }
 
 /// `TensorProto.raw_data`.
 const RAW_DATA: u64 = 9;
+/// Fields of a `NodeProto`.
+const INPUT: u64 = 1;
+const OUTPUT: u64 = 2;
+const ATTRIBUTE: u64 = 5;
 
 /// Fields of a `TensorProto` that hold elements, or say where they are.
 fn is_data(number: u64) -> bool {
@@ -315,21 +360,71 @@ impl Splice<'_> {
         if level.is_tensor() {
             return self.tensor(from, end, level);
         }
-        let mut message = Message::default();
+        self.enter(level)?;
+        let mut parts = self.parts(from, end, level)?;
+        if level == Level::Node {
+            self.convert(&mut parts)?;
+        }
+        Ok(joined(parts))
+    }
+
+    /// The fields of a message by number, in their order, with new forms of the messages in them.
+    fn parts<R: Read + Seek>(
+        &mut self,
+        from: &mut Wire<R>,
+        end: u64,
+        level: Level,
+    ) -> Result<Vec<(u64, Message)>> {
+        let mut parts = Vec::new();
         while let Some(field) = from.field(end)? {
-            match field {
-                Field::Number { whole, .. } => message.push(Piece::Bytes(whole)),
+            let mut part = Message::default();
+            let number = match field {
+                Field::Number { number, whole } => {
+                    part.push(Piece::Bytes(whole));
+                    number
+                }
                 Field::Payload { number, len } => {
                     let end = from.at() + len;
                     let inner = match level.inner(number) {
                         Some(inner) => self.message(from, end, inner)?,
                         None => copied(from, len)?,
                     };
-                    message.push_field(number, inner);
+                    part.push_field(number, inner);
+                    for copy in self.copies.drain(..) {
+                        part.push_field(number, Message::of(&copy));
+                    }
+                    number
                 }
-            }
+            };
+            parts.push((number, part));
         }
-        Ok(message)
+        Ok(parts)
+    }
+
+    fn enter(&mut self, level: Level) -> Result<()> {
+        match (&mut self.conversion, level) {
+            (Some(conversion), Level::Main) => conversion.enter_main(),
+            (Some(conversion), Level::Function) => conversion.enter_function()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Brings the fields of a node to inference form. Nodes that are to follow it are left in `copies`.
+    fn convert(&mut self, parts: &mut Vec<(u64, Message)>) -> Result<()> {
+        let Some(conversion) = &mut self.conversion else {
+            return Ok(());
+        };
+        let head: NodeProto = decoded(parts, |number| number != ATTRIBUTE)?;
+        if !Conversion::concerns(&head) {
+            return Ok(());
+        }
+        let node: NodeProto = decoded(parts, |_| true)?;
+        if let Some(change) = conversion.change(&node) {
+            apply(&change, parts)?;
+            self.copies = change.copies;
+        }
+        Ok(())
     }
 
     fn tensor<R: Read + Seek>(
@@ -338,8 +433,9 @@ impl Splice<'_> {
         end: u64,
         level: Level,
     ) -> Result<Message> {
-        let parts = parts(from, end)?;
-        let proto = summary(&parts)?;
+        let parts = self.parts(from, end, level)?;
+        let is_small = |number: u64| !matches!(number, 4..=7 | 9..=11);
+        let proto: TensorProto = decoded(&parts, is_small)?;
         let new = self.elements(&proto, level);
         let new = new.map_err(|e| e.context(format!("tensor {:?}", proto.name)))?;
         let mut message = Message::default();
@@ -422,39 +518,58 @@ fn check_type(proto: &TensorProto, new: &Tensor) -> Result<()> {
     )))
 }
 
-/// The fields of a message by number, in their order.
-fn parts<R: Read + Seek>(from: &mut Wire<R>, end: u64) -> Result<Vec<(u64, Message)>> {
-    let mut parts = Vec::new();
-    while let Some(field) = from.field(end)? {
-        let mut part = Message::default();
-        let number = match field {
-            Field::Number { number, whole } => {
-                part.push(Piece::Bytes(whole));
-                number
-            }
-            Field::Payload { number, len } => {
-                part.push_field(number, copied(from, len)?);
-                number
-            }
-        };
-        parts.push((number, part));
-    }
-    Ok(parts)
-}
-
-/// A tensor without its elements.
-fn summary(parts: &[(u64, Message)]) -> Result<TensorProto> {
+/// A message of the fields whose numbers are taken, without those that stay in the file.
+fn decoded<M: prost::Message + Default>(
+    parts: &[(u64, Message)],
+    is_taken: impl Fn(u64) -> bool,
+) -> Result<M> {
     let mut bytes = Vec::new();
-    let small = parts
-        .iter()
-        .filter(|(number, _)| !matches!(number, 4..=7 | 9..=11));
-    for (_, part) in small {
+    for (_, part) in parts.iter().filter(|(number, _)| is_taken(*number)) {
         if let [Piece::Bytes(part)] = &part.pieces[..] {
             bytes.extend(part);
         }
     }
-    TensorProto::decode(bytes.as_slice())
-        .map_err(|e| Error::invalid(format!("not an ONNX model: {e}")))
+    M::decode(bytes.as_slice()).map_err(|e| Error::invalid(format!("not an ONNX model: {e}")))
+}
+
+fn joined(parts: Vec<(u64, Message)>) -> Message {
+    let mut message = Message::default();
+    parts.into_iter().for_each(|(_, part)| message.append(part));
+    message
+}
+
+/// Changes the fields of a node.
+fn apply(change: &Change, parts: &mut Vec<(u64, Message)>) -> Result<()> {
+    let (mut n_inputs, mut n_outputs) = (0, 0);
+    let mut stays = Vec::new();
+    for part in parts.drain(..) {
+        let is_kept = match part.0 {
+            INPUT => {
+                n_inputs += 1;
+                n_inputs <= change.n_inputs
+            }
+            OUTPUT => {
+                n_outputs += 1;
+                n_outputs <= change.n_outputs
+            }
+            ATTRIBUTE => {
+                let only: NodeProto = decoded(slice::from_ref(&part), |_| true)?;
+                let is_dropped = |a: &AttributeProto| a.name == change.dropped;
+                !only.attribute.first().is_some_and(is_dropped)
+            }
+            _ => true,
+        };
+        if is_kept {
+            stays.push(part);
+        }
+    }
+    *parts = stays;
+    if let Some(attribute) = &change.added {
+        let mut part = Message::default();
+        part.push_field(ATTRIBUTE, Message::of(attribute));
+        parts.push((ATTRIBUTE, part));
+    }
+    Ok(())
 }
 
 /// A payload as it is in the original.
@@ -476,11 +591,11 @@ fn copied<R: Read + Seek>(from: &mut Wire<R>, len: u64) -> Result<Message> {
 mod tests {
     use super::super::load::{Specialisation, load};
     use super::super::proto::{
-        AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-        StringStringEntryProto, attribute_type,
+        GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, attribute_type,
     };
     use super::*;
     use crate::interp::run;
+    use prost::Message as _;
     use std::fs;
 
     /// Numbers in an external file, from `offset` on.

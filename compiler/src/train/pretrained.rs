@@ -5,8 +5,8 @@ use crate::autodiff::{unreached, without_gradient};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, Op, Type, ValueId};
 use crate::nearest::unknown;
-use crate::onnx::variables::RUNNING;
-use crate::onnx::{self, Form, Specialisation, Weights};
+use crate::onnx::variables::{FixedTensor, RUNNING};
+use crate::onnx::{self, Converted, Form, Specialisation, Weights};
 use crate::passes::{Rebuild, clean};
 use crate::rewrite::{self, Phase, rewrite};
 use gristmill_runtime::DType;
@@ -20,7 +20,7 @@ use std::path::Path;
 #[derive(Clone, Debug, Default)]
 pub struct FineTuning {
     /// A regular expression that is looked for anywhere in a name: initialisers of `f32` and `f64` learn where it matches. Without it all of
-    /// them do but scalars, which most exporters make of numbers in the code.
+    /// them do but scalars, and tensors of one element that only `Mul` and `Div` take: most exporters make these of numbers in the code.
     pub trainable: Option<String>,
     /// The outputs that the objective uses; all of the model's if empty.
     pub outputs: Vec<String>,
@@ -44,6 +44,7 @@ pub struct Pretrained {
     /// The model in evaluations, with the same inputs and outputs.
     evaluation: Graph,
     weights: Vec<Weight>,
+    fixed: Vec<FixedTensor>,
 }
 
 /// A float initialiser of a model.
@@ -99,12 +100,23 @@ impl Pretrained {
             step,
             evaluation,
             weights,
+            fixed: model.fixed_tensors()?,
         })
     }
 
     /// The float initialisers of the model, in its order.
     pub fn weights(&self) -> &[Weight] {
         &self.weights
+    }
+
+    /// Tensors beside the float initialisers that may be weights, and do not learn: floats in `Constant` nodes, quantised integers.
+    pub fn fixed(&self) -> &[FixedTensor] {
+        &self.fixed
+    }
+
+    /// A hash of the nodes of the file: equal for files that differ in initialisers alone.
+    pub fn digest(&self) -> u64 {
+        self.model.digest_of_nodes()
     }
 
     /// Names and types of the inputs.
@@ -126,8 +138,24 @@ impl Pretrained {
         without_gradient(&self.step, &outputs, &values)
     }
 
-    /// Writes the model's file with the values that the variables have now: [`onnx::Model::write_with`].
-    pub fn save(&self, resources: &Resources, path: impl AsRef<Path>) -> Result<()> {
+    /// Writes the model's file with the values that the variables have now, and `BatchNormalization` and `Dropout` in inference form, so that any
+    /// runtime computes what evaluations do: [`onnx::Model::write_for_inference`].
+    pub fn save(&self, resources: &Resources, path: impl AsRef<Path>) -> Result<Converted> {
+        self.model
+            .write_for_inference(&self.values(resources)?, path)
+    }
+
+    /// [`Pretrained::save`] with nodes in training form as they are, for a training that goes on elsewhere: [`onnx::Model::write_with`].
+    pub fn save_in_training_form(
+        &self,
+        resources: &Resources,
+        path: impl AsRef<Path>,
+    ) -> Result<()> {
+        self.model.write_with(&self.values(resources)?, path)
+    }
+
+    /// The values of the variables.
+    fn values(&self, resources: &Resources) -> Result<Weights> {
         let mut values = Weights::new();
         for weight in self.weights.iter().filter(|w| w.is_variable()) {
             let value = resources.get("", &weight.name)?;
@@ -137,7 +165,7 @@ impl Pretrained {
             })?;
             values.insert(weight.name.clone(), value);
         }
-        self.model.write_with(&values, path)
+        Ok(values)
     }
 }
 
@@ -151,37 +179,62 @@ fn freeze(weights: &mut [Weight], names: &BTreeSet<String>, why: &str) {
     frozen.for_each(|w| w.frozen = Some(why.to_owned()));
 }
 
+/// What a model and a pattern say of its initialisers.
+struct Choice<'m> {
+    pattern: Option<Regex>,
+    /// Operands that no gradient should move, with the reason.
+    fixed: BTreeMap<&'m str, &'static str>,
+    /// Values that only scale.
+    factors: BTreeSet<&'m str>,
+}
+
+impl Choice<'_> {
+    /// Why an initialiser does not learn; `None` if it may.
+    fn frozen(&self, name: &str, ty: &Type) -> Option<String> {
+        let is_factor = || ty.shape.n_elements().is(1) && self.factors.contains(name);
+        let why = match &self.pattern {
+            Some(pattern) if !pattern.is_match(name) => "the pattern does not match",
+            _ if is_reserved(name) => "its name is one of the optimiser's variables",
+            None if ty.rank() == 0 => "it is a scalar, which only a pattern chooses",
+            None if is_factor() => "it is one factor, as a scalar is; only a pattern chooses it",
+            _ if !is_trainable(ty) => {
+                return Some(format!("it is {}; f32 and f64 learn", ty.dtype));
+            }
+            _ => self.fixed.get(name)?,
+        };
+        Some(why.to_owned())
+    }
+}
+
+fn is_trainable(ty: &Type) -> bool {
+    matches!(ty.dtype, DType::F32 | DType::F64)
+}
+
 /// The float initialisers, of which some are frozen by what the model says of them.
 fn candidates(model: &onnx::Model, tuning: &FineTuning) -> Result<Vec<Weight>> {
-    let pattern = tuning.trainable.as_deref().map(compiled).transpose()?;
-    let fixed = model.fixed_operands();
+    let choice = Choice {
+        pattern: tuning.trainable.as_deref().map(compiled).transpose()?,
+        fixed: model.fixed_operands(),
+        factors: model.factors(),
+    };
     let mut weights = Vec::new();
     for (name, ty) in model.initialisers()? {
         if !ty.dtype.is_float() {
             continue;
         }
-        let frozen = match &pattern {
-            Some(pattern) if !pattern.is_match(&name) => Some("the pattern does not match".into()),
-            _ if is_reserved(&name) => Some("its name is one of the optimiser's variables".into()),
-            None if ty.rank() == 0 => Some("it is a scalar, which only a pattern chooses".into()),
-            _ if !matches!(ty.dtype, DType::F32 | DType::F64) => {
-                Some(format!("it is {}; f32 and f64 learn", ty.dtype))
-            }
-            _ => fixed.get(name.as_str()).map(|&why| why.to_owned()),
-        };
-        let is_running = fixed.get(name.as_str()) == Some(&RUNNING);
+        let is_running = choice.fixed.get(name.as_str()) == Some(&RUNNING);
         weights.push(Weight {
-            is_running: is_running && matches!(ty.dtype, DType::F32 | DType::F64),
+            frozen: choice.frozen(&name, &ty),
+            is_running: is_running && is_trainable(&ty),
             name,
             ty,
-            frozen,
         });
     }
     let matches = |pattern: &Regex| weights.iter().any(|w| pattern.is_match(&w.name));
-    match &pattern {
+    match &choice.pattern {
         Some(p) if !matches(p) => Err(Error::invalid(format!(
             "the pattern {:?} matches none of the {} float initialisers",
-            tuning.trainable.as_deref().unwrap_or_default(),
+            p.as_str(),
             weights.len()
         ))
         .hint("`gristmill check --train` lists them")),
@@ -475,13 +528,8 @@ mod tests {
         }
     }
 
-    /// A batch normalisation in its form for training, and its mean over the batch.
-    fn training_model() -> onnx::Model {
-        let mut normalisation = node(
-            "BatchNormalization",
-            &["x", "scale", "offset", "mean", "var"],
-            "y",
-        );
+    /// The form for training, with a momentum of 0.75.
+    fn training_attributes() -> Vec<AttributeProto> {
         let attribute = |name: &str, r#type, i, f| AttributeProto {
             name: name.to_owned(),
             r#type,
@@ -489,10 +537,20 @@ mod tests {
             f,
             ..AttributeProto::default()
         };
-        normalisation.attribute = vec![
+        vec![
             attribute("training_mode", 2, 1, 0.0),
             attribute("momentum", 1, 0, 0.75),
-        ];
+        ]
+    }
+
+    /// A batch normalisation in its form for training, and its mean over the batch.
+    fn training_model() -> onnx::Model {
+        let mut normalisation = node(
+            "BatchNormalization",
+            &["x", "scale", "offset", "mean", "var"],
+            "y",
+        );
+        normalisation.attribute = training_attributes();
         normalisation
             .output
             .extend(["m".to_owned(), "v".to_owned()]);
@@ -503,6 +561,66 @@ mod tests {
             input(&[4, 1]),
             vec![named("y")],
         )
+    }
+
+    /// `x` times a factor of one element, normalised twice by the same statistics.
+    fn shared_model() -> onnx::Model {
+        let norm = |x: &str, y: &str| {
+            let mut node = node(
+                "BatchNormalization",
+                &[x, "scale", "offset", "mean", "var"],
+                y,
+            );
+            node.attribute = training_attributes();
+            node.output
+                .extend([format!("{y}_mean"), format!("{y}_var")]);
+            node
+        };
+        let names = ["scale", "offset", "mean", "var", "factor"];
+        proto(
+            vec![
+                norm("x", "a"),
+                node("Mul", &["x", "factor"], "scaled"),
+                norm("scaled", "b"),
+                node("Add", &["a", "b"], "y"),
+            ],
+            names.iter().map(|name| tensor(name, &[1])).collect(),
+            input(&[4, 1]),
+            vec![named("y")],
+        )
+    }
+
+    /// PyTorch's two uses of one module: the second moves the statistics from where the first left them.
+    #[test]
+    fn shared_statistics_move_once_for_each_use() {
+        let net = Pretrained::new(&shared_model(), &FineTuning::default()).unwrap();
+        let factor = net.weights().iter().find(|w| w.name == "factor").unwrap();
+        let why = factor.frozen.as_deref().unwrap();
+        assert_eq!(
+            why,
+            "it is one factor, as a scalar is; only a pattern chooses it"
+        );
+        let training = Training {
+            seed: 0,
+            update: Sgd::default().into(),
+            options: Options::default(),
+        };
+        let trainer = Trainer::new("shared", &training, |m| {
+            let y = m.pretrained(&net, &[])?["y"];
+            let zero = m.builder().scalar(DType::F32, 0.0);
+            let loss = loss::mean_absolute_error(m.builder(), y, zero)?;
+            Ok(Objective::new(loss))
+        })
+        .unwrap();
+        let x = Tensor::from_slice(&[1f32, 3.0, 5.0, 7.0], &[4, 1]).unwrap();
+        trainer.step([("x", x)]).unwrap();
+        let value = |name: &str| {
+            let value = trainer.resources().get("", name).unwrap();
+            value.unwrap().to_f64s()[0]
+        };
+        // From 1 towards 4 and towards 5, each by a quarter, twice.
+        assert_eq!(value("mean"), (1.0 * 0.75 + 4.0 * 0.25) * 0.75 + 4.0 * 0.25);
+        assert_eq!(value("var"), (1.0 * 0.75 + 5.0 * 0.25) * 0.75 + 5.0 * 0.25);
     }
 
     #[test]

@@ -77,18 +77,42 @@ impl Archive {
 
     /// Errors when a label is none of `n` classes.
     pub fn check_labels(&self, key: &str, n: usize) -> Result<()> {
+        let is_class = |v: f64| (0.0..n as f64).contains(&v);
+        let expected = format!("a class from 0 to {}", n.saturating_sub(1));
+        self.check_values(key, &is_class, &expected)
+    }
+
+    /// Errors when a label is not from 0 to 1.
+    pub fn check_probabilities(&self, key: &str) -> Result<()> {
+        let is_probability = |v: f64| (0.0..=1.0).contains(&v);
+        self.check_values(key, &is_probability, "a probability from 0 to 1")
+    }
+
+    fn check_values(&self, key: &str, is_good: &dyn Fn(f64) -> bool, expected: &str) -> Result<()> {
         let labels = self.get(key)?;
         let per_example = labels.len() / labels.shape().first().copied().unwrap_or(1).max(1);
         let values = labels.to_f64s();
-        let wrong = values.iter().position(|&v| !(0.0..n as f64).contains(&v));
-        let Some(at) = wrong else {
+        let Some(at) = values.iter().position(|&v| !is_good(v)) else {
             return Ok(());
         };
         let (path, label, example) = (self.path.display(), values[at], at / per_example.max(1));
         Err(Error::invalid(format!(
-            "{path}: {key:?} of example {example} is {label}, expected a class from 0 to {}",
-            n.saturating_sub(1)
+            "{path}: {key:?} of example {example} is {label}, expected {expected}"
         )))
+    }
+
+    /// Errors when labels are one-hot: as many axes as the output has, with a 1 for one of `n` classes along the axis of classes.
+    pub fn check_one_hot(&self, key: &str, rank: usize, axis: usize, n: usize) -> Result<()> {
+        let labels = self.get(key)?;
+        let shape = labels.shape();
+        if shape.len() != rank || shape[axis] != n || n < 2 || !is_one_hot(labels, axis) {
+            return Ok(());
+        }
+        let (path, dtype) = (self.path.display(), labels.dtype());
+        let e = Error::invalid(format!(
+            "{path}: {key:?} is one-hot, {dtype}{shape:?}: expected the number of a class for each row"
+        ));
+        Err(e.hint(format!("store numpy.argmax({key}, axis={axis})")))
     }
 
     /// Errors when there is no batch of `size` examples, and says which are left out.
@@ -110,6 +134,20 @@ impl Archive {
     }
 }
 
+/// True for zeros with a single 1 in each row along an axis.
+fn is_one_hot(labels: &Tensor, axis: usize) -> bool {
+    let values = labels.to_f64s();
+    let n = labels.shape()[axis];
+    let inner: usize = labels.shape()[axis + 1..].iter().product();
+    let places = (0..values.len() / n).map(|row| row / inner * inner * n + row % inner);
+    let count = |wanted: f64, place: usize| {
+        let row = (0..n).map(|class| values[place + class * inner]);
+        row.filter(|&v| v == wanted).count()
+    };
+    let is_one = |place: usize| count(1.0, place) == 1 && count(0.0, place) == n - 1;
+    places.into_iter().all(is_one)
+}
+
 /// Errors unless rows of a tensor are examples for an input.
 fn check(tensor: &Tensor, ty: &Type) -> Result<()> {
     let shape = tensor.shape();
@@ -126,8 +164,24 @@ fn check(tensor: &Tensor, ty: &Type) -> Result<()> {
         return Ok(());
     }
     let (from, to) = (tensor.dtype(), ty.dtype);
-    let e = Error::invalid(format!("the archive has {from}, expected {to}"));
-    Err(e.hint("convert it there: as no float and no wider integer, it would be other values"))
+    let message = match changed(tensor, to)? {
+        None => return Ok(()),
+        Some(value) => {
+            format!("the archive has {from}, expected {to}, which does not have {value}")
+        }
+    };
+    Err(Error::invalid(message).hint("convert the array"))
+}
+
+/// The first value of a tensor that another dtype does not have; `None` if it has all.
+fn changed(tensor: &Tensor, to: DType) -> Result<Option<f64>> {
+    /// Beyond 2^53, `f64` does not tell integers apart.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let values = tensor.to_f64s();
+    let converted = Tensor::from_f64s(to, tensor.shape(), &values)?.to_f64s();
+    let mut pairs = values.into_iter().zip(converted);
+    let differs = |(own, new): &(f64, f64)| own != new || own.abs() >= EXACT;
+    Ok(pairs.find(differs).map(|(own, _)| own))
 }
 
 /// True for numbers as floats, and integers as wider ones.

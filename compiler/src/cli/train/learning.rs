@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Graph};
 use crate::onnx::Model;
 use crate::options::Options;
-use crate::train::{Training, Weight, step_graph};
+use crate::train::{FixedTensor, Training, Weight, step_graph};
 use crate::units::{plural, printable};
 use serde_json::{Value, json};
 
@@ -18,6 +18,8 @@ const LABEL: &str = "label";
 /// Findings about a model that is to learn.
 pub struct Learning {
     weights: Vec<Weight>,
+    /// Other tensors that may be weights.
+    fixed: Vec<FixedTensor>,
     /// Nodes without gradient.
     problems: Vec<Error>,
 }
@@ -28,6 +30,7 @@ impl Learning {
         let aim = Aim::new(model, objective, DimFlags::sizes(set)?, LABEL)?;
         Ok(Learning {
             weights: aim.net.weights().to_vec(),
+            fixed: aim.net.fixed().to_vec(),
             problems: aim.net.without_gradient(),
         })
     }
@@ -50,6 +53,10 @@ impl Learning {
                 Some(why) => outln!("  {name}: {ty}, does not learn: {}", printable(why)),
             }
         }
+        for t in &self.fixed {
+            let (name, ty, why) = (printable(&t.name), &t.ty, t.why);
+            outln!("  {name}: {ty}, does not learn: {why}");
+        }
         for problem in &self.problems {
             outln!("  {}", printable(&problem.to_string()));
         }
@@ -59,10 +66,13 @@ impl Learning {
     pub fn json(&self) -> Value {
         let weight =
             |w: &Weight| json!({ "name": w.name, "type": w.ty.to_string(), "frozen": w.frozen });
+        let fixed =
+            |t: &FixedTensor| json!({ "name": t.name, "type": t.ty.to_string(), "why": t.why });
         let problems = self.problems.iter();
         let problems = problems.map(|e| json!({ "node": e.node(), "message": e.to_string() }));
         json!({
             "weights": self.weights.iter().map(weight).collect::<Vec<_>>(),
+            "fixed": self.fixed.iter().map(fixed).collect::<Vec<_>>(),
             "problems": problems.collect::<Vec<_>>(),
         })
     }

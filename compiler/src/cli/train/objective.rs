@@ -1,6 +1,6 @@
 //! The loss of a model from a file, and the update of its weights, by flags.
 
-use super::super::output::errln;
+use super::super::output::{errln, warning};
 use crate::DType;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Op, ScalarOp, Type, ValueId};
@@ -10,8 +10,9 @@ use crate::train::{
     Adam, FineTuning, Model, Objective, Optimizer, Pretrained, Schedule, Sgd, Update, WeightDecay,
     loss,
 };
-use crate::units::printable;
+use crate::units::{plural, printable};
 use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
 
 /// Flags that say what is learnt, and by which loss.
 #[derive(Args, Clone)]
@@ -25,7 +26,7 @@ pub struct ObjectiveArgs {
     /// The axis of classes of --loss cross-entropy.
     #[arg(long, value_name = "AXIS", default_value_t = -1, allow_negative_numbers = true)]
     pub class_axis: i64,
-    /// Only weights whose names match the regular expression learn; all float ones but scalars by default.
+    /// Only weights whose names match the regular expression learn; all float ones but scalars and factors of one element by default.
     #[arg(long, value_name = "REGEX")]
     pub trainable: Option<String>,
 }
@@ -50,7 +51,7 @@ pub struct UpdateArgs {
     #[arg(long, value_enum, default_value_t = OptimizerArg::Adam)]
     pub optimizer: OptimizerArg,
     /// The learning rate.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true)]
     pub lr: f64,
     /// The learning rate as a function of the step.
     #[arg(long, value_enum, default_value_t = ScheduleArg::Constant)]
@@ -59,13 +60,13 @@ pub struct UpdateArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     pub warmup: u64,
     /// Part of the velocity that the next step keeps, of --optimizer sgd.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub momentum: f64,
     /// Decay of weights: of sgd and adam a part of the gradient (L2), of adamw apart from it. 0 by default, 0.01 of adamw.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub weight_decay: Option<f64>,
     /// The greatest norm of all gradients together.
-    #[arg(long, value_name = "NORM")]
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub clip_norm: Option<f64>,
 }
 
@@ -146,6 +147,12 @@ impl UpdateArgs {
     }
 }
 
+/// The name of a value of a flag.
+pub fn name(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |v| v.get_name().to_owned())
+}
+
 /// A model from a file with a loss of one of its outputs.
 pub struct Aim {
     /// The model.
@@ -154,6 +161,8 @@ pub struct Aim {
     loss: Loss,
     class_axis: i64,
     label: String,
+    /// True when `--trainable` says which weights learn.
+    is_chosen: bool,
 }
 
 impl Aim {
@@ -192,6 +201,7 @@ impl Aim {
             loss: args.loss,
             class_axis: args.class_axis,
             label: label.to_owned(),
+            is_chosen: args.trainable.is_some(),
         })
     }
 
@@ -205,10 +215,53 @@ impl Aim {
             let why = w.frozen.as_deref().unwrap_or_default();
             errln!("{}: {}", printable(&w.name), printable(why));
         }
-        let n = weights.len();
-        Err(Error::invalid(format!(
-            "none of the model's {n} float initialisers learns"
-        )))
+        let fixed = self.net.fixed();
+        for t in fixed {
+            errln!("{}: {}", printable(&t.name), t.why);
+        }
+        let (n, n_fixed) = (weights.len(), plural(fixed.len(), "tensor"));
+        let message = match (n, fixed.len()) {
+            (_, 0) => format!("none of the model's {n} float initialisers learns"),
+            (0, _) => format!(
+                "nothing learns: the model has no float initialisers; {n_fixed} that may be weights are in nodes or quantised"
+            ),
+            _ => format!(
+                "none of the model's {n} float initialisers learns, and {n_fixed} more are in nodes or quantised"
+            ),
+        };
+        let e = Error::invalid(message);
+        Err(match fixed.is_empty() {
+            true => e,
+            false => e.hint("export the weights as f32 initialisers"),
+        })
+    }
+
+    /// Warns of tensors that may be weights and do not learn whatever `--trainable` says, once for each reason.
+    pub fn warn_of_fixed(&self) {
+        let mut by_reason: BTreeMap<&str, Vec<(&str, &Type)>> = BTreeMap::new();
+        let learns = |t: &Type| matches!(t.dtype, DType::F32 | DType::F64);
+        for w in self.net.weights().iter().filter(|w| !learns(&w.ty)) {
+            let why = w.frozen.as_deref().unwrap_or_default();
+            by_reason.entry(why).or_default().push((&w.name, &w.ty));
+        }
+        for t in self.net.fixed() {
+            by_reason.entry(t.why).or_default().push((&t.name, &t.ty));
+        }
+        if self.is_chosen {
+            return;
+        }
+        for (why, tensors) in by_reason {
+            let (name, ty) = tensors[0];
+            let others = match tensors.len() - 1 {
+                0 => String::new(),
+                1 => ", nor does 1 more".to_owned(),
+                n => format!(", nor do {n} more"),
+            };
+            warning(format_args!(
+                "{}: {ty} does not learn{others}: {why}",
+                printable(name)
+            ));
+        }
     }
 
     /// Adds the model and its loss. The label has a dtype.
@@ -221,11 +274,29 @@ impl Aim {
 
     /// Number of classes of the labels, where they are classes and it is known.
     pub fn n_classes(&self) -> Option<usize> {
-        let is_output = |(name, _): &(&str, &Type)| *name == self.output;
-        let (_, ty) = self.net.outputs().find(is_output)?;
-        let axis = self.axis(ty.rank()).ok()?;
-        let n = ty.shape[axis].as_usize();
-        n.filter(|_| self.loss == Loss::CrossEntropy)
+        let (_, axis) = self.class_axis()?;
+        self.output_type()?.shape[axis].as_usize()
+    }
+
+    /// Number of axes of the output, and the axis of classes, where labels are classes.
+    pub fn class_axis(&self) -> Option<(usize, usize)> {
+        if self.loss != Loss::CrossEntropy {
+            return None;
+        }
+        let rank = self.output_type()?.rank();
+        Some((rank, self.axis(rank).ok()?))
+    }
+
+    /// True when labels are from 0 to 1.
+    pub fn takes_probabilities(&self) -> bool {
+        self.loss == Loss::BinaryCrossEntropy
+    }
+
+    fn output_type(&self) -> Option<&Type> {
+        let mut outputs = self.net.outputs();
+        outputs
+            .find(|(name, _)| *name == self.output)
+            .map(|(_, ty)| ty)
     }
 
     fn loss_of(&self, m: &mut Model, output: ValueId, label: DType) -> Result<Objective> {
