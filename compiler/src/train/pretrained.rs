@@ -749,7 +749,12 @@ mod tests {
             message.contains("training_mode is for training"),
             "{message}"
         );
-        let net = Pretrained::new(&model, &FineTuning::default()).unwrap();
+        // A factor of one element learns when it is chosen.
+        let tuning = FineTuning {
+            trainable: Some("^w$".to_owned()),
+            ..FineTuning::default()
+        };
+        let net = Pretrained::new(&model, &tuning).unwrap();
         let [first, second, evaluation] = dropped(&net, 1);
         assert!(evaluation.iter().all(|&y| y == 1.0));
         for step in [&first, &second] {
