@@ -4,7 +4,7 @@ use super::output::{self, outln};
 use super::{args, load, print_json};
 use crate::DType;
 use crate::calibrate::gpus::{self, GpuCalibration};
-use crate::calibrate::load::{Ticks, check_idle};
+use crate::calibrate::load::{Ticks, check_idle, consistent};
 use crate::calibrate::{self, Calibration, Effort, machine};
 use crate::cost::store::{self, load_times, times_path};
 use crate::cost::{DeviceProfile, LinkProfile, Measured, WorkClass};
@@ -59,10 +59,11 @@ fn measure(args: &CalibrateArgs, report: &mut Report) -> Result<(Made, Option<Ca
     let n_gpus = n_gpus(&set)?;
     let mut made = Made::default();
     if set.devices.iter().any(|d| d.name.kind == DeviceKind::Cpu) {
-        let before = Ticks::now();
-        let cpu = calibrate::calibrate(&machine(), n_threads, Effort::default())?;
-        check_idle(before)?;
-        cpu.check()?;
+        let cpu = consistent(|| {
+            let before = Ticks::now();
+            let cpu = calibrate::calibrate(&machine(), n_threads, Effort::default())?;
+            check_idle(before).map(|()| cpu)
+        })?;
         report.cpu(&cpu);
         made.cpu = Some(cpu);
     }
