@@ -11,7 +11,7 @@ use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, flops, st
 use crate::error::{Error, Result};
 use crate::ir::{Graph, GraphBuilder, Layout, Op, ScalarOp, ValueId, Window};
 use crate::options::{ConvAlgorithm, Options};
-use crate::place::{DeviceSet, Target};
+use crate::place::{DeviceSet, RateSource, Target};
 use crate::{DType, Tensor};
 use gristmill_runtime::cpu;
 use gristmill_runtime::device::DeviceKind;
@@ -139,6 +139,7 @@ impl Calibration {
             .filter(|d| d.name.kind == DeviceKind::Cpu)
         {
             d.profile = self.cpu(d.profile.n_threads);
+            d.rates = RateSource::Calibrated;
         }
         set.link = self.link;
     }
@@ -147,10 +148,7 @@ impl Calibration {
 /// A profile as a table of a file.
 fn device_text(p: &DeviceProfile) -> String {
     let shares = p.efficiencies.iter().map(|((class, dtype), share)| {
-        let class = WorkClass::NAMES
-            .iter()
-            .find(|(c, _)| c == class)
-            .map_or("", |(_, n)| n);
+        let class = class.name();
         format!(
             "{class}{} = {share:?}",
             dtype.map_or(String::new(), |d| format!("_{}", d.name()))

@@ -1,14 +1,13 @@
 //! Times of the steps of compiled models, and of their clusters.
 
 use crate::compiled::{Compiled, Executable};
-use crate::cost::{CostModel, DeviceProfile, Measured, Nanos};
+use crate::cost::{DeviceProfile, Measured, Nanos};
 use crate::error::Result;
 use crate::ir::NodeId;
 use crate::pipeline::costs;
 use gristmill_runtime::program::{Partition, Step, StepKind};
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Time of one step.
@@ -99,10 +98,7 @@ impl Compiled {
     ) -> Result<usize> {
         let executable = self.for_inputs(tensors)?;
         let runs = executable.recorded_runs(tensors, n_runs)?;
-        let costs = CostModel {
-            measured: Arc::default(),
-            ..costs(&self.options)
-        };
+        let costs = costs(&self.options);
         let lowered = &executable.lowered;
         let made_again = match lowered.partitions.is_empty() {
             true => self.partitions(tensors)?,
@@ -118,12 +114,9 @@ impl Compiled {
             let times = cluster_times(nodes, &runs);
             n_clusters += times.len();
             let graph = &part.graph;
-            let rows = times.into_iter().map(|(id, times)| {
-                let node = graph.node(id);
-                let predicted = costs.analytic_ns(graph, node, profile);
-                (graph, node, predicted, times)
-            });
-            measured.record(profile, rows);
+            let rows = times.into_iter();
+            let rows = rows.map(|(id, times)| (graph, graph.node(id), times));
+            measured.record(&costs, profile, rows);
         }
         Ok(n_clusters)
     }

@@ -28,6 +28,7 @@ mod placement_files;
 mod placement_objectives;
 mod placement_page;
 mod placement_scale;
+mod predictions;
 mod process;
 mod run_time;
 mod serving;

@@ -12,7 +12,7 @@ use crate::ir::vecprog::real_bits;
 use crate::ir::{Graph, ScalarOp};
 use crate::options::Options;
 use crate::place::gpus::{described, ordinal};
-use crate::place::{Device, DeviceSet, Target};
+use crate::place::{Device, DeviceSet, RateSource, Target};
 use crate::rng::Rng;
 use crate::{DType, Tensor};
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
@@ -130,6 +130,7 @@ impl GpuCalibration {
         for (device, own) in set.devices.iter_mut().zip(&measured) {
             if let Some(own @ 1..) = *own {
                 device.profile = self.target.devices.devices[own].profile.clone();
+                device.rates = RateSource::Calibrated;
             }
         }
         for (i, from) in measured.iter().enumerate() {

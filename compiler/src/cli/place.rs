@@ -146,8 +146,8 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
         return Ok(());
     }
     let text = match explanation {
-        None => placement.to_text(clusters),
-        Some(e) => placement.summary(clusters) + &e.to_string(),
+        None => placement.to_text_with_sources(clusters),
+        Some(e) => placement.summary_with_sources(clusters) + &e.to_string(),
     };
     outln!("{}", text.trim_end());
     Ok(())
@@ -165,7 +165,7 @@ fn place_segments(args: &PlaceArgs, compiled: &Compiled) -> Result<()> {
         planned.report.warnings.iter().for_each(output::warning);
         let (placement, clusters) = (&planned.placement, &planned.clusters);
         args.compile.log_placement(placement, clusters);
-        outln!("{}", placement.to_text(clusters).trim_end());
+        outln!("{}", placement.to_text_with_sources(clusters).trim_end());
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ pub(super) fn to_json(planned: &Planned, explanation: Option<Explanation>) -> Va
         "lower_bound_ns": lower_bound.0,
         "bound": bound,
         "algorithm": p.algorithm,
+        "time_sources": p.sources,
         "nodes": nodes.collect::<Vec<_>>(),
         "copies": copies_json(planned),
         "candidates": p.candidates.iter().map(candidate_json).collect::<Vec<_>>(),

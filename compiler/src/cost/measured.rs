@@ -1,22 +1,33 @@
 //! Measured times of clusters, and the estimates that follow from them.
 //!
 //! A cluster is known by its [`signature`]: its computation, regardless of position and name. Its
-//! device is known by the profile that predicts it, threads included. The estimate of a cluster
-//! joins measured times with the model's prediction, the latter corrected by how the model did on
-//! other clusters of the class on that device, and worth [`PRIOR_RUNS`] runs:
+//! device is known by the profile that predicts it, threads included.
 //!
-//! `estimate = (k0 * analytic * r + sum of measured) / (k0 + number of measured)`, `r` the
-//! geometric mean of measured / analytic of the class.
-//!
-//! So clusters that nobody has measured gain from those that were.
+//! - A measured cluster: the mean of its times and of [`PRIOR_RUNS`] predictions, which count as at
+//!   most [`MAX_FACTOR`] away from the measured mean.
+//! - Other clusters: the prediction, corrected by *similar* measured clusters. Those have the same
+//!   kind and the same limiting rate (class and dtype of the arithmetic, or memory), a predicted
+//!   time within [`MAX_SIZE_RATIO`], and take much longer than a launch. At least [`LEAST_SIMILAR`]
+//!   must agree within [`MAX_SPREAD`], and the correction is at most [`MAX_FACTOR`]. Kernels of
+//!   microseconds once corrected the convolutions of ResNet-50 to a tenth of their time.
 
 use super::Nanos;
-use super::{DeviceProfile, signature};
+use super::{CostModel, DeviceProfile, signature};
 use crate::ir::{Graph, Node, Op};
 use std::collections::BTreeMap;
 
-/// As many runs is the model's own opinion worth, `k0`.
+/// Weight of the prediction of a measured cluster, in runs.
 pub const PRIOR_RUNS: u64 = 2;
+/// Largest correction of a prediction, up or down.
+pub const MAX_FACTOR: f64 = 2.0;
+/// Largest ratio of predicted times of similar clusters.
+pub const MAX_SIZE_RATIO: f64 = 2.0;
+/// Least predicted time of similar clusters, in launches: shorter ones measure the launch.
+const LEAST_LAUNCHES: u64 = 8;
+/// Least number of similar clusters that correct another.
+pub const LEAST_SIMILAR: usize = 3;
+/// Largest ratio between the corrections that similar clusters ask for.
+pub const MAX_SPREAD: f64 = 4.0;
 /// Number of the latest times that are kept one by one.
 pub const MAX_RECENT: usize = 16;
 
@@ -35,7 +46,7 @@ impl ProfileKey {
 /// Measured times of one cluster on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Clusters of one class share a correction: the kind of cluster.
+    /// The kind of cluster and its limiting rate: `contraction matmul f32`.
     pub class: String,
     /// The model's prediction without any measurement.
     pub analytic: Nanos,
@@ -53,8 +64,26 @@ pub struct Sample {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     samples: BTreeMap<(ProfileKey, u64), Sample>,
-    /// `r` by device and class.
-    ratios: BTreeMap<(ProfileKey, String), f64>,
+    /// Clusters by device and class.
+    classes: BTreeMap<(ProfileKey, String), Vec<Ratio>>,
+}
+
+/// A measured cluster: its predicted time in ns, and measured / predicted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ratio {
+    analytic: u64,
+    ratio: f64,
+}
+
+/// The origin of an estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// Times of the cluster itself.
+    Measured,
+    /// Rates, corrected by times of similar clusters.
+    Similar,
+    /// Rates alone.
+    Rates,
 }
 
 impl Measured {
@@ -71,7 +100,7 @@ impl Measured {
     /// Takes over samples unchanged; they replace samples with the same key.
     pub fn extend(&mut self, samples: impl IntoIterator<Item = ((ProfileKey, u64), Sample)>) {
         self.samples.extend(samples);
-        self.ratios = ratios(&self.samples);
+        self.classes = classes(&self.samples);
     }
 
     /// Adds the runs of other measurements.
@@ -81,48 +110,51 @@ impl Measured {
             let own = self.samples.entry(*key).or_insert_with(empty);
             own.merge(sample);
         }
-        self.ratios = ratios(&self.samples);
+        self.classes = classes(&self.samples);
     }
 
     /// Adds runs of nodes on a device: times by node. Nodes without a kernel of their own
     /// (constants, transfers, variables) are skipped.
     pub fn record<'g>(
         &mut self,
+        costs: &CostModel,
         profile: &DeviceProfile,
-        runs: impl IntoIterator<Item = (&'g Graph, &'g Node, Nanos, Vec<Nanos>)>,
+        runs: impl IntoIterator<Item = (&'g Graph, &'g Node, Vec<Nanos>)>,
     ) {
         let key = ProfileKey::of(profile);
-        for (g, node, analytic, times) in runs {
-            let Some(class) = class(node) else { continue };
-            let sample = self
-                .samples
-                .entry((key, signature(g, node)))
-                .or_insert_with(|| Sample::new(class, analytic));
+        for (g, node, times) in runs {
+            let Some(class) = class(costs, g, node, profile) else {
+                continue;
+            };
+            let empty = || Sample::new(class, costs.analytic_ns(g, node, profile));
+            let sample = self.samples.entry((key, signature(g, node)));
+            let sample = sample.or_insert_with(empty);
             times.into_iter().for_each(|t| sample.add(t));
         }
         self.samples.retain(|_, s| s.count > 0);
-        self.ratios = ratios(&self.samples);
+        self.classes = classes(&self.samples);
     }
 
-    /// The time of a node on a device of which the model says `analytic`.
+    /// The time of a node on a device of which the model says `analytic`, and its origin.
     pub fn estimate(
         &self,
-        g: &Graph,
-        node: &Node,
+        costs: &CostModel,
+        (g, node): (&Graph, &Node),
         profile: &DeviceProfile,
         analytic: Nanos,
-    ) -> Nanos {
-        let (Some(class), true) = (class(node), analytic.is_finite()) else {
-            return analytic;
-        };
+    ) -> (Nanos, Evidence) {
+        if !has_kernels(node) || !analytic.is_finite() {
+            return (analytic, Evidence::Rates);
+        }
         let key = ProfileKey::of(profile);
-        let corrected = match self.ratios.get(&(key, class)) {
-            Some(r) => Nanos((analytic.0 as f64 * r).round() as u64),
-            None => analytic,
-        };
-        match self.samples.get(&(key, signature(g, node))) {
-            Some(sample) => sample.joined_with(corrected),
-            None => corrected,
+        if let Some(sample) = self.samples.get(&(key, signature(g, node))) {
+            return (sample.joined_with(analytic), Evidence::Measured);
+        }
+        let class = class(costs, g, node, profile).filter(|_| is_cluster(node));
+        let like = class.and_then(|class| self.classes.get(&(key, class)));
+        match like.and_then(|like| factor(like, analytic, profile.launch)) {
+            Some(factor) => (scaled(analytic, factor), Evidence::Similar),
+            None => (analytic, Evidence::Rates),
         }
     }
 }
@@ -163,34 +195,81 @@ impl Sample {
 
     /// Mean of this and [`PRIOR_RUNS`] times the model's prediction, in whole ns, rounded to the
     /// nearest.
-    fn joined_with(&self, prior: Nanos) -> Nanos {
+    fn joined_with(&self, predicted: Nanos) -> Nanos {
+        let mean = self.mean();
+        let (low, high) = (scaled(mean, MAX_FACTOR.recip()), scaled(mean, MAX_FACTOR));
+        let prior = predicted.clamp(low, high);
         let n = u128::from(PRIOR_RUNS) + u128::from(self.count);
         let sum = u128::from(PRIOR_RUNS) * u128::from(prior.0) + u128::from(self.sum.0);
         Nanos(u64::try_from((sum + n / 2) / n).unwrap_or(u64::MAX))
     }
+
+    fn mean(&self) -> Nanos {
+        Nanos(self.sum.0 / self.count.max(1))
+    }
 }
 
-/// The class of a node that has kernels of its own: kind of cluster, or name of the control flow.
-fn class(node: &Node) -> Option<String> {
+fn scaled(time: Nanos, factor: f64) -> Nanos {
+    Nanos((time.0 as f64 * factor).round() as u64)
+}
+
+fn is_cluster(node: &Node) -> bool {
+    matches!(node.op, Op::Cluster { .. })
+}
+
+/// True for a node that kernels of its own run.
+fn has_kernels(node: &Node) -> bool {
+    is_cluster(node) || matches!(node.op, Op::If | Op::Loop { .. } | Op::Scan { .. })
+}
+
+/// The class of a node that has kernels of its own: kind of cluster and limiting rate, or name of
+/// the control flow.
+fn class(costs: &CostModel, g: &Graph, node: &Node, profile: &DeviceProfile) -> Option<String> {
     match &node.op {
-        Op::Cluster { kind, .. } => Some(format!("{kind:?}").to_lowercase()),
-        Op::If | Op::Loop { .. } | Op::Scan { .. } => Some(node.op.name().to_owned()),
+        Op::Cluster { kind, .. } => {
+            let kind = format!("{kind:?}").to_lowercase();
+            Some(format!("{kind} {}", costs.limiting_rate(g, node, profile)))
+        }
+        _ if has_kernels(node) => Some(node.op.name().to_owned()),
         _ => None,
     }
 }
 
-/// Geometric means of measured / analytic. Samples in order, so that sums of floats are the same on every run.
-fn ratios(samples: &BTreeMap<(ProfileKey, u64), Sample>) -> BTreeMap<(ProfileKey, String), f64> {
-    let mut logs: BTreeMap<(ProfileKey, String), (f64, u64)> = BTreeMap::new();
+/// Measured clusters by device and class, in order of their keys, so that sums of floats are the
+/// same on every run.
+fn classes(
+    samples: &BTreeMap<(ProfileKey, u64), Sample>,
+) -> BTreeMap<(ProfileKey, String), Vec<Ratio>> {
+    let mut classes: BTreeMap<(ProfileKey, String), Vec<Ratio>> = BTreeMap::new();
     for ((profile, _), s) in samples {
-        let (mean, analytic) = (s.sum.0 as f64 / s.count.max(1) as f64, s.analytic.0 as f64);
-        if s.count > 0 && mean > 0.0 && analytic > 0.0 {
-            let (sum, n) = logs.entry((*profile, s.class.clone())).or_default();
-            *sum += (mean / analytic).ln();
-            *n += 1;
+        let (mean, analytic) = (s.mean().0, s.analytic.0);
+        if mean > 0 && analytic > 0 {
+            let class = classes.entry((*profile, s.class.clone())).or_default();
+            let ratio = mean as f64 / analytic as f64;
+            class.push(Ratio { analytic, ratio });
         }
     }
-    logs.into_iter()
-        .map(|(key, (sum, n))| (key, (sum / n as f64).exp()))
-        .collect()
+    classes
+}
+
+/// Correction of a prediction by the similar clusters of a class; none where they are few, or
+/// disagree. The prediction itself counts as [`PRIOR_RUNS`] clusters.
+fn factor(class: &[Ratio], analytic: Nanos, launch: Nanos) -> Option<f64> {
+    let least = launch.times(LEAST_LAUNCHES).0;
+    let (low, high) = (
+        scaled(analytic, MAX_SIZE_RATIO.recip()).0.max(least),
+        scaled(analytic, MAX_SIZE_RATIO).0,
+    );
+    let is_similar = |r: &&Ratio| (low..=high).contains(&r.analytic);
+    let ratios = || class.iter().filter(is_similar).map(|r| r.ratio);
+    let n = ratios().count();
+    let (smallest, largest) = ratios().fold((f64::INFINITY, 0.0), |(smallest, largest), r| {
+        (r.min(smallest), r.max(largest))
+    });
+    if n < LEAST_SIMILAR || largest > smallest * MAX_SPREAD {
+        return None;
+    }
+    let sum: f64 = ratios().map(f64::ln).sum();
+    let mean = (sum / (n as f64 + PRIOR_RUNS as f64)).exp();
+    Some(mean.clamp(MAX_FACTOR.recip(), MAX_FACTOR))
 }

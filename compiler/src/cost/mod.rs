@@ -2,8 +2,8 @@
 //!
 //! `time = launch + max(arithmetic, bytes / bandwidth)`, where arithmetic is the sum over the ops
 //! of a cluster of `flops / (peak * efficiency of the class)`, and bytes is the memory traffic that
-//! the cluster cannot avoid. Measured times, once there are any, correct estimates: see
-//! [`measured`].
+//! the cluster cannot avoid. Measured times correct the estimates of their clusters, and within
+//! bounds those of similar ones: see [`measured`].
 
 mod filtering;
 pub mod measured;
@@ -13,7 +13,7 @@ pub mod work;
 
 pub use crate::ir::WorkClass;
 pub use gristmill_solver::{Bytes, LinkProfile, Nanos, Picos};
-pub use measured::Measured;
+pub use measured::{Evidence, Measured};
 pub use profile::DeviceProfile;
 pub use work::{Extents, Work};
 
@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub struct CostModel {
     /// Values of symbolic extents.
     pub extents: Extents,
-    /// Measured times; they correct and, run by run, replace the prediction of the roofline.
+    /// Measured times; run by run, they replace the prediction of the roofline.
     pub measured: Arc<Measured>,
     /// True where CPUs sum all convolutions directly, and none by minimal filtering.
     pub direct_convolutions: bool,
@@ -60,8 +60,13 @@ impl CostModel {
         if self.measured.is_empty() {
             return self.roofline_of(g, node, device);
         }
-        self.measured
-            .estimate(g, node, device, self.analytic_ns(g, node, device))
+        self.estimate(g, node, device).0
+    }
+
+    /// The time of a node on a device, and whether it was measured.
+    pub fn estimate(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> (Nanos, Evidence) {
+        let analytic = self.analytic_ns(g, node, device);
+        self.measured.estimate(self, (g, node), device, analytic)
     }
 
     fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
@@ -176,6 +181,34 @@ impl CostModel {
             return direct;
         }
         direct * filtering::share(op, operands, &self.extents)
+    }
+
+    /// The rate that limits a cluster: `matmul f32` where most of its arithmetic is that, `memory`
+    /// or `cache` where traffic takes longer.
+    pub(crate) fn limiting_rate(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> String {
+        let body = node.regions.first().unwrap_or(g);
+        let (mut arithmetic, mut largest, mut name) = (0.0, 0.0, String::new());
+        for (_, n) in body.nodes() {
+            let seconds = self.arithmetic_seconds(body, n, device);
+            arithmetic += seconds;
+            if seconds > largest {
+                (largest, name) = (seconds, self.work_name(body, n));
+            }
+        }
+        let traffic = work::traffic(g, node, &self.extents);
+        if arithmetic > self.memory_seconds(traffic, device) {
+            return name;
+        }
+        let is_cached = traffic <= device.cache_bytes;
+        if is_cached { "cache" } else { "memory" }.to_owned()
+    }
+
+    /// Class and dtype of a node's arithmetic.
+    fn work_name(&self, g: &Graph, node: &Node) -> String {
+        let types = |ids: &[ValueId]| -> Vec<&Type> { ids.iter().map(|&v| g.ty(v)).collect() };
+        let (operands, results) = (types(&node.inputs), types(&node.outputs));
+        let work = work::of_op(&node.op, &operands, &results, &self.extents);
+        format!("{} {}", work.class.name(), work.dtype.name())
     }
 
     /// Time of a kernel with so much arithmetic (seconds) and memory traffic, multiplied by `factor`.

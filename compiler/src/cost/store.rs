@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// The format of the file of measured times. It changes with the code generator, since times of
 /// other kernels do not apply.
 pub const TIMES_FORMAT: &str = concat!(
-    "gristmill/times/1 of ",
+    "gristmill/times/2 of ",
     env!("CARGO_PKG_VERSION"),
     " codegen 2"
 );

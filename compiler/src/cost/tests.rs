@@ -141,59 +141,95 @@ fn record(
     d: &DeviceProfile,
     times: &[u64],
 ) -> Nanos {
+    let (node, costs) = (g.node(NodeId(0)), CostModel::default());
+    let times = times.iter().copied().map(Nanos).collect();
+    measured.record(&costs, d, [(g, node, times)]);
+    costs.analytic_ns(g, node, d)
+}
+
+/// Records maps of `n` elements, each measured as so many times its predicted time.
+fn record_maps(measured: &mut Measured, n: std::ops::Range<usize>, ratio: impl Fn(usize) -> f64) {
+    for n in n {
+        let g = map_of("g", ScalarOp::Exp, n);
+        let predicted = CostModel::default().node_ns(&g, NodeId(0), &device());
+        let time = (predicted.0 as f64 * ratio(n)).round() as u64;
+        record(measured, &g, &device(), &[time; 3]);
+    }
+}
+
+/// Estimate of a map, as measured / predicted, and its origin.
+fn estimated(measured: &Measured, op: ScalarOp, n: usize, d: &DeviceProfile) -> (f64, Evidence) {
+    let (g, costs) = (map_of("g", op, n), CostModel::default());
     let node = g.node(NodeId(0));
-    let analytic = CostModel::default().analytic_ns(g, node, d);
-    measured.record(
-        d,
-        [(
-            g,
-            node,
-            analytic,
-            times.iter().copied().map(Nanos).collect(),
-        )],
-    );
-    analytic
+    let with_times = CostModel {
+        measured: Arc::new(measured.clone()),
+        ..CostModel::default()
+    };
+    let (time, evidence) = with_times.estimate(&g, node, d);
+    let factor = time.0 as f64 / costs.analytic_ns(&g, node, d).0 as f64;
+    ((factor * 100.0).round() / 100.0, evidence)
+}
+
+/// Elements of maps that take many launches.
+const LARGE: usize = 1 << 20;
+
+#[test]
+fn measured_times_and_two_predictions_are_averaged() {
+    let g = map_of("g", ScalarOp::Exp, LARGE);
+    let mut measured = Measured::default();
+    let a = record(&mut measured, &g, &device(), &[0]).0;
+    let (low, high) = (a * 3 / 4, a * 100);
+    for (times, expected) in [
+        ([low; 4], (2 * a + 4 * low) / 6),
+        // A prediction that is a hundred times off counts as half of the measured time.
+        ([high; 4], (high + 4 * high) / 6),
+    ] {
+        let mut measured = Measured::default();
+        record(&mut measured, &g, &device(), &times);
+        let costs = CostModel {
+            measured: Arc::new(measured.clone()),
+            ..CostModel::default()
+        };
+        let (time, evidence) = costs.estimate(&g, g.node(NodeId(0)), &device());
+        assert!(time.0.abs_diff(expected) <= 1, "{time} of {expected}");
+        assert_eq!(evidence, Evidence::Measured);
+        let other = DeviceProfile::cpu(Isa::Avx512, 2);
+        let elsewhere = estimated(&measured, ScalarOp::Exp, LARGE, &other);
+        assert_eq!(elsewhere, (1.0, Evidence::Rates));
+    }
 }
 
 #[test]
-fn estimates_join_measured_and_predicted_times() {
-    let (g, seen_too) = (
-        map_of("g", ScalarOp::Exp, 4096),
-        map_of("g", ScalarOp::Exp, 8192),
-    );
-    let mut measured = Measured::default();
-    let a = record(&mut measured, &g, &device(), &[3_000, 5_000, 4_000]).0;
-    // r = 4000 / a: the model's opinion is 4000 ns, worth two runs: (2 * 4000 + 12000) / 5.
-    let at = |m: &Measured, g: &crate::ir::Graph, d: &DeviceProfile| {
-        CostModel {
-            measured: Arc::new(m.clone()),
-            ..CostModel::default()
-        }
-        .node_ns(g, NodeId(0), d)
+fn similar_clusters_correct_each_other_within_bounds() {
+    let similar = |ratio: &dyn Fn(usize) -> f64, op, n| {
+        let mut measured = Measured::default();
+        record_maps(&mut measured, LARGE..LARGE + 6, ratio);
+        estimated(&measured, op, n, &device())
     };
-    assert_eq!(at(&measured, &g, &device()), Nanos(4_000));
-    // A cluster of the class that nobody measured: its own roofline times r.
-    let b = CostModel::default()
-        .analytic_ns(&seen_too, seen_too.node(NodeId(0)), &device())
-        .0;
-    let expected = |b: u64| (b as f64 * 4_000.0 / a as f64).round() as i64;
-    assert!((at(&measured, &seen_too, &device()).0 as i64 - expected(b)).abs() <= 1);
-    // Another device learns nothing from it.
-    let other = DeviceProfile::cpu(Isa::Avx512, 2);
-    assert_eq!(
-        at(&measured, &g, &other),
-        CostModel::default().node_ns(&g, NodeId(0), &other)
-    );
-    // Measured twice as slow as r says of the first: r = sqrt(4000/a * 2*4000/a).
-    record(
-        &mut measured,
-        &seen_too,
-        &device(),
-        &[(8_000 * b).div_ceil(a)],
-    );
-    let r = (4_000.0 / a as f64) * 2f64.sqrt();
-    let by_hand = (2.0 * (a as f64 * r) + 12_000.0) / 5.0;
-    assert!((at(&measured, &g, &device()).0 as f64 - by_hand).abs() <= 1.0);
+    let unknown = (1.0, Evidence::Rates);
+    let exp = ScalarOp::Exp;
+    // exp(6 ln 1.5 / (6 + 2)).
+    let corrected = similar(&|_| 1.5, exp, LARGE * 3 / 2);
+    assert_eq!(corrected, (1.36, Evidence::Similar));
+    // Whatever was measured, the correction is bounded.
+    assert_eq!(similar(&|_| 50.0, exp, LARGE / 3 * 2).0, 2.0);
+    assert_eq!(similar(&|_| 0.01, exp, LARGE / 3 * 2).0, 0.5);
+    // Another size, another limiting rate, or measurements that disagree.
+    assert_eq!(similar(&|_| 1.5, exp, LARGE * 3), unknown);
+    assert_eq!(similar(&|_| 1.5, ScalarOp::Neg, LARGE), unknown);
+    let alternating = |n: usize| [0.2, 1.5][n % 2];
+    assert_eq!(similar(&alternating, exp, LARGE * 3 / 2), unknown);
+}
+
+#[test]
+fn few_and_tiny_clusters_correct_no_others() {
+    let mut measured = Measured::default();
+    record_maps(&mut measured, LARGE..LARGE + 2, |_| 1.5);
+    record_maps(&mut measured, 16..32, |_| 20.0);
+    for n in [LARGE * 3 / 2, 40] {
+        let estimate = estimated(&measured, ScalarOp::Exp, n, &device());
+        assert_eq!(estimate, (1.0, Evidence::Rates), "{n}");
+    }
 }
 
 /// `h' = h w`, 100 times.
@@ -307,7 +343,7 @@ fn samples_keep_count_sum_least_and_the_latest() {
     let (_, s) = measured.samples().next().unwrap();
     assert_eq!(
         (s.count, s.sum, s.min, s.class.as_str()),
-        (20, Nanos(210), Nanos(1), "map")
+        (20, Nanos(210), Nanos(1), "map map f32")
     );
     assert_eq!(s.recent, (5..=20).map(Nanos).collect::<Vec<_>>());
 }
@@ -375,8 +411,8 @@ fn files_of_times_that_do_not_fit_are_named_and_ignored() {
     ];
     insta::assert_snapshot!(warnings.join("\n"), @r#"
     : it is of another machine, "m"; the file is ignored (delete it, or measure again)
-    : not JSON: EOF while parsing a string at line 1 column 108; the file is ignored (delete it, or measure again)
-    : format "gristmill/times/1 of VERSION codegen 0", expected "gristmill/times/1 of VERSION codegen 2"; the file is ignored (delete it, or measure again)
+    : not JSON: EOF while parsing a value at line 1 column 112; the file is ignored (delete it, or measure again)
+    : format "gristmill/times/2 of VERSION codegen 0", expected "gristmill/times/2 of VERSION codegen 2"; the file is ignored (delete it, or measure again)
     : the times of cluster HASH contradict each other; the file is ignored (delete it, or measure again)
     : unknown field `number`, expected one of `profile`, `cluster`, `class`, `analytic_ns`, `count`, `sum_ns`, `min_ns`, `recent_ns`; the file is ignored (delete it, or measure again)
     "#);

@@ -46,6 +46,12 @@ impl WorkClass {
         (WorkClass::Sort, "sort"),
         (WorkClass::Scan, "scan"),
     ];
+
+    /// Its name in profiles.
+    pub fn name(self) -> &'static str {
+        let named = WorkClass::NAMES.iter().find(|(class, _)| *class == self);
+        named.expect("NAMES lists all classes").1
+    }
 }
 
 /// Arithmetic of one op.

@@ -8,6 +8,18 @@ use gristmill_kernels::Isa;
 use gristmill_runtime::device::{DeviceKind, DeviceName, DeviceSpec};
 use std::collections::BTreeMap;
 
+/// The origin of a device's rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RateSource {
+    /// Typical of the kind of device, or as its driver describes it.
+    #[default]
+    Assumed,
+    /// Measured by `gristmill calibrate`.
+    Calibrated,
+    /// Written in a target file.
+    Target,
+}
+
 /// A logical device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
@@ -15,6 +27,8 @@ pub struct Device {
     pub name: DeviceName,
     /// Rates and capacities, by which costs are predicted.
     pub profile: DeviceProfile,
+    /// Where these rates come from.
+    pub rates: RateSource,
     /// Most bytes that it may hold at a time.
     pub memory_limit: Option<Bytes>,
     /// Bytes that there are where it is, which logical devices of one GPU share; `None` where that
@@ -66,6 +80,7 @@ impl DeviceSet {
                     ..DeviceProfile::this_cpu(n_threads / n_cpus)
                 },
             },
+            rates: RateSource::Assumed,
             memory_limit: None,
             memory: None,
             kernels: Kernels::all(),

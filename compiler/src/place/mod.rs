@@ -33,11 +33,12 @@ mod search;
 pub mod setter;
 mod shortage;
 mod solved;
+mod sources;
 pub mod target;
 pub mod task_graph;
 
 pub use copies::{CopiedNode, User};
-pub use device::{Device, DeviceSet};
+pub use device::{Device, DeviceSet, RateSource};
 pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
 pub use gristmill_solver::search::portfolio::Candidate;
@@ -47,6 +48,7 @@ pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
 pub use plan::Plan;
 pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};
 pub use solved::Solved;
+pub use sources::TimeSources;
 pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
@@ -146,6 +148,8 @@ pub struct Placement {
     pub warnings: Vec<String>,
     /// Requests that were released quietly, as [`Fallback::Allow`] wants it.
     pub log: Vec<String>,
+    /// Origins of the predicted times.
+    pub sources: TimeSources,
     /// The problem and its solution, for explanations; none of a placement by hand.
     pub solved: Option<Arc<Solved>>,
 }
@@ -178,6 +182,7 @@ impl Placement {
             stream: None,
             warnings: Vec::new(),
             log: Vec::new(),
+            sources: TimeSources::default(),
             solved: None,
         }
     }
@@ -203,7 +208,8 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         (None, Some(planned)) => (search.solve(Some(&planned))?, Choice::Planned(planned)),
         (None, None) => (search.solve(None)?, Choice::Searched),
     };
-    search.placement(settled, &choice, warnings)
+    let placement = search.placement(settled, &choice, warnings)?;
+    Ok(placement.with_sources(g, &request.devices, costs))
 }
 
 #[cfg(test)]

@@ -15,6 +15,24 @@ impl Placement {
         out
     }
 
+    /// The same with the origins of the predicted times, for `place`: they depend on the machine.
+    pub fn to_text_with_sources(&self, g: &Graph) -> String {
+        let mut out = self.summary_with_sources(g);
+        self.write_nodes(g, &mut out)
+            .expect("writing to a String does not fail");
+        out
+    }
+
+    /// The prediction and the origins of its times, without the nodes.
+    pub fn summary_with_sources(&self, g: &Graph) -> String {
+        let sources = &self.sources;
+        let hint = match sources.assumed {
+            0 => "",
+            _ => " (`gristmill calibrate` measures this machine's rates)",
+        };
+        format!("{}  predicted times: {sources}{hint}\n", self.summary(g))
+    }
+
     /// The prediction, without the nodes.
     pub fn summary(&self, g: &Graph) -> String {
         let mut out = String::new();

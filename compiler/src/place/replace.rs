@@ -106,7 +106,8 @@ pub fn replace(
     }
     replacement.adopted = replacement.pays(horizon.steps);
     if !replacement.adopted {
-        replacement.placement = rescheduled(previous, model, settled, freedom);
+        let placement = rescheduled(previous, model, settled, freedom);
+        replacement.placement = placement.with_sources(g, &request.devices, costs);
     }
     Ok(replacement)
 }
@@ -355,12 +356,9 @@ mod tests {
         let runs: Vec<_> = g
             .nodes()
             .map(|(_, n)| (&g, n, before.analytic_ns(&g, n, &profile)))
+            .map(|(g, n, t)| (g, n, vec![t.times(100); 4]))
             .collect();
-        measured.record(
-            &profile,
-            runs.into_iter()
-                .map(|(g, n, t)| (g, n, t, vec![t.times(100); 4])),
-        );
+        measured.record(&before, &profile, runs);
         let after = CostModel {
             measured: Arc::new(measured),
             ..CostModel::default()

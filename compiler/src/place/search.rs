@@ -5,7 +5,7 @@ use super::model::{self, ModelProblem};
 use super::plan::Planned;
 use super::resolve::Resolved;
 use super::solved::{self, Solved};
-use super::{Device, DeviceSet, Objective, Placed, Placement, Plan, Reason, Request};
+use super::{Device, DeviceSet, Objective, Placed, Placement, Plan, Reason, Request, TimeSources};
 use super::{kept, objective, shortage};
 use crate::cost::{Bytes, CostModel};
 use crate::error::{Error, Result};
@@ -160,6 +160,7 @@ impl<'a> Search<'a> {
             stream: settled.stream,
             warnings,
             log: self.resolved.log,
+            sources: TimeSources::default(),
             solved: None,
         };
         placement.solved = Some(Arc::new(Solved::new(

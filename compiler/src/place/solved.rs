@@ -200,6 +200,7 @@ impl Placement {
             stream: self.stream,
             devices: self.devices.iter().map(|d| d.to_string()).collect(),
             tasks: solved.names.iter().enumerate().map(label).collect(),
+            sources: Some(self.sources),
             downgrades: self.warnings.iter().chain(&self.log).cloned().collect(),
             options: solved.options.clone(),
         })

@@ -27,7 +27,7 @@
 //! kernels of a class reach, for one dtype (`matmul_f32`) or all. Nothing is guessed about links:
 //! each ordered pair of devices needs one. Unknown keys are errors.
 
-use super::device::{Device, DeviceSet};
+use super::device::{Device, DeviceSet, RateSource};
 use super::kernels::Kernels;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass};
 use crate::error::{Error, Result};
@@ -178,6 +178,7 @@ impl Reader<'_> {
         devices.extend((first..first + count).map(|i| Device {
             name: DeviceName::local(kind, i),
             profile: profile.clone(),
+            rates: RateSource::Target,
             memory_limit: t.memory_bytes.map(Bytes),
             memory: None,
             kernels: Kernels::all(),

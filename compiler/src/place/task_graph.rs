@@ -744,6 +744,7 @@ pub fn subject<'a>(
         solution,
         devices: topology.devices.iter().map(|d| d.name.clone()).collect(),
         tasks: graph.nodes.iter().enumerate().map(label).collect(),
+        sources: None,
         downgrades: Vec::new(),
         options,
     }

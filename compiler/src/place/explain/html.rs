@@ -63,6 +63,10 @@ fn facts(s: &Subject, e: &Explanation) -> String {
         ("found by", escaped(&solution.algorithm)),
         ("lower bound", format!("{bound} ({name})")),
     ];
+    facts.extend(
+        s.sources
+            .map(|sources| ("predicted times", sources.to_string())),
+    );
     facts.extend(e.stream.iter().flat_map(stream_facts));
     let fact =
         |(name, value): &(&str, String)| format!("<div><dt>{name}</dt><dd>{value}</dd></div>");

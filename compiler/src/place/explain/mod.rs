@@ -20,7 +20,7 @@ pub use load::{DeviceUse, LinkUse, Live};
 pub use stream::{Stage, StreamUse};
 pub use whatif::{Scaling, WhatIf};
 
-use super::{Objective, Stream};
+use super::{Objective, Stream, TimeSources};
 use gristmill_solver::Problem;
 use gristmill_solver::memory::remat::{Copy, Freedom};
 use gristmill_solver::schedule::critical_chain::critical_chain;
@@ -50,6 +50,8 @@ pub struct Subject<'a> {
     pub devices: Vec<String>,
     /// Names of the tasks.
     pub tasks: Vec<Label>,
+    /// Origins of the predicted times; none of a bare problem, whose file has them.
+    pub sources: Option<TimeSources>,
     /// Requests that were released.
     pub downgrades: Vec<String>,
     /// Options of the solution, with which other machines are solved too.

@@ -97,6 +97,7 @@ fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
         solution: &solution,
         devices,
         tasks,
+        sources: None,
         downgrades: Vec::new(),
         options,
     });

@@ -29,6 +29,7 @@ fn changed<'a>(s: &Subject<'a>, name: &'a str, stream: Option<Stream>) -> Subjec
         },
         devices: s.devices.clone(),
         tasks: s.tasks.iter().map(label).collect(),
+        sources: s.sources,
         downgrades: s.downgrades.clone(),
         options: s.options.clone(),
     }
