@@ -50,7 +50,7 @@ enum Mark {
 }
 
 /// Error of `gristmill`. Several problems found together are joined by [`Error::join`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
     node: Option<String>,
@@ -189,6 +189,13 @@ impl fmt::Display for Error {
     }
 }
 
+/// As [`fmt::Display`]: `fn main() -> Result<()>` prints errors this way.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {}
 
 /// So that conversions that cannot fail fit where others may.
@@ -225,5 +232,18 @@ impl From<gristmill_runtime::Error> for Error {
             hint: None,
             mark: Mark::None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_reads_as_display() {
+        let e = Error::invalid("no dim \"bach\"").at("/a").hint("batch");
+        assert_eq!(format!("{e:?}"), e.to_string());
+        let e = Error::from(gristmill_runtime::Error::invalid("no input"));
+        assert_eq!(format!("{e:?}"), "no input");
     }
 }

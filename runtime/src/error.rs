@@ -34,7 +34,7 @@ impl ErrorKind {
 }
 
 /// Error of `gristmill-runtime`: a category, a message, and the path of the model's node where one is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
     node: Option<String>,
@@ -90,6 +90,13 @@ impl fmt::Display for Error {
             write!(f, "in node {node:?}: ")?;
         }
         f.write_str(&self.message)
+    }
+}
+
+/// As [`fmt::Display`]: `fn main() -> Result<()>` prints errors this way.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
