@@ -47,6 +47,7 @@ const NUMBER: &str = STEP;
 const RATE: &str = "optimizer/learning_rate";
 const NORM: &str = "optimizer/norm";
 const GREATEST: &str = "optimizer/greatest_gradient";
+const RESERVED: [&str; 5] = [LOSS, NUMBER, RATE, NORM, GREATEST];
 
 /// The values of a graph that training is about.
 #[derive(Clone, Debug)]
@@ -70,11 +71,23 @@ impl Objective {
         self
     }
 
-    fn add_outputs(&self, b: &mut GraphBuilder) {
+    /// Makes outputs of the loss and the metrics. Errors when a metric has a name that is taken.
+    fn add_outputs(&self, b: &mut GraphBuilder) -> Result<()> {
         b.output(LOSS, self.loss);
-        for (name, value) in &self.metrics {
+        for (i, (name, value)) in self.metrics.iter().enumerate() {
+            let is_double = self.metrics[..i].iter().any(|(n, _)| n == name);
+            if is_double || RESERVED.contains(&name.as_str()) {
+                let who = if is_double {
+                    "another metric"
+                } else {
+                    "training"
+                };
+                let message = format!("metric {name:?}: {who} uses this name already");
+                return Err(Error::invalid(message).hint("another name"));
+            }
             b.output(name, *value);
         }
+        Ok(())
     }
 }
 
@@ -108,7 +121,7 @@ impl Trainer {
         let mut used = Model::new(name, training.seed, false);
         let objective = build(&mut used)?;
         let (mut b, _) = used.into_parts();
-        objective.add_outputs(&mut b);
+        objective.add_outputs(&mut b)?;
         let (step, names) = step(name, training, build)?;
         let state = step.variables().into_iter();
         let state = state.map(|((container, name), ty)| (label(&container, &name), ty));
@@ -134,7 +147,7 @@ impl Trainer {
             learning_rate: scalar(&outputs, RATE)?,
             norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),
             greatest_gradient: scalar(&outputs, GREATEST)?,
-            metrics: outputs.without(&[LOSS, NUMBER, RATE, NORM, GREATEST]),
+            metrics: outputs.without(&RESERVED),
         })
     }
 
@@ -196,7 +209,7 @@ fn step(
         loss: b.with_origin("/loss", |b| b.add1(Op::CheckFinite, &[loss]))?,
         ..objective
     };
-    objective.add_outputs(&mut b);
+    objective.add_outputs(&mut b)?;
     variables.retain(|v| v.is_trained);
     let parameters = parameters(&mut b, objective.loss, &variables)?;
     let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);

@@ -1,8 +1,8 @@
 //! Checkpoints: resumed bit for bit, whole at every moment, refused where they do not fit.
 
 use super::{examples, perceptron, state, trainer};
-use gristmill::train::{Checkpoints, Dataset, Position, Sgd, Trainer, Training};
-use gristmill::{DType, Options, Tensor};
+use gristmill::train::{Checkpoints, Dataset, Model, Position, Sgd, Trainer, Training};
+use gristmill::{DType, ErrorKind, Options, Tensor};
 use std::fs;
 use std::path::Path;
 
@@ -90,6 +90,35 @@ fn the_newest_checkpoint_that_is_whole_counts() {
     let message = again.resume(&own).unwrap_err().to_string();
     assert!(message.starts_with("no checkpoint is whole"), "{message}");
     assert_eq!(state(&own), before);
+}
+
+#[test]
+fn metrics_have_names_of_their_own() {
+    let training = Training {
+        seed: 5,
+        update: Sgd::default().into(),
+        options: Options::default(),
+    };
+    let refused = |names: &[&str]| {
+        let build = |m: &mut Model| {
+            let z = m.input("z", DType::F32, [2usize]);
+            let objective = perceptron(m)?;
+            Ok(names.iter().fold(objective, |o, name| o.metric(name, z)))
+        };
+        let e = Trainer::new("w", &training, build).err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::InvalidInput, "{e}");
+        e.to_string()
+    };
+    for name in ["loss", "optimizer/learning_rate"] {
+        assert_eq!(
+            refused(&[name]),
+            format!("metric {name:?}: training uses this name already (try: another name)")
+        );
+    }
+    assert_eq!(
+        refused(&["a", "a"]),
+        "metric \"a\": another metric uses this name already (try: another name)"
+    );
 }
 
 #[test]
