@@ -14,19 +14,25 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>, n: usiz
     scored.into_iter().take(n).map(|(_, k)| k).collect()
 }
 
-/// Insertions, deletions and replacements that turn `a` into `b` (Wagner and Fischer 1974).
+/// Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b` (Wagner and
+/// Fischer 1974, with swaps: the optimal string alignment distance).
 fn edit_distance(a: &[char], b: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+    let first: Vec<usize> = (0..=b.len()).collect();
+    let (mut before, mut last) = (first.clone(), first);
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = replaced.min(last[j] + 1).min(row[j - 1] + 1);
+            let is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if is_swap {
+                least = least.min(before[j - 2] + 1);
+            }
+            row.push(least);
         }
+        before = std::mem::replace(&mut last, row);
     }
-    row[b.len()]
+    last[b.len()]
 }
 
 /// `unknown input "maks"; known: x, mask; did you mean "mask"?`
@@ -57,5 +63,6 @@ mod tests {
             ["/encoder/1/MatMul"]
         );
         assert!(nearest("x", known, 3).is_empty());
+        assert_eq!(nearest("rleu", ["le", "elu", "relu"], 1), ["relu"]);
     }
 }

@@ -15,6 +15,7 @@ use super::scalar::{CONVERSIONS, Real, ScalarOp};
 use super::types::Type;
 use super::work::{Count, Sizes};
 use super::{axes, eval, infer, work};
+use crate::nearest::nearest;
 use gristmill_runtime::{DType, Tensor};
 
 /// Kind of work of an op; decides the kind of cluster that can hold it.
@@ -231,6 +232,15 @@ pub struct Window {
     pub pads_high: Vec<usize>,
 }
 
+/// The error of a name that no op has, with the nearest one that there is.
+fn unknown_op(name: &str) -> String {
+    let names = Op::catalogue().into_iter().map(|(name, ..)| name);
+    match nearest(name, names, 1)[..] {
+        [near] => format!("unknown op {name:?}; did you mean {near:?}?"),
+        _ => format!("unknown op {name:?}"),
+    }
+}
+
 macro_rules! ops {
     ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident {
         infer: $infer:path, eval: $eval:expr,
@@ -290,7 +300,7 @@ macro_rules! ops {
                 }
                 match name {
                     $( $name => Ok(Op::$variant $({ $($attr: read(attr, stringify!($attr))?),* })?), )*
-                    _ => Err(format!("unknown op {name:?}")),
+                    _ => Err(unknown_op(name)),
                 }
             }
 

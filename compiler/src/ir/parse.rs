@@ -40,7 +40,12 @@ impl<'t> Cursor<'t> {
     }
 
     fn error(&self, message: impl std::fmt::Display) -> Error {
-        let line = self.text[..self.at].matches('\n').count() + 1;
+        self.error_at(self.at, message)
+    }
+
+    /// An error in the line of a position.
+    fn error_at(&self, at: usize, message: impl std::fmt::Display) -> Error {
+        let line = self.text[..at].matches('\n').count() + 1;
         Error::invalid(format!("line {line}: {message}"))
     }
 
@@ -56,10 +61,13 @@ impl<'t> Cursor<'t> {
         }
     }
 
+    /// Skips a token with the space before it. Without the token the position stays, so that an
+    /// error is not in the line of what comes next.
     fn eat(&mut self, token: &str) -> bool {
+        let start = self.at;
         self.skip_space();
         let found = self.rest().starts_with(token);
-        self.at += if found { token.len() } else { 0 };
+        self.at = if found { self.at + token.len() } else { start };
         found
     }
 
@@ -67,6 +75,7 @@ impl<'t> Cursor<'t> {
         if self.eat(token) {
             return Ok(());
         }
+        self.skip_space();
         let found: String = self
             .rest()
             .chars()
@@ -77,9 +86,10 @@ impl<'t> Cursor<'t> {
     }
 
     fn quoted(&mut self) -> Result<String> {
+        let start = self.at;
         self.skip_space();
         let end = split_quoted(self.rest()).filter(|_| self.rest().starts_with('"'));
-        let end = end.ok_or_else(|| self.error("expected a quoted name"))?;
+        let end = end.ok_or_else(|| self.error_at(start, "expected a quoted name"))?;
         let name = unquote(&self.rest()[..end])
             .ok_or_else(|| self.error("bad escape in a quoted name"))?;
         self.at += end;
@@ -220,12 +230,16 @@ impl<'t> Cursor<'t> {
             }
         }
         self.expect("=")?;
+        let start = self.at;
         let results = self.node(g, values, depth)?;
-        let found: Vec<&Type> = results.iter().map(|&v| g.ty(v)).collect();
-        if found != types.iter().collect::<Vec<_>>() {
-            return Err(self.error(format!(
-                "written result types {types:?} differ from the inferred {found:?}"
-            )));
+        let found: Vec<Type> = results.iter().map(|&v| g.ty(v).clone()).collect();
+        if found != types {
+            let [written, found] = [&types, &found].map(|types| {
+                let types: Vec<String> = types.iter().map(Type::to_string).collect();
+                types.join(", ")
+            });
+            let message = format!("results are written as {written}, but the op gives {found}");
+            return Err(self.error_at(start, message));
         }
         values.extend(results);
         Ok(())
@@ -233,6 +247,7 @@ impl<'t> Cursor<'t> {
 
     fn node(&mut self, g: &mut Graph, values: &[ValueId], depth: usize) -> Result<Vec<ValueId>> {
         let name = self.word();
+        let start = self.at;
         self.expect("(")?;
         let mut inputs = Vec::new();
         while !self.eat(")") {
@@ -244,7 +259,7 @@ impl<'t> Cursor<'t> {
         } else {
             ""
         };
-        let op = self.op(name, attrs)?;
+        let op = self.op(start, name, attrs)?;
         let mut regions = Vec::new();
         while self.eat("(") {
             regions.push(self.graph(depth + 1)?);
@@ -265,7 +280,7 @@ impl<'t> Cursor<'t> {
         };
         let results = g
             .add_with_regions(op, &inputs, regions, &origin)
-            .map_err(|e| self.error(e))?;
+            .map_err(|e| self.error_at(start, e))?;
         let last = NodeId(g.n_nodes() as u32 - 1);
         if control.iter().any(|c| *c >= last) {
             return Err(self.error("a control edge names a later node"));
@@ -303,12 +318,13 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    fn op(&self, name: &str, attrs: &str) -> Result<Op> {
+    /// The op of a node at a position.
+    fn op(&self, at: usize, name: &str, attrs: &str) -> Result<Op> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for part in split_top(attrs, ',') {
-            let (key, value) = part
-                .split_once('=')
-                .ok_or_else(|| self.error(format!("expected `name = value`, got {part:?}")))?;
+            let (key, value) = part.split_once('=').ok_or_else(|| {
+                self.error_at(at, format!("expected `name = value`, got {part:?}"))
+            })?;
             pairs.push((key.trim(), value.trim()));
         }
         if pairs
@@ -316,7 +332,7 @@ impl<'t> Cursor<'t> {
             .any(|(k, v)| *k == "value" && v.starts_with("elided"))
         {
             return Err(
-                self.error("the constant's value is elided; print the graph with all constants, as `dump --full` does")
+                self.error_at(at, "the constant's value is elided; print the graph with all constants, as `dump --full` does")
             );
         }
         let mut used = 0;
@@ -328,11 +344,12 @@ impl<'t> Cursor<'t> {
             used += 1;
             Ok(found.1.to_owned())
         };
-        let op = Op::from_text(name, &mut attr).map_err(|m| self.error(m))?;
+        let op = Op::from_text(name, &mut attr).map_err(|m| self.error_at(at, m))?;
         if used < pairs.len() {
-            return Err(self.error(format!(
-                "{name}: unknown or repeated attribute among {attrs:?}"
-            )));
+            return Err(self.error_at(
+                at,
+                format!("{name}: unknown or repeated attribute among {attrs:?}"),
+            ));
         }
         Ok(op)
     }

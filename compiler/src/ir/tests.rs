@@ -76,6 +76,33 @@ fn malformed_text_names_the_line() {
 }
 
 #[test]
+fn errors_of_nodes_name_their_own_line() {
+    let error = |node: &str| {
+        let text = format!(
+            "graph \"g\" {{\n  %0 = input \"x\": f32[3]\n  {node}\n  output \"y\" %1\n}}\n"
+        );
+        Graph::parse(&text).unwrap_err().to_string()
+    };
+    let errors = [
+        "%1: f32[3] = rleu(%0)",
+        "%1: f32[4] = relu(%0)",
+        "%1: f32[3] = matmul(%0)",
+        "%1: f32[3] = softmax(%0) {\n    axis = 0 }",
+        "%1: f32[3] = relu(%0) @",
+        "%1: f32[3] = relu",
+    ]
+    .map(error);
+    insta::assert_snapshot!(errors.join("\n"), @r#"
+    line 3: unknown op "rleu"; did you mean "relu"?
+    line 3: results are written as f32[4], but the op gives f32[3]
+    line 3: matmul: expected 2 to 2 operands, got 1
+    line 3: softmax: attribute log is missing
+    line 3: expected a quoted name
+    line 4: expected "(", got "output \"y\" %1"
+    "#);
+}
+
+#[test]
 fn a_value_of_another_builder_is_an_error_at_the_callers_line() {
     let mut other = GraphBuilder::new("other");
     let foreign = other.input("y", DType::F32, [4usize]);
