@@ -210,8 +210,12 @@ impl Report {
         };
         row(
             out,
-            "kernels",
-            format_args!("{} -> {n_kernels}{scope}", c.ops_before),
+            "fusion",
+            format_args!(
+                "{} -> {}{scope}",
+                plural(c.ops_before, "op"),
+                plural(n_kernels, "kernel")
+            ),
         );
         row(out, "bytes moved", format_args!("{before} -> {after}"));
         if let Some((precision, n)) = self.lowered {
@@ -225,7 +229,11 @@ impl Report {
         self.write_filtered(out);
         if let Some(f) = &c.fused {
             let (before, after) = (time_ns(f.before.0), time_ns(f.after.0));
-            row(out, "predicted", format_args!("{before} -> {after}"));
+            row(
+                out,
+                "predicted",
+                format_args!("{before} -> {after} by fusion"),
+            );
         }
         for (device, arena, least) in &self.arenas {
             let (arena, least) = (size(*arena as u64), size(*least as u64));

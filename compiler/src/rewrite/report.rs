@@ -4,6 +4,7 @@ use super::cost::Work;
 use super::run::Counts;
 use super::terms::Miss;
 use crate::ir::Origin;
+use crate::units::plural;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -196,10 +197,10 @@ impl fmt::Display for Report {
         for (label, w) in [("before", &self.before), ("after", &self.after)] {
             writeln!(
                 f,
-                "{label}: {} kernels, {} bytes, {} ns predicted",
-                w.kernels,
-                w.bytes.0,
-                w.time.nanos().0
+                "{label} rewriting: {} not fused yet, {} moved, predicted {}",
+                plural(w.kernels as usize, "op"),
+                w.bytes,
+                w.time.nanos()
             )?;
         }
         for (at, r) in &self.regions {
