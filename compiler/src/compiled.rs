@@ -4,6 +4,7 @@ mod fixed;
 mod open;
 mod segmented;
 mod source;
+mod warnings;
 
 use crate::any_shape::AnyShape;
 use crate::codegen::cpu::CodeStore;
@@ -89,6 +90,8 @@ pub(crate) struct Shared {
     pool: Arc<Pool>,
     /// Variables.
     resources: Arc<Resources>,
+    /// Warnings of all compilations, each once.
+    warnings: Mutex<Vec<String>>,
 }
 
 impl Shared {
@@ -99,6 +102,7 @@ impl Shared {
             code: Arc::default(),
             pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
             resources: options.resources.clone().unwrap_or_default(),
+            warnings: Mutex::default(),
         }
     }
 
@@ -676,6 +680,7 @@ impl Compiled {
 
     /// Makes a program ready to run.
     fn executable(&self, lowered: Lowered) -> Result<Executable> {
+        self.shared.add_warnings(&lowered.report.warnings);
         self.options.target_cpu.check_runs_here()?;
         let exec_options = ExecOptions {
             pool: self.shared.pool.clone(),

@@ -7,8 +7,8 @@ use crate::units::printable;
 
 impl Placement {
     /// `name: (op): /job:localhost/replica:0/task:0/device:CPU:0` for every op of the placed graph
-    /// in order, those inside clusters and other regions too; then the requests that were released.
-    /// Constants, which have no device of their own, are not listed.
+    /// in order, those inside clusters and other regions too; then the requests that were quietly
+    /// released. Constants, which have no device of their own, are not listed.
     pub fn device_log(&self, g: &Graph) -> String {
         let mut out = String::new();
         for (id, node) in g.nodes() {
@@ -24,7 +24,7 @@ impl Placement {
                 &self.devices[copy.placed.device].full(),
             );
         }
-        for line in self.warnings.iter().chain(&self.log) {
+        for line in &self.log {
             out.push_str(line);
             out.push('\n');
         }
