@@ -3,6 +3,7 @@
 use gristmill::dump::{self, Stage};
 use gristmill::ir::{Dim, GraphBuilder, ScalarOp};
 use gristmill::ndarray::{Array2, ArrayD, Axis, arr2};
+use gristmill::place::Fallback;
 use gristmill::{DType, Element, Options, TargetCpu, Tensor, compile, onnx, read_npz, write_npz};
 
 fn data(path: &str) -> String {
@@ -51,6 +52,29 @@ fn arrays_go_in_and_results_come_out() {
     let wrong = compiled.run([("x", Tensor::from(Array2::<f64>::zeros((1, 2))))]);
     let e = wrong.unwrap_err().to_string();
     assert!(e.contains("expected f32[rows, 2], got f64[1, 2]"), "{e}");
+}
+
+#[test]
+fn warnings_of_placement_reach_the_caller_once() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [Dim::from("rows")]);
+    let neg = |b: &mut GraphBuilder| b.map(ScalarOp::Neg, &[x]);
+    let on_gpu = |b: &mut GraphBuilder| b.with_device("/gpu:1", neg);
+    let y = b.with_origin("tower 1/neg", on_gpu).unwrap();
+    b.output("y", y);
+    let options = Options {
+        fallback: Fallback::Warn,
+        ..Options::default()
+    };
+    let compiled = compile(&b.finish().unwrap(), &options).unwrap();
+    for n in [2, 3] {
+        let x = Tensor::zeros(DType::F32, &[n]).unwrap();
+        compiled.run([("x", x)]).unwrap();
+    }
+    let [warning] = &compiled.warnings()[..] else {
+        panic!("{:?}", compiled.warnings());
+    };
+    assert!(warning.contains("tower 1/neg"), "{warning}");
 }
 
 /// A text is the same with any number of threads, and shows nothing of this machine's files.

@@ -117,8 +117,10 @@ impl GraphBuilder {
         self.origin = Some(Origin::new(origin));
     }
 
-    /// Runs `f` with an origin for its nodes, and takes the one before back.
-    pub(crate) fn with_origin<T>(
+    /// Runs `f` with an origin for the nodes that it adds, e.g. `"tower 1/dense"`; then restores the
+    /// origin before. Errors, listings and pins name nodes by their origin, which is the caller's
+    /// file and line by default: the same for all nodes of a loop.
+    pub fn with_origin<T>(
         &mut self,
         origin: &str,
         f: impl FnOnce(&mut GraphBuilder) -> Result<T>,

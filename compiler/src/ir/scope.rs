@@ -320,7 +320,13 @@ impl GraphBuilder {
         token: ScopeToken,
         f: impl FnOnce(&mut GraphBuilder) -> Result<T>,
     ) -> Result<T> {
-        match f(self) {
+        let made = f(self);
+        self.leave(token, made)
+    }
+
+    /// Closes the scope of `token` with what was made in it; after an error, with all scopes inside.
+    pub(crate) fn leave<T>(&mut self, token: ScopeToken, made: Result<T>) -> Result<T> {
+        match made {
             Ok(result) => self.exit_scope(token).map(|()| result),
             Err(e) => {
                 let own = self.scopes.frames.iter().position(|(_, t)| *t == token);

@@ -2,7 +2,9 @@
 
 use super::Init;
 use crate::error::{Error, Result};
-use crate::ir::{ConstData, Dim, GraphBuilder, Layout, Op, PoolKind, Shape, ValueId, Window};
+use crate::ir::{
+    ConstData, DeviceScope, Dim, GraphBuilder, Layout, Op, PoolKind, Shape, ValueId, Window,
+};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 
@@ -125,6 +127,25 @@ impl Model {
         build: impl FnOnce(&mut Model) -> Result<T>,
     ) -> Result<T> {
         self.within(name, false, build)
+    }
+
+    /// Nodes and variables that `build` makes are on a device: a text such as `"/gpu:1"`, or a
+    /// [`DeviceScope`]. See [`GraphBuilder::with_device`].
+    ///
+    /// Errors when the text cannot be read, or scopes were left open inside.
+    #[track_caller]
+    pub fn with_device<T, S>(
+        &mut self,
+        scope: S,
+        build: impl FnOnce(&mut Model) -> Result<T>,
+    ) -> Result<T>
+    where
+        S: TryInto<DeviceScope>,
+        Error: From<S::Error>,
+    {
+        let token = self.builder.enter_device(scope)?;
+        let made = build(self);
+        self.builder.leave(token, made)
     }
 
     fn within<T>(

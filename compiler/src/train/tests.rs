@@ -1,8 +1,8 @@
 //! Steps of optimisers beside loops over single elements.
 
 use super::{
-    Adam, Curve, Decay, Exponential, Group, Optimizer, Parameter, Piecewise, Schedule, Sgd, Update,
-    WeightDecay,
+    Adam, Curve, Decay, Exponential, Group, Model, Optimizer, Parameter, Piecewise, Schedule, Sgd,
+    Update, WeightDecay,
 };
 use crate::ir::{Graph, GraphBuilder};
 use crate::passes::clean;
@@ -379,4 +379,21 @@ fn settings_and_parameters_out_of_range_are_refused() {
     );
     let twice = error(&mut b, &[parameter("v", value), parameter("v", value)]);
     assert!(twice.contains("\"v\": it comes twice"), "{twice}");
+}
+
+#[test]
+fn layers_are_built_on_a_device() {
+    let mut m = Model::new("g", 1, true);
+    let x = m.input("x", DType::F32, [2usize, 3]);
+    let first = |m: &mut Model| m.scope("first", |m| m.dense(x, 4));
+    let y = m.with_device("/cpu:1", first).unwrap();
+    let e = m.with_device("/cpu:", |m| m.dense(x, 4)).unwrap_err();
+    assert!(e.to_string().contains("device scope at "), "{e}");
+    let after = m.scope("second", |m| m.dense(y, 2)).unwrap();
+    let (mut b, _) = m.into_parts();
+    b.output("y", after);
+    let text = b.finish().unwrap().to_string();
+    let products = text.lines().filter(|l| l.contains("= matmul("));
+    let on: Vec<bool> = products.map(|l| l.contains("CPU:1")).collect();
+    assert_eq!(on, [true, false], "{text}");
 }
