@@ -14,6 +14,7 @@ use crate::onnx::{
 };
 use crate::options::Options;
 use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
+use crate::place::emulated;
 use crate::units::{plural, printable};
 use clap::Args;
 use serde_json::{Value, json};
@@ -250,9 +251,11 @@ impl Report {
         }
         self.run_time.iter().for_each(RunTimeExtents::print);
         self.shapes.iter().for_each(ShapeWork::print);
-        outln!(
-            "devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed"
-        );
+        let devices = match emulated::IS_BUILT_IN {
+            true => "/device:GPU (CUDA) and /device:EMU",
+            false => "/device:GPU (CUDA)",
+        };
+        outln!("devices: /device:CPU, and {devices} where NVRTC is installed");
     }
 
     fn json(&self) -> Value {

@@ -9,6 +9,7 @@ use crate::codegen::cuda::nvrtc::{self, Nvrtc};
 use crate::cost::{DeviceProfile, store};
 use crate::error::Result;
 use crate::place::DeviceSet;
+use crate::place::emulated;
 use crate::place::gpus::described;
 use crate::units::size;
 use clap::Args;
@@ -128,7 +129,10 @@ impl Machine {
             Ok(_) => "",
             Err(_) => ", which needs the CUDA compiler",
         };
-        outln!("  EMU  a PTX emulator on this CPU{needs}");
+        match emulated::IS_BUILT_IN {
+            true => outln!("  EMU  a PTX emulator on this CPU{needs}"),
+            false => outln!("  EMU  none: built without the feature `emulator`"),
+        }
         outln!("logical");
         for device in &self.logical.devices {
             outln!("  {}", device.name);

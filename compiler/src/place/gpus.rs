@@ -44,8 +44,11 @@ pub fn ordinal(device: &DeviceName, gpus: &[u32]) -> Result<u32> {
 /// The GPU behind a logical device. Errors with `Unsupported` when it is not there.
 fn find(device: &DeviceName, gpus: &[u32]) -> Result<CudaDevice> {
     let absent = |why: String| {
-        Error::unsupported(format!("{device} is not there: {why}"))
-            .hint("--devices emu:1, which runs CUDA kernels on the CPU, or `gristmill devices`")
+        let hint = match emulated::IS_BUILT_IN {
+            true => "--devices emu:1, which runs CUDA kernels on the CPU, or `gristmill devices`",
+            false => "--devices cpu:1; `gristmill devices` lists the devices of this machine",
+        };
+        Error::unsupported(format!("{device} is not there: {why}")).hint(hint)
     };
     let ordinal = ordinal(device, gpus)?;
     let found = cuda::probe().map_err(absent)?;

@@ -12,7 +12,7 @@ mod colocate;
 mod conflict;
 mod copies;
 mod device;
-mod emulated;
+pub(crate) mod emulated;
 #[doc(hidden)]
 pub mod explain;
 mod follow;
