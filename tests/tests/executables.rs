@@ -167,7 +167,9 @@ fn a_small_main_stack_is_enough() {
     let words = ["compile", "two_assignments.ir", "-o"];
     let flags = [output.to_str().unwrap(), "--kit", kit()];
     compiled(&data("cases"), &[&words[..], &flags].concat());
-    for flags in ["--info", "--bench"] {
+    let x = Tensor::from_slice(&[1f32, -2.0], &[2]).unwrap();
+    write_npz(dir.path().join("in.npz"), [("x", &x)]).unwrap();
+    for flags in ["--info", "--inputs in.npz"] {
         let command = format!("ulimit -s 64 && exec ./state {flags}");
         let ended = Command::new("sh")
             .current_dir(dir.path())
