@@ -4,6 +4,7 @@ mod fixed;
 mod open;
 mod segmented;
 mod source;
+mod text;
 mod warnings;
 
 use crate::any_shape::AnyShape;
@@ -11,7 +12,6 @@ use crate::codegen::cpu::CodeStore;
 use crate::codegen::store::ConstantStore;
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Dim, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
@@ -34,9 +34,10 @@ use gristmill_runtime::program::Program;
 use gristmill_runtime::safetensors::label;
 use gristmill_runtime::{DeviceName, Tensor};
 use open::{Closed, Open};
-use segmented::{PartShapes, Segmented, Watch};
+use segmented::{Segmented, Watch};
 pub use source::Source;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// All that compilation needs to know of inputs.
@@ -75,6 +76,8 @@ pub struct Compiled {
     segmented: Option<Segmented>,
     /// The same for inputs of given shapes and contents, where the parts depend on these.
     cuts: Specialisations<Segmented>,
+    /// Sets of shapes that were compiled alone.
+    n_alone: AtomicUsize,
     shared: Arc<Shared>,
 }
 
@@ -290,6 +293,7 @@ impl Compiled {
             any_shape: OnceLock::new(),
             open: None,
             segmented: None,
+            n_alone: AtomicUsize::new(0),
             shared: shared.clone(),
         }
     }
@@ -418,6 +422,12 @@ impl Compiled {
         self.sum(|part| part.specialisations.len())
     }
 
+    /// Number of sets of input shapes, of segments too, that were compiled all the way by themselves, since they do not fit the
+    /// kernels that are chosen once for all shapes, or there are none. All others took milliseconds.
+    pub fn compiled_alone(&self) -> usize {
+        self.sum(|part| part.n_alone.load(Ordering::Relaxed))
+    }
+
     /// The variables of the model: those that every shape reads and assigns.
     pub fn resources(&self) -> &Arc<Resources> {
         &self.shared.resources
@@ -479,12 +489,13 @@ impl Compiled {
 
     /// [`Compiled::run_ordered`]; `watch` sees the segments of a model before they run.
     pub(crate) fn run_watched(&self, tensors: &[Tensor], watch: Watch) -> Result<Outputs> {
-        match &self.segmented {
+        if let Some(executable) = self.executable_for(tensors)? {
+            return executable.run(tensors);
+        }
+        let inputs = self.shapes_of(tensors);
+        match self.segmented.as_ref().filter(|s| s.fits(&inputs.shapes)) {
             Some(segmented) => segmented.run(tensors, watch),
-            None => match self.executable_for(tensors)? {
-                Some(executable) => executable.run(tensors),
-                None => self.cut_for(&self.shapes_of(tensors))?.run(tensors, watch),
-            },
+            None => self.cut_for(&inputs)?.run(tensors, watch),
         }
     }
 
@@ -650,6 +661,9 @@ impl Compiled {
     fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
         let make = || {
             let made = self.executable(self.lowered(&inputs)?)?;
+            if made.lowered.report.scope == Scope::Alone {
+                self.n_alone.fetch_add(1, Ordering::Relaxed);
+            }
             let held = made.held();
             Ok((made, held))
         };
@@ -765,53 +779,6 @@ impl Compiled {
     fn lower(&self, mut parts: Partitioned) -> Result<Lowered> {
         tune(&mut parts, &self.options)?;
         generate(parts, &self.options)
-    }
-
-    /// The text of a stage; `shapes` gives those of the inputs.
-    pub(crate) fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
-        let known = match (&self.segmented, shapes(self)) {
-            (Some(_), _) | (None, Err(_)) if stage == Stage::Graph => {
-                return self.symbolic_text(full);
-            }
-            (Some(segmented), _) => return segmented.text(stage, full, shapes),
-            (None, known) => known?,
-        };
-        match self.lower_for(stage, &known) {
-            Err(e) if e.is_of_extents() => self.cut_for(&known)?.text(stage, full, shapes),
-            lowered => lowered?.text(stage, full),
-        }
-    }
-
-    /// The text of [`Stage::Graph`] where sizes of dims are not known.
-    fn symbolic_text(&self, full: bool) -> Result<String> {
-        if self.segmented.is_some() {
-            return Ok(self.symbolic_graph()?.to_text(PrintOptions::of(full)));
-        }
-        match self.symbolic_graph() {
-            Ok(graph) => pipeline::symbolic_text(graph, &self.options, full),
-            Err(e) if e.is_refusal() => self.trial_text(e, full),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// The text of the graph at some sizes, where none is the model for all of them.
-    fn trial_text(&self, why: Error, full: bool) -> Result<String> {
-        let Source::Onnx(m) = &self.source else {
-            return Err(why);
-        };
-        let trial = m.trial(&self.specialisation())?;
-        if !trial.imports {
-            return Err(why);
-        }
-        let graph = m.graph(&trial.spec)?;
-        let (sizes, why) = (trial.text(), why.to_string());
-        let lines = [
-            format!("sizes decide the graph: {why}"),
-            format!("here {sizes}"),
-        ];
-        let lines = lines.iter().flat_map(|text| text.lines());
-        let comment: String = lines.map(|line| format!("// {line}\n")).collect();
-        Ok(comment + &graph.to_text(PrintOptions::of(full)))
     }
 
     /// The sizes and ranges of an ONNX model that are known without inputs.

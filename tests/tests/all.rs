@@ -34,5 +34,6 @@ mod run_time;
 mod serving;
 mod shapes;
 mod shared_libraries;
+mod sizes;
 mod state;
 mod training;

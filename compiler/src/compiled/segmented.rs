@@ -7,7 +7,7 @@ use crate::interp;
 use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Graph};
 use crate::options::Options;
-use crate::passes;
+use crate::passes::{self, OpenRules};
 use crate::pipeline::{Stage, with_pins};
 use crate::place::Fallback;
 use gristmill_runtime::Tensor;
@@ -28,6 +28,8 @@ pub(crate) type PartShapes<'a> = &'a dyn Fn(&Compiled) -> Result<InputShapes>;
 pub(crate) struct Segmented {
     /// The segments, in their order, as nodes.
     graph: Graph,
+    /// Type rules that some sizes contradict.
+    rules: OpenRules,
     parts: Vec<Compiled>,
     /// Variables, where a segment uses some: a run of all segments is one use of them.
     resources: Option<Arc<Resources>>,
@@ -43,6 +45,7 @@ impl Segmented {
         if options.fallback == Fallback::Error {
             check_requests(&graph)?;
         }
+        let rules = OpenRules::of(&graph);
         let graph = passes::cut(&graph)?;
         let parts = passes::segments(&graph).into_iter();
         let parts = parts.map(|part| Compiled::of(part.into(), &options_of(part, options), shared));
@@ -51,9 +54,17 @@ impl Segmented {
         Ok(Segmented {
             assigns: graph.assigns(),
             graph,
+            rules,
             parts,
             resources,
         })
+    }
+
+    /// True unless the sizes of these inputs contradict what the segments take to hold.
+    pub(crate) fn fits(&self, shapes: &[Vec<usize>]) -> bool {
+        // Inputs of other ranks are refused when they are run.
+        let sizes = self.graph.bindings_for(shapes);
+        sizes.is_ok_and(|sizes| self.rules.check(&sizes).is_ok())
     }
 
     pub(crate) fn n_segments(&self) -> usize {

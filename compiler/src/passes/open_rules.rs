@@ -6,6 +6,8 @@
 
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Dim, Graph, Node, Op, Origin, Ranges, Type};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// Nodes whose type rules are to be checked for each set of sizes.
 #[derive(Default)]
@@ -29,6 +31,14 @@ impl OpenRules {
     /// have none are left out.
     pub fn check(&self, sizes: &Bindings) -> Result<()> {
         self.0.iter().try_for_each(|rule| rule.check(sizes))
+    }
+
+    /// The symbols of a rule that these sizes contradict.
+    pub fn contradicted(&self, sizes: &Bindings) -> Option<BTreeSet<String>> {
+        let rule = self.0.iter().find(|rule| rule.check(sizes).is_err())?;
+        let mut symbols = BTreeSet::new();
+        rule.visit_dims(&mut |d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
+        Some(symbols)
     }
 }
 
@@ -73,6 +83,17 @@ fn is_open(g: &Graph, node: &Node, ranges: &Ranges) -> bool {
 }
 
 impl OpenRule {
+    fn visit_dims(&self, f: &mut dyn FnMut(&Dim)) {
+        let seen = RefCell::new(f);
+        let visit = |d: &Dim| {
+            seen.borrow_mut()(d);
+            d.clone()
+        };
+        self.op.map_dims(&visit);
+        let shapes = self.operands.iter().flat_map(|ty| ty.shape.iter());
+        shapes.for_each(|d| drop(visit(d)));
+    }
+
     fn check(&self, sizes: &Bindings) -> Result<()> {
         let op = self.op.map_dims(&|d| d.bind(sizes));
         let bound = |ty: &Type| Type {

@@ -2,20 +2,20 @@
 //! kernels. One result serves all shapes of a model.
 //!
 //! Rules of rewriting hold whatever the sizes are, since they see dims as expressions. Which of them
-//! pay, and which ops become one kernel, is decided by predicted time at [`representative`] sizes.
+//! pay, and which ops become one kernel, is decided by predicted time at [`representative`](representative()) sizes.
 
+use super::representative::representative;
 use super::timing::Passes;
 use super::{fusion, pricing, request};
 use crate::cluster::{Fusion, Traffic, cluster_at};
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::ir::{Bindings, Dim, Graph, Node, Op, Requested};
-use crate::options::{AllReduce, DimRange, Options, Precision};
+use crate::ir::{Bindings, Graph, Node, Requested};
+use crate::options::{AllReduce, Options, Precision};
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report, Scope};
 use crate::{passes, rewrite};
 use gristmill_runtime::device::DeviceKind;
-use std::collections::BTreeSet;
 
 /// Results of the stages up to fused kernels.
 #[derive(Clone)]
@@ -112,65 +112,6 @@ fn kept(g: &Graph, sizes: &Bindings, options: &Options) -> Result<Graph> {
         true => passes::specialise(g, sizes),
         false => Ok(Graph::default()),
     }
-}
-
-/// Extents of dims without a range: odd, so that kernels are not chosen for tiles that happen to be
-/// full, and different, so that dims do not happen to be equal.
-const EXTENTS: [usize; 8] = [31, 37, 41, 43, 47, 53, 59, 61];
-
-/// Sizes of the symbols of a graph by which choices are priced: the geometric mean of a declared
-/// range, some tens of elements otherwise. Where such sizes contradict each other, as those of a
-/// slice and of what it is cut from may, others are tried.
-fn representative(g: &Graph, first: &Bindings, options: &Options) -> Bindings {
-    let symbols: Vec<String> = g.symbols();
-    let sized = |size: &dyn Fn(usize, &String) -> usize| -> Bindings {
-        let sizes = symbols.iter().enumerate().map(|(i, symbol)| {
-            let range = options.ranges.get(symbol);
-            (
-                symbol.clone(),
-                range.map_or_else(|| size(i, symbol), middle),
-            )
-        });
-        sizes.collect()
-    };
-    let different = sized(&|i, _| EXTENTS[i % EXTENTS.len()]);
-    if passes::specialise(g, &different).is_ok() {
-        return different;
-    }
-    let starts = starts(g);
-    let alike = sized(&|_, symbol| {
-        if starts.contains(symbol) {
-            0
-        } else {
-            EXTENTS[0]
-        }
-    });
-    let first = sized(&|i, symbol| {
-        first
-            .get(symbol)
-            .copied()
-            .unwrap_or(EXTENTS[i % EXTENTS.len()])
-    });
-    let mut others = [alike, first].into_iter();
-    let fits = others.find(|sizes| passes::specialise(g, sizes).is_ok());
-    fits.unwrap_or(different)
-}
-
-/// Symbols that slices begin at.
-fn starts(g: &Graph) -> BTreeSet<String> {
-    let mut symbols = BTreeSet::new();
-    for (_, node) in g.nodes() {
-        if let Op::Slice { starts: from, .. } = &node.op {
-            symbols.extend(from.iter().filter_map(Dim::as_symbol).map(str::to_owned));
-        }
-        symbols.extend(node.regions.iter().flat_map(starts));
-    }
-    symbols
-}
-
-fn middle(range: &DimRange) -> usize {
-    let product = range.min.max(1) as f64 * range.max.max(1) as f64;
-    product.sqrt().round() as usize
 }
 
 /// State is ordered and pins become requests of the model's own nodes, so that no pass reorders the one or joins nodes of

@@ -2,6 +2,7 @@
 
 mod fused;
 mod on_one_device;
+mod representative;
 mod stage;
 mod timing;
 

@@ -183,7 +183,8 @@ impl Ctx<'_, '_> {
 
     /// Joins along an axis.
     pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Result<ValueId> {
-        self.b().concat(parts, axis)
+        let parts = self.fitted_parts(parts, axis)?;
+        self.b().concat(&parts, axis)
     }
 
     /// Matrix product.

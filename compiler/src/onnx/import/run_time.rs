@@ -297,40 +297,92 @@ impl Ctx<'_, '_> {
         a.greatest_within(b, &self.im.ranges)
     }
 
-    /// Operands of an element-wise op, whose extents are equal or 1: those that depend on a run, or
-    /// on the lesser of two sizes, are taken to be equal to the ones that they meet. That is checked
-    /// once sizes are known.
+    /// Operands of an element-wise op, whose extents are equal or 1: those that are not known to be equal, and are neither
+    /// constants nor 1, are taken to be equal. That is checked once sizes are known; where it does not hold, the model is
+    /// compiled for the sizes at hand.
     pub fn fitted(&mut self, args: &[ValueId]) -> Result<Vec<ValueId>> {
         if args.len() < 2 {
             return Ok(args.to_vec());
         }
         let shapes: Vec<Shape> = args.iter().map(|&v| self.shape_of(v)).collect();
         let rank = shapes.iter().map(Shape::rank).max().unwrap_or(0);
-        let widest: Vec<Option<Dim>> = (0..rank).map(|axis| self.widest(&shapes, axis)).collect();
+        let common: Vec<Option<Dim>> = (0..rank).map(|a| self.common(&shapes, a)).collect();
         let pairs = args.iter().zip(&shapes);
         let fit = |(&v, shape): (&ValueId, &Shape)| {
-            let fitted = fitted_to(shape, &widest[rank - shape.rank()..]);
+            let fitted = fitted_to(shape, &common[rank - shape.rank()..]);
             self.equal_extents(v, fitted)
         };
         pairs.map(fit).collect()
     }
 
-    /// The extent of an axis of a result, counted from the end of each shape, where several differ
-    /// and one is taken to be equal to the others.
-    fn widest(&self, shapes: &[Shape], axis: usize) -> Option<Dim> {
+    /// The extent of an axis, counted from the end of each shape, where several that are not 1 differ and may be equal.
+    fn common(&self, shapes: &[Shape], axis: usize) -> Option<Dim> {
         let rank = shapes.iter().map(Shape::rank).max()?;
         let extents = shapes
             .iter()
             .filter_map(|s| s.get((axis + s.rank()).checked_sub(rank)?));
         let wide: BTreeSet<&Dim> = extents.filter(|d| !d.is(1)).collect();
-        let is_open = |d: &&Dim| self.is_decided_by_run(d);
-        let is_soft = |d: &&Dim| d.has_extreme() || is_open(d);
-        if wide.len() < 2 || !wide.iter().any(is_soft) {
-            return None;
+        self.simplest(&wide)
+    }
+
+    /// The extent to use for several that may be equal: a constant before an expression over inputs, that before one with
+    /// an extreme, and that before one that a run decides. `None` if there is one alone, or two constants.
+    fn simplest(&self, extents: &BTreeSet<&Dim>) -> Option<Dim> {
+        let n_constants = extents.iter().filter(|d| d.as_const().is_some()).count();
+        let order = |d: &Dim| {
+            let is_symbolic = d.as_const().is_none();
+            (
+                self.is_decided_by_run(d),
+                d.has_extreme(),
+                is_symbolic,
+                d.n_atoms(),
+            )
+        };
+        let simplest = extents.iter().min_by_key(|d| order(d));
+        let simplest = simplest.filter(|_| extents.len() > 1 && n_constants < 2);
+        simplest.map(|d| (*d).clone())
+    }
+
+    /// An operand and a target of a broadcast, whose extents are taken to be equal as in [`Ctx::fitted`].
+    pub fn fitted_to_target(&mut self, x: ValueId, wanted: &mut [Dim]) -> Result<ValueId> {
+        let own = self.shape_of(x);
+        let (mut same, mut simplest) = (own.0.clone(), own.0.clone());
+        let targets = wanted.iter_mut().rev();
+        for (i, (w, d)) in targets.zip(own.iter().rev()).enumerate() {
+            let both: BTreeSet<&Dim> = [&*w, d].into();
+            let is_open = self.is_decided_by_run(w) || self.is_decided_by_run(d);
+            let found = self
+                .simplest(&both)
+                .filter(|_| !is_open && !d.is(1) && !w.is(1));
+            if let Some(found) = found {
+                let axis = own.rank() - 1 - i;
+                (same[axis], simplest[axis]) = (w.clone(), found.clone());
+                *w = found;
+            }
         }
-        let known = wide.iter().find(|d| !is_soft(d));
-        let known = known.or_else(|| wide.iter().find(|d| !is_open(d)));
-        known.or(wide.first()).map(|d| (*d).clone())
+        // The first is a condition also where the operand's own extent is the simplest one.
+        let x = self.equal_extents(x, same)?;
+        self.equal_extents(x, simplest)
+    }
+
+    /// Parts of a concatenation, whose extents are equal but along one axis: as in [`Ctx::fitted`].
+    pub fn fitted_parts(&mut self, parts: &[ValueId], axis: usize) -> Result<Vec<ValueId>> {
+        let shapes: Vec<Shape> = parts.iter().map(|&v| self.shape_of(v)).collect();
+        let rank = shapes.first().map_or(0, Shape::rank);
+        if shapes.iter().any(|s| s.rank() != rank) {
+            return Ok(parts.to_vec());
+        }
+        let common = |a: usize| {
+            let extents: BTreeSet<&Dim> = shapes.iter().map(|s| &s[a]).collect();
+            self.simplest(&extents).filter(|_| a != axis)
+        };
+        let common: Vec<Option<Dim>> = (0..rank).map(common).collect();
+        let fit = |(&v, shape): (&ValueId, &Shape)| {
+            let axes = shape.iter().zip(&common);
+            let fitted = axes.map(|(d, common)| common.as_ref().unwrap_or(d).clone());
+            self.equal_extents(v, fitted.collect())
+        };
+        parts.iter().zip(&shapes).map(fit).collect()
     }
 
     /// The value with extents that are taken to be its own: during a run where one decides them, and

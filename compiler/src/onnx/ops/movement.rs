@@ -78,7 +78,12 @@ fn remaining_extent(from: &Shape, others: &[Dim]) -> Result<Dim, String> {
         }
     }
     let (total, rest) = (product(&left), product(&right));
+    // A remainder, if sizes leave one, is found when they are known: the numbers of elements differ then.
+    let divisor = rest
+        .as_const()
+        .filter(|&c| c > 0 && total.as_const().is_none());
     let quotient = total.exact_div(&rest);
+    let quotient = quotient.or_else(|| Some(total.floor_div(divisor?)));
     quotient.ok_or_else(|| format!("{total} elements do not divide by {rest}"))
 }
 
@@ -188,9 +193,10 @@ fn expand(cx: &mut Ctx) -> Result<Outs> {
     if let Some(d) = wanted.iter().find(|d| d.as_const().is_some_and(|c| c < 0)) {
         return Err(Error::invalid(format!("extent {d} is negative")));
     }
-    let from = cx.ty(0)?.shape;
     let x = cx.val(0)?;
-    let (x, wanted) = agreed(cx, x, wanted)?;
+    let (x, mut wanted) = agreed(cx, x, wanted)?;
+    let x = cx.fitted_to_target(x, &mut wanted)?;
+    let from = cx.shape_of(x);
     let shape = broadcast_shapes(&from, &wanted).map_err(Error::invalid)?;
     one(cx.broadcast(x, shape)?)
 }
