@@ -23,7 +23,7 @@ use crate::pipeline::{
 };
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::{Pass, Scope};
-use crate::specialisations::{Held, Key, Specialisations};
+use crate::specialisations::{CacheMemory, Held, Key, Specialisations};
 use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::command::state::Variable;
@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     pool: Arc<Pool>,
     /// Variables.
     resources: Arc<Resources>,
+    /// What all caches by shapes hold.
+    caches: Arc<CacheMemory>,
     /// Warnings of all compilations, each once.
     warnings: Mutex<Vec<String>>,
 }
@@ -105,6 +107,7 @@ impl Shared {
             code: Arc::default(),
             pool: Arc::new(Pool::new(options.threads.unwrap_or(0))),
             resources: options.resources.clone().unwrap_or_default(),
+            caches: CacheMemory::new(options.specialisation_bytes),
             warnings: Mutex::default(),
         }
     }
@@ -122,6 +125,15 @@ impl Shared {
 /// from. Measured: 0.7 MiB of resident memory for each further set of shapes of GPT-2, which has 179
 /// steps, and 1.8 MiB with graphs.
 const STEP_BYTES: [usize; 2] = [4 << 10, 10 << 10];
+
+/// The memory of a model for some inputs without code: that of its graph.
+pub(crate) fn held_by_graph(n_nodes: usize) -> Held {
+    Held {
+        is_cheap: true,
+        own_bytes: (n_nodes * STEP_BYTES[1]) as u64,
+        ..Held::default()
+    }
+}
 
 /// One specialisation: every stage's result, and the executors that run it.
 pub struct Executable {
@@ -283,8 +295,8 @@ impl Compiled {
         shared: &Arc<Shared>,
     ) -> Compiled {
         Compiled {
-            specialisations: Specialisations::new(options.specialisation_bytes),
-            cuts: Specialisations::new(u64::MAX),
+            specialisations: Specialisations::new(&shared.caches),
+            cuts: Specialisations::new(&shared.caches),
             options,
             source,
             inputs,
@@ -439,15 +451,15 @@ impl Compiled {
         self.shared.pool.n_started()
     }
 
-    /// Bytes of weights, code and device memory that the specialisations hold; weights that several
-    /// have count once.
+    /// Bytes of weights, code, graphs and device memory that all caches of the model hold; weights that several
+    /// entries have count once.
     pub fn held_bytes(&self) -> u64 {
-        self.sum(|part| part.specialisations.bytes())
+        self.shared.caches.bytes()
     }
 
-    /// Number of specialisations that were evicted to keep [`Options::specialisation_bytes`].
+    /// Number of entries of caches that were evicted to keep [`Options::specialisation_bytes`].
     pub fn evictions(&self) -> usize {
-        self.sum(|part| part.specialisations.n_evicted())
+        self.shared.caches.n_evicted()
     }
 
     /// The sum over all parts, for whatever inputs.
@@ -520,8 +532,8 @@ impl Compiled {
                 dims: Bindings::new(),
                 ..self.options.clone()
             };
-            let cut = Segmented::of(graph, &options, &self.shared)?;
-            Ok((cut, Held::cheap()))
+            let held = held_by_graph(graph.n_nodes());
+            Ok((Segmented::of(graph, &options, &self.shared)?, held))
         };
         self.cuts.get_or_make(self.key(inputs), make, |_, _| {})
     }

@@ -43,10 +43,10 @@ pub struct Options {
     pub precision: Precision,
     /// Algorithm of convolutions on CPUs.
     pub conv: ConvAlgorithm,
-    /// Bytes that the code for all shapes of one model may hold together, with weights and memory
-    /// of devices; beyond them, that of the shapes used longest ago is dropped, and compiled again
-    /// when it is needed. Weights, which all shapes share, count once; code for one shape is held
-    /// whatever its size. Each structure of the inputs counts alone where runs decide it.
+    /// Bytes that all caches of one model may hold together: code, graphs, weights and memory of devices, for all shapes, segments
+    /// and structures of its inputs. Beyond them, entries that were used longest ago are dropped, and compiled again
+    /// when they are needed. Weights, which all shapes share, count once; one entry alone is held
+    /// whatever its size.
     pub specialisation_bytes: u64,
     /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per
     /// available core.

@@ -1,45 +1,52 @@
-//! The executables of a compiled model, one per set of input shapes, bounded by the bytes that they
-//! hold, and by number where they can be made again within milliseconds.
+//! Caches of a model by the shapes of its inputs: executables of the model and of its segments, and the models that are cut or closed
+//! for some inputs. One [`CacheMemory`] bounds the bytes of all of them together, and each cache has a bounded number of entries that can
+//! be made again within milliseconds.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Shapes, and contents of shape-determining inputs by position, that one executable was made for.
+/// Shapes, and contents of shape-determining inputs by position, that one entry was made for.
 pub(crate) type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
 
-/// Executables by shapes; beyond a number of bytes, the least recently used ones are evicted.
-pub(crate) struct Specialisations<T> {
+/// Entries of all caches of a model; beyond a number of bytes, the least recently used ones are evicted, whichever cache they are of.
+pub(crate) struct CacheMemory {
     limit_bytes: u64,
-    entries: Mutex<Entries<T>>,
-    /// Told when an executable was made, or could not be.
-    made: Condvar,
+    entries: Mutex<Entries>,
 }
 
-struct Entries<T> {
-    by_key: BTreeMap<Key, Entry<T>>,
+/// A cache by number, and a key in it.
+type Place = (u64, Key);
+
+#[derive(Default)]
+struct Entries {
+    by_place: BTreeMap<Place, Entry>,
     /// Memory of all of them.
     ledger: Ledger,
-    /// Executables that some caller makes now.
-    in_making: BTreeSet<Key>,
     /// Number of lookups so far: the time of an entry's last use.
     clock: u64,
     n_evicted: usize,
+    n_caches: u64,
 }
 
-struct Entry<T> {
-    value: Arc<T>,
+struct Entry {
+    value: Arc<dyn Any + Send + Sync>,
     held: Held,
     last_use: u64,
 }
 
-/// Executables that can be made again within milliseconds and are held at the same time: those of
+/// Values that are dropped without the lock, since they may have caches of their own.
+type Dropped = Vec<Arc<dyn Any + Send + Sync>>;
+
+/// Entries of one cache that can be made again within milliseconds and are held at the same time: those of
 /// BERT-base take 30 MiB.
 const MAX_CHEAP: usize = 64;
 
-/// Memory that an executable holds.
+/// Memory that an entry holds.
 #[derive(Clone, Default)]
 pub(crate) struct Held {
-    /// True when the executable can be made again within milliseconds.
+    /// True when it can be made again within milliseconds.
     pub(crate) is_cheap: bool,
     /// Bytes of its own.
     pub(crate) own_bytes: u64,
@@ -47,63 +54,177 @@ pub(crate) struct Held {
     pub(crate) shared: BTreeMap<usize, u64>,
 }
 
-impl Held {
-    /// The memory of something that takes milliseconds and little of it.
-    pub(crate) fn cheap() -> Held {
-        Held {
-            is_cheap: true,
-            ..Held::default()
-        }
-    }
-}
-
-impl<T> Specialisations<T> {
-    pub(crate) fn new(limit_bytes: u64) -> Specialisations<T> {
-        let entries = Entries {
-            by_key: BTreeMap::new(),
-            ledger: Ledger::default(),
-            in_making: BTreeSet::new(),
-            clock: 0,
-            n_evicted: 0,
-        };
-        Specialisations {
+impl CacheMemory {
+    pub(crate) fn new(limit_bytes: u64) -> Arc<CacheMemory> {
+        Arc::new(CacheMemory {
             limit_bytes,
-            entries: Mutex::new(entries),
-            made: Condvar::new(),
-        }
+            entries: Mutex::default(),
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries<T>> {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of executables that are held.
-    pub(crate) fn len(&self) -> usize {
-        self.lock().by_key.len()
-    }
-
-    /// True when there is an executable of a key.
-    pub(crate) fn has(&self, key: &Key) -> bool {
-        self.lock().by_key.contains_key(key)
-    }
-
-    /// All executables that are held.
-    pub(crate) fn values(&self) -> Vec<Arc<T>> {
-        let entries = self.lock();
-        entries.by_key.values().map(|e| e.value.clone()).collect()
-    }
-
-    /// Bytes that they hold; what several share counts once.
+    /// Bytes that all entries hold; what several share counts once.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().ledger.bytes
     }
 
-    /// Number of executables that have been evicted so far.
+    /// Number of entries that have been evicted so far.
     pub(crate) fn n_evicted(&self) -> usize {
         self.lock().n_evicted
     }
 
-    /// The executable of a key; `make` makes it, unless it is there or another caller makes it now,
+    /// The bytes of all with one more, where they are beyond the limit and something can be
+    /// evicted.
+    fn bytes_beyond_limit(&self, held: &Held) -> Option<u64> {
+        let entries = self.lock();
+        let bytes = entries.ledger.bytes_with(held);
+        (!entries.by_place.is_empty() && bytes > self.limit_bytes).then_some(bytes)
+    }
+
+    /// Holds an entry, after evicting others until it fits. One that is alone is held whatever its size; runs that are in flight
+    /// keep theirs until they end.
+    fn insert(&self, place: Place, value: Arc<dyn Any + Send + Sync>, held: Held) {
+        let mut entries = self.lock();
+        let mut dropped = Dropped::new();
+        dropped.extend(entries.make_room_for_cheap(place.0, &held));
+        while !entries.by_place.is_empty() && entries.ledger.bytes_with(&held) > self.limit_bytes {
+            dropped.extend(entries.evict_oldest());
+        }
+        entries.clock += 1;
+        entries.ledger.add(&held);
+        let last_use = entries.clock;
+        let entry = Entry {
+            value,
+            held,
+            last_use,
+        };
+        entries.by_place.insert(place, entry);
+        drop(entries);
+        drop(dropped);
+    }
+}
+
+impl Entries {
+    fn get(&mut self, place: &Place) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.clock += 1;
+        let entry = self.by_place.get_mut(place)?;
+        entry.last_use = self.clock;
+        Some(entry.value.clone())
+    }
+
+    fn of_cache(&self, cache: u64) -> impl Iterator<Item = (&Place, &Entry)> {
+        self.by_place
+            .range((cache, Key::default())..(cache + 1, Key::default()))
+    }
+
+    fn evict_oldest(&mut self) -> Option<Arc<dyn Any + Send + Sync>> {
+        let oldest = self.by_place.iter().min_by_key(|(_, e)| e.last_use);
+        let place = oldest.map(|(place, _)| place.clone())?;
+        self.n_evicted += 1;
+        self.remove(&place)
+    }
+
+    /// Removes the oldest one of a cache that is cheap, where one more would be too many of them.
+    fn make_room_for_cheap(
+        &mut self,
+        cache: u64,
+        more: &Held,
+    ) -> Option<Arc<dyn Any + Send + Sync>> {
+        let cheap = || self.of_cache(cache).filter(|(_, e)| e.held.is_cheap);
+        if !more.is_cheap || cheap().count() < MAX_CHEAP {
+            return None;
+        }
+        let oldest = cheap().min_by_key(|(_, e)| e.last_use);
+        let place = oldest.map(|(place, _)| place.clone())?;
+        self.remove(&place)
+    }
+
+    fn remove(&mut self, place: &Place) -> Option<Arc<dyn Any + Send + Sync>> {
+        let entry = self.by_place.remove(place)?;
+        self.ledger.remove(&entry.held);
+        Some(entry.value)
+    }
+}
+
+/// A cache of values by shapes. Its entries go with it.
+pub(crate) struct Specialisations<T> {
+    memory: Arc<CacheMemory>,
+    /// Its number.
+    cache: u64,
+    /// Keys whose values some caller makes now.
+    in_making: Mutex<BTreeSet<Key>>,
+    /// Told when a value was made, or could not be.
+    made: Condvar,
+    values: PhantomData<fn() -> T>,
+}
+
+impl<T> Drop for Specialisations<T> {
+    fn drop(&mut self) {
+        let mut entries = self.memory.lock();
+        let own: Vec<Place> = entries
+            .of_cache(self.cache)
+            .map(|(p, _)| p.clone())
+            .collect();
+        let dropped: Dropped = own
+            .iter()
+            .filter_map(|place| entries.remove(place))
+            .collect();
+        drop(entries);
+        drop(dropped);
+    }
+}
+
+impl<T: Send + Sync + 'static> Specialisations<T> {
+    /// An empty cache.
+    pub(crate) fn new(memory: &Arc<CacheMemory>) -> Specialisations<T> {
+        let mut entries = memory.lock();
+        entries.n_caches += 1;
+        let cache = entries.n_caches;
+        drop(entries);
+        Specialisations {
+            memory: memory.clone(),
+            cache,
+            in_making: Mutex::default(),
+            made: Condvar::new(),
+            values: PhantomData,
+        }
+    }
+
+    fn place(&self, key: &Key) -> Place {
+        (self.cache, key.clone())
+    }
+
+    fn making(&self) -> MutexGuard<'_, BTreeSet<Key>> {
+        self.in_making
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of entries that are held.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.lock().of_cache(self.cache).count()
+    }
+
+    /// True when there is an entry of a key.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        self.memory.lock().by_place.contains_key(&self.place(key))
+    }
+
+    /// All values that are held.
+    pub(crate) fn values(&self) -> Vec<Arc<T>> {
+        let entries = self.memory.lock();
+        let values = entries.of_cache(self.cache).map(|(_, e)| e.value.clone());
+        values.map(typed).collect()
+    }
+
+    fn get(&self, key: &Key) -> Option<Arc<T>> {
+        self.memory.lock().get(&self.place(key)).map(typed)
+    }
+
+    /// The value of a key; `make` makes it, unless it is there or another caller makes it now,
     /// who is waited for. `warn` is called on one for which others must go, with the bytes that all
     /// take together.
     ///
@@ -114,60 +235,40 @@ impl<T> Specialisations<T> {
         make: impl FnOnce() -> Result<(T, Held), E>,
         warn: impl FnOnce(&mut T, u64),
     ) -> Result<Arc<T>, E> {
-        let mut entries = self.lock();
+        let mut making = self.making();
         loop {
-            if let Some(found) = entries.get(&key) {
+            if let Some(found) = self.get(&key) {
                 return Ok(found);
             }
-            if entries.in_making.insert(key.clone()) {
+            if making.insert(key.clone()) {
                 break;
             }
-            entries = self
+            making = self
                 .made
-                .wait(entries)
+                .wait(making)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        drop(entries);
+        drop(making);
         let in_making = InMaking {
             all: self,
             key: &key,
         };
         let (mut value, held) = make()?;
-        if let Some(bytes) = self.bytes_beyond_limit(&held) {
+        if let Some(bytes) = self.memory.bytes_beyond_limit(&held) {
             warn(&mut value, bytes);
         }
         let value = Arc::new(value);
-        self.insert(key.clone(), value.clone(), held);
+        self.memory.insert(self.place(&key), value.clone(), held);
         drop(in_making);
         Ok(value)
     }
+}
 
-    /// The bytes of all with one more, where they are beyond the limit and something can be
-    /// evicted.
-    fn bytes_beyond_limit(&self, held: &Held) -> Option<u64> {
-        let entries = self.lock();
-        let bytes = entries.ledger.bytes_with(held);
-        (!entries.by_key.is_empty() && bytes > self.limit_bytes).then_some(bytes)
-    }
-
-    /// Holds an executable, after evicting others until it fits. One that is alone is held whatever its size; runs that are in flight
-    /// keep theirs until they end.
-    fn insert(&self, key: Key, value: Arc<T>, held: Held) {
-        let mut entries = self.lock();
-        entries.make_room_for_cheap(&held);
-        while !entries.by_key.is_empty() && entries.ledger.bytes_with(&held) > self.limit_bytes {
-            entries.evict_oldest();
-        }
-        entries.clock += 1;
-        entries.ledger.add(&held);
-        let last_use = entries.clock;
-        let entry = Entry {
-            value,
-            held,
-            last_use,
-        };
-        entries.by_key.insert(key, entry);
-    }
+/// A value of a cache: its entries have one type.
+fn typed<T: Send + Sync + 'static>(value: Arc<dyn Any + Send + Sync>) -> Arc<T> {
+    value
+        .downcast()
+        .expect("a cache puts values of its type into its places")
 }
 
 /// Marks a key as in making until it is dropped, be it by a panic.
@@ -178,41 +279,11 @@ struct InMaking<'a, T> {
 
 impl<T> Drop for InMaking<'_, T> {
     fn drop(&mut self) {
-        self.all.lock().in_making.remove(self.key);
+        let making = self.all.in_making.lock();
+        making
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(self.key);
         self.all.made.notify_all();
-    }
-}
-
-impl<T> Entries<T> {
-    fn get(&mut self, key: &Key) -> Option<Arc<T>> {
-        self.clock += 1;
-        let entry = self.by_key.get_mut(key)?;
-        entry.last_use = self.clock;
-        Some(entry.value.clone())
-    }
-
-    fn evict_oldest(&mut self) {
-        let oldest = self.by_key.iter().min_by_key(|(_, e)| e.last_use);
-        if let Some(key) = oldest.map(|(key, _)| key.clone()) {
-            self.remove(&key);
-            self.n_evicted += 1;
-        }
-    }
-
-    /// Drops the oldest one that is cheap, where one more would be too many of them.
-    fn make_room_for_cheap(&mut self, more: &Held) {
-        let cheap = || self.by_key.iter().filter(|(_, e)| e.held.is_cheap);
-        if more.is_cheap && cheap().count() >= MAX_CHEAP {
-            let oldest = cheap().min_by_key(|(_, e)| e.last_use);
-            let key = oldest.map(|(key, _)| key.clone());
-            key.iter().for_each(|key| self.remove(key));
-        }
-    }
-
-    fn remove(&mut self, key: &Key) {
-        if let Some(entry) = self.by_key.remove(key) {
-            self.ledger.remove(&entry.held);
-        }
     }
 }
 
@@ -265,6 +336,10 @@ mod tests {
         (vec![vec![n]], Vec::new())
     }
 
+    fn cache(limit_bytes: u64) -> Specialisations<usize> {
+        Specialisations::new(&CacheMemory::new(limit_bytes))
+    }
+
     /// An executable with `own_bytes`, and the bytes at some addresses.
     fn held(own_bytes: u64, shared: &[(usize, u64)]) -> Held {
         Held {
@@ -292,18 +367,18 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_is_evicted() {
-        let all = Specialisations::new(100);
+        let all = cache(100);
         assert_eq!(add(&all, 1, held(40, &[])), None);
         assert_eq!(add(&all, 2, held(40, &[])), None);
         assert!(is_there(&all, 1));
         assert_eq!(add(&all, 3, held(40, &[])), Some(120));
         assert_eq!([1, 2, 3].map(|n| is_there(&all, n)), [true, false, true]);
-        assert_eq!((all.len(), all.n_evicted()), (2, 1));
+        assert_eq!((all.len(), all.memory.n_evicted()), (2, 1));
     }
 
     #[test]
     fn one_beyond_the_limit_is_held_alone() {
-        let all = Specialisations::new(100);
+        let all = cache(100);
         assert_eq!(add(&all, 1, held(1000, &[])), None);
         assert_eq!(all.len(), 1);
         assert_eq!(add(&all, 2, held(10, &[])), Some(1010));
@@ -312,7 +387,7 @@ mod tests {
 
     #[test]
     fn shared_memory_counts_once() {
-        let all = Specialisations::new(100);
+        let all = cache(100);
         let weights = [(0x1000, 50), (0x2000, 20)];
         for n in 1..=3 {
             assert_eq!(add(&all, n, held(10, &weights)), None);
@@ -322,7 +397,7 @@ mod tests {
 
     #[test]
     fn cheap_ones_are_bounded_by_number() {
-        let all = Specialisations::new(1 << 30);
+        let all = cache(1 << 30);
         let cheap = || Held {
             is_cheap: true,
             ..held(10, &[(0x1000, 50)])
@@ -331,14 +406,14 @@ mod tests {
         for n in 0..MAX_CHEAP + 3 {
             assert_eq!(add(&all, n, cheap()), None);
         }
-        assert_eq!((all.len(), all.n_evicted()), (MAX_CHEAP + 1, 0));
+        assert_eq!((all.len(), all.memory.n_evicted()), (MAX_CHEAP + 1, 0));
         assert_eq!([1000, 2, 3].map(|n| is_there(&all, n)), [true, false, true]);
-        assert_eq!(all.bytes(), 10 * (MAX_CHEAP as u64 + 1) + 50);
+        assert_eq!(all.memory.bytes(), 10 * (MAX_CHEAP as u64 + 1) + 50);
     }
 
     #[test]
     fn callers_of_one_new_key_make_it_once() {
-        let all = Specialisations::new(100);
+        let all = cache(100);
         let (n_made, together) = (AtomicUsize::new(0), Barrier::new(4));
         let make = || {
             n_made.fetch_add(1, Ordering::SeqCst);
@@ -360,12 +435,34 @@ mod tests {
     /// Neither an error nor a panic leaves the key in making.
     #[test]
     fn one_that_could_not_be_made_may_be_tried_again() {
-        let all = Specialisations::new(100);
+        let all = cache(100);
         assert!(!is_there(&all, 1));
         let panicking = || all.get_or_make(key(1), || -> Result<_, ()> { panic!("no") }, |_, _| ());
         let panicking = std::panic::AssertUnwindSafe(panicking);
         assert!(std::panic::catch_unwind(panicking).is_err());
         assert_eq!(add(&all, 1, held(1, &[])), None);
         assert!(is_there(&all, 1));
+    }
+
+    /// Caches of one memory are bounded together, and one in a value of another goes with it.
+    #[test]
+    fn caches_share_their_memory() {
+        let memory = CacheMemory::new(100);
+        let (first, second) = (Specialisations::new(&memory), Specialisations::new(&memory));
+        add(&first, 1, held(40, &[]));
+        add(&second, 1, held(40, &[]));
+        assert!(is_there(&first, 1));
+        assert_eq!(add(&first, 2, held(40, &[])), Some(120));
+        assert_eq!((is_there(&first, 1), is_there(&second, 1)), (true, false));
+        let outer = Specialisations::<Specialisations<usize>>::new(&memory);
+        let make = || Ok::<_, ()>((Specialisations::new(&memory), held(10, &[])));
+        let inner = outer.get_or_make(key(1), make, |_, _| ()).unwrap();
+        assert_eq!(add(&inner, 1, held(5, &[])), None);
+        assert_eq!(memory.bytes(), 95);
+        drop(inner);
+        add(&first, 3, held(90, &[]));
+        assert_eq!(memory.bytes(), 90);
+        drop(first);
+        assert_eq!((memory.bytes(), outer.len()), (0, 0));
     }
 }

@@ -1,7 +1,9 @@
 //! Peak memory of a process that compiles a model and runs it: at most 1.3 times the weights, the activations and 50 MiB.
 
+use crate::lists;
 use crate::process::{Start, gristmill, start};
 use gristmill::ir::{Dim, Graph, GraphBuilder};
+use gristmill::onnx::Model;
 use gristmill::onnx::proto::*;
 use gristmill::{Compiled, DType, Options, Tensor, compile};
 use prost::Message;
@@ -221,4 +223,83 @@ fn code_for_many_shapes_is_bounded() {
         .iter()
         .any(|w| w.contains("Options::specialisation_bytes"));
     assert!(is_told, "{warnings:?}");
+}
+
+/// A model of these nodes with an input of a type.
+fn model_of(nodes: Vec<NodeProto>, input: TypeProto, outputs: &[&str]) -> Model {
+    let graph = GraphProto {
+        name: "sizes".to_owned(),
+        node: nodes,
+        input: vec![lists::info("x", input)],
+        output: outputs
+            .iter()
+            .map(|y| lists::info(y, TypeProto::default()))
+            .collect(),
+        ..Default::default()
+    };
+    let standard = OperatorSetIdProto {
+        domain: String::new(),
+        version: 18,
+    };
+    let proto = ModelProto {
+        ir_version: 9,
+        graph: Some(graph),
+        opset_import: vec![standard],
+        ..Default::default()
+    };
+    Model::from_proto(proto).unwrap()
+}
+
+/// Runs a model at many shapes within the memory that ten of them take.
+fn check_many_shapes(what: &str, model: &Model, shapes: &[Vec<usize>]) {
+    let options = |specialisation_bytes: u64| Options {
+        specialisation_bytes,
+        threads: Some(1),
+        ..Options::default()
+    };
+    let run = |compiled: &Compiled, shape: &[usize]| {
+        let x = Tensor::zeros(DType::F32, shape).unwrap();
+        compiled.run([("x", x)]).unwrap();
+    };
+    let unbounded = compile(model, &options(u64::MAX)).unwrap();
+    shapes[..10].iter().for_each(|shape| run(&unbounded, shape));
+    let limit = unbounded.held_bytes();
+    assert!(limit > 0, "{what}");
+    let compiled = compile(model, &options(limit)).unwrap();
+    for shape in shapes {
+        run(&compiled, shape);
+        let held = compiled.held_bytes();
+        assert!(
+            held <= limit,
+            "{what} at {shape:?}: {held} of {limit} bytes"
+        );
+    }
+    assert!(compiled.evictions() > 0, "{what}");
+}
+
+#[test]
+fn all_caches_of_a_model_are_bounded_together() {
+    let node = |op: &str, y: &str| lists::node(op, &["x"], y);
+    let counted = || vec![node("NonZero", "nz"), lists::node("Shape", &["nz"], "n")];
+    let vectors: Vec<Vec<usize>> = (1..=200).map(|n| vec![n]).collect();
+    let of = |dims: &[&str]| lists::tensor(Some(dims));
+
+    let plain = model_of(vec![node("Neg", "y")], of(&["N"]), &["y"]);
+    check_many_shapes("plain", &plain, &vectors);
+
+    let nodes = [counted(), vec![node("Neg", "y")]].concat();
+    let segmented = model_of(nodes, of(&["N"]), &["n", "y"]);
+    check_many_shapes("in segments", &segmented, &vectors);
+
+    // Each run decides the rank.
+    let ranks = |n: usize| [vec![1; n % 3], vec![n]].concat();
+    let open = model_of(vec![node("Neg", "y")], lists::tensor(None), &["y"]);
+    let shapes: Vec<Vec<usize>> = (1..=200).map(ranks).collect();
+    check_many_shapes("open", &open, &shapes);
+
+    // Sizes decide the rank of a result, so that the segments are for one set of sizes.
+    let nodes = [counted(), vec![node("Squeeze", "y")]].concat();
+    let cut = model_of(nodes, of(&["N", "M"]), &["n", "y"]);
+    let shapes: Vec<Vec<usize>> = (1..=200).map(|n| vec![1, n]).collect();
+    check_many_shapes("cut for given sizes", &cut, &shapes);
 }

@@ -1,10 +1,10 @@
 //! Models with open inputs: a compiled model for each structure of these.
 
-use super::{Compiled, Outputs, Shared};
+use super::{Compiled, Outputs, Shared, held_by_graph};
 use crate::error::Result;
 use crate::onnx::{Model, Structure};
 use crate::options::Options;
-use crate::specialisations::{Held, Key, Specialisations};
+use crate::specialisations::{Key, Specialisations};
 use gristmill_runtime::Tensor;
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Open {
             model: model.clone(),
             known,
             options: options.clone(),
-            forms: Specialisations::new(u64::MAX),
+            forms: Specialisations::new(&shared.caches),
             shared: shared.clone(),
         })
     }
@@ -74,7 +74,8 @@ impl Open {
     /// The model for a structure.
     fn form(&self, structure: &Structure) -> Result<Arc<Compiled>> {
         let key = key(structure);
-        let make = || Ok((self.compiled(structure)?, Held::cheap()));
+        let n_nodes = self.model.graph_proto().node.len();
+        let make = || Ok((self.compiled(structure)?, held_by_graph(n_nodes)));
         self.forms.get_or_make(key, make, |_, _| {})
     }
 
