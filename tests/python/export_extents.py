@@ -105,6 +105,16 @@ MODELS = [
      + "".join(f" s{i}=Shape(x{i}) t{i}=Add(s{i},two) u{i}=Div(t{i},three) v{i}=Mul(u{i},three) d{i}=Sub(v{i},s{i})"
                f" e{i}=Max(d{i},one) p{i}=Concat<axis=0>(zero,e{i}) x{i + 1}=Pad<mode=\"reflect\">(x{i},p{i})"
                for i in range(12)).replace("(x0", "(x") + " y=Neg(x12) }", of_shapes((5,), (6,), (7,), (40,))),
+    ("branch_over_a_selection", """g (float[N] x) => (float[A,B] y)
+        <int64[1] z={0}, int64[1] three={3}, int64[1] axis={1}, int64 five={5}>
+        { c0=NonZero(x) c=Slice(c0,z,three,axis) f=Cast<to=1>(c) n=Size(c0) e=Greater(n,five)
+        y=If(e)<then_branch: graph=t () => (float[P,Q] a) { q=NonZero(f) a=Cast<to=1>(q) }, else_branch: graph=u () => (float[R,S] b) { b=Exp(f) }> }""",
+     of_shapes((2,), (4,), (7,), (9,))),
+    ("loop_over_a_selection", """g (float[N] x, int64 n) => (float[A,B] y)
+        <int64[1] z={0}, int64[1] three={3}, int64[1] axis={1}, bool go={1}>
+        { c0=NonZero(x) c=Slice(c0,z,three,axis) f=Cast<to=1>(c)
+        y=Loop(n,go,f)<body: graph=b (int64 i, bool c, float[P,Q] s) => (bool d, float[R,S] r) { d=Identity(c) q=NonZero(s) k=Size(q) m=Cast<to=1>(k) t=Add(s,f) r=Add(t,m) }> }""",
+     [dict(x=reals(n), n=np.array(m)) for n, m in [(2, 1), (4, 3), (7, 2)]]),
 ]
 
 

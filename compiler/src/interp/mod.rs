@@ -147,8 +147,7 @@ impl Machine<'_> {
     fn run(&mut self, graph: &Graph, inputs: &[Tensor], outer: &Bindings) -> Result<Vec<Tensor>> {
         self.meter.take(graph.n_values() as u64)?;
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|t| t.shape().to_vec()).collect();
-        let mut bindings = outer.clone();
-        bindings.extend(graph.bindings_for(&shapes)?);
+        let mut bindings = graph.bindings_within(&shapes, outer)?;
         let mut values = Values::new(graph, inputs)?;
         for (_, node) in graph.nodes() {
             self.step(graph, node, &mut values, &mut bindings)?;

@@ -515,6 +515,15 @@ impl Graph {
 
     /// Values of the symbols implied by concrete input shapes. Errors name the input and axis that do not fit.
     pub fn bindings_for(&self, shapes: &[Vec<usize>]) -> Result<Bindings> {
+        self.bindings_within(shapes, &Bindings::new())
+    }
+
+    /// [`Graph::bindings_for`] of a region, whose types may have symbols of the graph around it, too.
+    pub(crate) fn bindings_within(
+        &self,
+        shapes: &[Vec<usize>],
+        outer: &Bindings,
+    ) -> Result<Bindings> {
         let mut bindings = Bindings::new();
         if shapes.len() != self.inputs.len() {
             return Err(Error::invalid(format!(
@@ -549,16 +558,18 @@ impl Graph {
                 return Err(misfit());
             }
         }
+        let mut all = outer.clone();
+        all.append(&mut bindings);
         // Extents computed from symbols of later inputs.
         for (i, (&v, shape)) in self.inputs.iter().zip(shapes).enumerate() {
-            let (name, bound) = (&self.input_names[i], self.ty(v).shape.bind(&bindings));
+            let (name, bound) = (&self.input_names[i], self.ty(v).shape.bind(&all));
             if bound.as_static().is_none_or(|bound| bound != *shape) {
                 let message = format!("input {name:?}: expected shape {bound}, got {shape:?}");
                 return Err(Error::invalid(message));
             }
         }
-        self.check_ranges(&bindings)?;
-        Ok(bindings)
+        self.check_ranges(&all)?;
+        Ok(all)
     }
 
     /// Errors when a size is outside of the declared range of its symbol.
