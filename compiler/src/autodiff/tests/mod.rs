@@ -7,6 +7,7 @@ mod loops;
 mod map;
 mod ops;
 mod pytorch;
+mod random;
 mod second_order;
 mod steps;
 mod structure;
@@ -136,7 +137,7 @@ fn check_with(name: &str, operands: &[Operand], build: Build, options: &GradOpti
     for (i, gradient) in floats.zip(&results[1..]) {
         assert_eq!(gradient.shape(), operands[i].value.shape(), "{name}");
         for (at, &found) in gradient.to_f64s().iter().enumerate() {
-            let expected = difference(&graph, &tensors, i, at);
+            let expected = difference(&graph, &tensors, i, at, 1.0);
             let limit = TOLERANCE * expected.abs().max(SMALL);
             assert!(
                 (found - expected).abs() <= limit,
@@ -146,10 +147,10 @@ fn check_with(name: &str, operands: &[Operand], build: Build, options: &GradOpti
     }
 }
 
-/// Central difference of the loss by an element of an input.
-fn difference(graph: &Graph, inputs: &[Tensor], input: usize, at: usize) -> f64 {
+/// Central difference of the loss by an element of an input, with a step of some times [`STEP`].
+fn difference(graph: &Graph, inputs: &[Tensor], input: usize, at: usize, scale: f64) -> f64 {
     let x = inputs[input].as_slice::<f64>()[at];
-    let h = STEP * x.abs().max(1.0);
+    let h = scale * STEP * x.abs().max(1.0);
     let loss_at = |x: f64| {
         let mut moved = inputs.to_vec();
         moved[input].as_mut_slice::<f64>()[at] = x;
