@@ -115,6 +115,9 @@ MODELS = [
         { c0=NonZero(x) c=Slice(c0,z,three,axis) f=Cast<to=1>(c)
         y=Loop(n,go,f)<body: graph=b (int64 i, bool c, float[P,Q] s) => (bool d, float[R,S] r) { d=Identity(c) q=NonZero(s) k=Size(q) m=Cast<to=1>(k) t=Add(s,f) r=Add(t,m) }> }""",
      [dict(x=reals(n), n=np.array(m)) for n, m in [(2, 1), (4, 3), (7, 2)]]),
+    ("reshape_by_a_count", """g (float[N] x) => (int64[A,B] y) <int64[1] rest={-1}>
+        { a=NonZero(x) xx=Concat<axis=0>(x,x) b=NonZero(xx) c=Concat<axis=1>(a,b) s=Shape<start=1,end=2>(a)
+        t=Concat<axis=0>(rest,s) y=Reshape(c,t) }""", of_shapes((2,), (5,), (3,))),
 ]
 
 

@@ -95,12 +95,25 @@ fn reshape(cx: &mut Ctx) -> Result<Outs> {
         return Err(Error::invalid(message));
     }
     let (from, wanted) = (cx.ty(0)?.shape, cx.elements(1)?);
-    let target = match run_time::known(&wanted) {
-        Some(wanted) => reshape_target(&from, &wanted, allow_zero)?,
+    let known = run_time::known(&wanted);
+    let known = known.map(|dims| (reshape_target(&from, &dims, allow_zero), dims));
+    let target = match known {
+        Some((Ok(target), _)) => target,
+        // The run decides extents anyway, and divides the numbers of elements then.
+        Some((Err(_), dims)) if has_run_time(cx, &from, &dims) => {
+            run_time::reshape_target(cx, &from, &wanted, allow_zero)?
+        }
+        Some((Err(e), _)) => return Err(e),
         None => run_time::reshape_target(cx, &from, &wanted, allow_zero)?,
     };
     let x = cx.val(0)?;
     one(cx.reshape(x, target)?)
+}
+
+/// True for a reshape of extents that a run decides.
+fn has_run_time(cx: &Ctx, from: &Shape, wanted: &[Dim]) -> bool {
+    let mut dims = from.iter().chain(wanted);
+    cx.is_run_time() && dims.any(|d| cx.is_decided_by_run(d))
 }
 
 fn flatten(cx: &mut Ctx) -> Result<Outs> {
