@@ -10,9 +10,12 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 
-"$gristmill" compile "$data/digits/model.onnx" --shape batch=1,8 -o libdigits.so
-"$gristmill" compile "$data/c/counter.ir" -o libcounter.so
-"$gristmill" compile "$data/c/wide.ir" -o libwide.so
+compile_all() {
+    "$gristmill" compile "$data/digits/model.onnx" --shape batch=1,8 "$@" -o libdigits.so
+    "$gristmill" compile "$data/c/counter.ir" "$@" -o libcounter.so
+    "$gristmill" compile "$data/c/wide.ir" "$@" -o libwide.so
+}
+compile_all
 
 failed=0
 # step NAME PROGRAM COMMAND..: runs it, if the program is there.
@@ -47,8 +50,10 @@ for compiler in g++ clang++; do
     step "$compiler, C++11" "$compiler" build_and_run "$compiler" 100 -std=c++11 -x c++ "${strict[@]}"
 done
 under_valgrind() {
+    # Valgrind knows instructions up to AVX2.
+    compile_all --target-cpu x86-64-v3
     gcc -g -std=c99 "${strict[@]}" "${linked[@]}" -o use
-    valgrind --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible ./use 2
+    valgrind --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible ./use 2 without-fork
 }
 step "valgrind" valgrind under_valgrind
 exit $failed

@@ -79,7 +79,7 @@ impl ProgramFile {
     }
 }
 
-/// Whether a descriptor with these numbers is of a model, or of a file that has none yet; `None` where it is no descriptor.
+/// `Some(true)` for the descriptor of a model, `Some(false)` for one that is still empty, `None` for other bytes.
 fn has_model(numbers: [u64; N_NUMBERS]) -> Option<bool> {
     let distances = || numbers.iter().step_by(2);
     let is_filled = numbers[1] > 0 && distances().all(|&d| d > 0);

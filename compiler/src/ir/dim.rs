@@ -45,7 +45,7 @@ pub struct Dim {
 /// Atoms beyond which an expression has no text: nobody would read it.
 const MAX_TEXT_ATOMS: u32 = 4096;
 
-/// Nesting of atoms beyond which an expression is no extent: walks recurse into it.
+/// Deepest nesting of atoms in an extent: walks recurse into it.
 const MAX_DEPTH: u32 = 250;
 
 /// Atoms up to which walks do not remember parts.

@@ -70,7 +70,7 @@ class Model:
         return self._library.@P@_describe(self._open()).decode()
 
     def run(self, /, *tensors, **named):
-        """Runs once; gives the outputs by name. For an input whose name is no identifier: run(**{"the name": array})."""
+        """Runs once; gives the outputs by name. For an input whose name is not an identifier: run(**{"the name": array})."""
         names = [name for name, _, _ in _VARIANTS[0][0]]
         given = dict(zip(names, tensors))
         twice = sorted(set(given) & set(named))

@@ -42,7 +42,7 @@ struct Table {
     sweep_at: usize,
 }
 
-/// Entries below which it is not worth looking for those of atoms that are gone.
+/// Smallest table that is worth sweeping.
 const LEAST_SWEEP: usize = 4096;
 
 static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(|| {
