@@ -62,6 +62,8 @@ pub struct Written {
     pub sections: Vec<Section>,
     /// Size of the file in bytes.
     pub bytes: usize,
+    /// Warnings about the model, each once.
+    pub warnings: Vec<String>,
 }
 
 impl Written {
@@ -116,13 +118,18 @@ pub(crate) fn write_with(
     path: &Path,
     extra: &Extra,
 ) -> Result<Written> {
-    let Made { about, programs } = made(source, options, sizes, path, extra)?;
+    let Made {
+        about,
+        programs,
+        warnings,
+    } = made(source, options, sizes, path, extra)?;
     let sections = image::write(path, &about, &programs)?;
     let bytes = image::total_bytes(&sections);
     Ok(Written {
         about,
         sections,
         bytes,
+        warnings,
     })
 }
 
@@ -130,6 +137,7 @@ pub(crate) fn write_with(
 struct Made {
     about: About,
     programs: Vec<Arc<Program>>,
+    warnings: Vec<String>,
 }
 
 /// Compiles a model for a file, beside which weights are kept until it is written.
@@ -166,7 +174,11 @@ fn made(
     let name = extra.name.map(str::to_owned);
     about.name = name.unwrap_or_else(|| name_of(&programs));
     about.weights = extra.weights.clone().unwrap_or_default();
-    Ok(Made { about, programs })
+    Ok(Made {
+        about,
+        programs,
+        warnings: shared.warnings().clone(),
+    })
 }
 
 /// The program for the dims of some options.

@@ -14,7 +14,7 @@ use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Dim, Graph, Type};
 use crate::nearest::unknown;
-use crate::onnx;
+use crate::onnx::{self, LeftOpen};
 use crate::options::{MAX_DIM_SIZE, Options};
 use crate::partition::Part;
 use crate::passes;
@@ -67,6 +67,8 @@ pub struct Compiled {
     outputs: Vec<String>,
     /// Inputs whose contents decide shapes.
     value_inputs: BTreeSet<String>,
+    /// Warnings of the import.
+    model_warnings: Vec<String>,
     /// Kernels of all shapes, made when the first is needed.
     any_shape: OnceLock<Result<AnyShape>>,
     specialisations: Specialisations<Executable>,
@@ -255,6 +257,16 @@ pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
     (inputs, g.outputs.iter().map(|o| o.name.clone()).collect())
 }
 
+/// The facts about an ONNX model that options say.
+fn specialisation(options: &Options) -> onnx::Specialisation {
+    onnx::Specialisation {
+        dims: options.dims.clone(),
+        ranges: options.ranges.clone(),
+        seed: options.seed,
+        ..Default::default()
+    }
+}
+
 impl Compiled {
     /// A model that has `shared` in common with others.
     pub(crate) fn of(source: Source, options: &Options, shared: &Arc<Shared>) -> Result<Compiled> {
@@ -302,6 +314,7 @@ impl Compiled {
             inputs,
             outputs,
             value_inputs: BTreeSet::new(),
+            model_warnings: Vec::new(),
             any_shape: OnceLock::new(),
             open: None,
             segmented: None,
@@ -311,29 +324,30 @@ impl Compiled {
     }
 
     fn of_closed(source: Source, options: &Options, shared: &Arc<Shared>) -> Result<Compiled> {
-        let (symbolic, (value_inputs, has_extents)) = match &source {
+        let (symbolic, left_open) = match &source {
             Source::Onnx(m) => {
-                let spec = onnx::Specialisation {
-                    dims: options.dims.clone(),
-                    ranges: options.ranges.clone(),
-                    ..Default::default()
-                };
+                let spec = specialisation(options);
                 (m.interface(&spec)?, m.left_open(&spec)?)
             }
             Source::Graph(g) => {
                 let bound = bound(g, &options.dims)?;
                 bound.check_state()?;
-                let has_extents = passes::has_run_time_extents(&bound);
-                (interface(&bound), (BTreeSet::new(), has_extents))
+                let left_open = LeftOpen {
+                    has_extents: passes::has_run_time_extents(&bound),
+                    ..LeftOpen::default()
+                };
+                (interface(&bound), left_open)
             }
         };
         let ranged = with_ranges(&source, options);
         check_ranges(&symbolic.0, &ranged)?;
+        shared.add_warnings(&left_open.warnings);
         let mut compiled = Compiled {
-            value_inputs,
+            value_inputs: left_open.values,
+            model_warnings: left_open.warnings,
             ..Compiled::new(source, ranged, symbolic.0, symbolic.1, shared)
         };
-        if has_extents {
+        if left_open.has_extents {
             let graph = compiled.symbolic_graph()?;
             compiled.segmented = Some(Segmented::of(graph, options, shared)?);
         }
@@ -706,7 +720,6 @@ impl Compiled {
 
     /// Makes a program ready to run.
     fn executable(&self, lowered: Lowered) -> Result<Executable> {
-        self.shared.add_warnings(&lowered.report.warnings);
         self.options.target_cpu.check_runs_here()?;
         let exec_options = ExecOptions {
             pool: self.shared.pool.clone(),
@@ -763,6 +776,12 @@ impl Compiled {
 
     /// The program for given shapes.
     fn lowered(&self, inputs: &InputShapes) -> Result<Lowered> {
+        let lowered = self.lowered_quietly(inputs)?;
+        self.shared.add_warnings(&lowered.report.warnings);
+        Ok(lowered)
+    }
+
+    fn lowered_quietly(&self, inputs: &InputShapes) -> Result<Lowered> {
         let any_shape = self.any_shape(inputs)?;
         if let Some(lowered) = any_shape.lower_on_one_device(&inputs.shapes, &self.options)? {
             return Ok(lowered);
@@ -793,13 +812,9 @@ impl Compiled {
         generate(parts, &self.options)
     }
 
-    /// The sizes and ranges of an ONNX model that are known without inputs.
+    /// The facts about an ONNX model that are known without inputs.
     fn specialisation(&self) -> onnx::Specialisation {
-        onnx::Specialisation {
-            dims: self.options.dims.clone(),
-            ranges: self.options.ranges.clone(),
-            ..Default::default()
-        }
+        specialisation(&self.options)
     }
 
     /// The graph without sizes for dims that the options leave open, not yet rewritten.

@@ -78,6 +78,8 @@ pub struct Options {
     pub tuning: Tuning,
     /// Who reduces over GPUs.
     pub all_reduce: AllReduce,
+    /// Seed of the elements that `Dropout` with `training_mode` drops in an ONNX model. They are the same in every run.
+    pub seed: u64,
     /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
     pub check: bool,
     /// Keep the results of every stage, for [`crate::pipeline::Lowered::text`]. Otherwise weights are released as soon as they are packed.
@@ -110,6 +112,7 @@ impl Default for Options {
             gpus: Vec::new(),
             tuning: Tuning::default(),
             all_reduce: AllReduce::Auto,
+            seed: 0,
             check: cfg!(debug_assertions),
             keep_stages: false,
         }

@@ -102,7 +102,11 @@ fn prefix(made: &Made, path: &Path, extra: &Extra) -> Result<String> {
 
 /// Writes a copy of a template with a model in it.
 fn put_into(template: &[u8], made: Made, exported: Option<&str>, path: &Path) -> Result<Written> {
-    let Made { about, programs } = made;
+    let Made {
+        about,
+        programs,
+        warnings,
+    } = made;
     let contents = Contents::of(&about, &programs)?;
     let symbols = symbols(&programs, &contents);
     let head = contents.head();
@@ -122,6 +126,7 @@ fn put_into(template: &[u8], made: Made, exported: Option<&str>, path: &Path) ->
         about,
         sections: contents.sections().to_vec(),
         bytes: filled.bytes(),
+        warnings,
     })
 }
 

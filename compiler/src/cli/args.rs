@@ -214,7 +214,7 @@ pub enum AllReduceArg {
 impl CompileArgs {
     /// Prints warnings of compilation, and on request its stages and the device of every op; writes the texts of the stages.
     pub fn report(&self, lowered: &Lowered) -> Result<()> {
-        lowered.report.warnings.iter().for_each(output::warning);
+        output::warnings(&lowered.report.warnings);
         self.log_placement(&lowered.placement, &lowered.clusters);
         if let Some(folder) = &self.dump_dir {
             dump::write_all(lowered, folder)?;

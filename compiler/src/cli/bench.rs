@@ -109,7 +109,7 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     }
     let mut options = Options {
         max_in_flight: args.streams.map(usize::from),
-        ..args.compile.options()?
+        ..args.inputs.seeded(args.compile.options()?)
     };
     let started = Instant::now();
     let source = args.compile.source(&args.model)?;
@@ -118,6 +118,7 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     let given = inputs::read(&args.inputs, &source)?;
     let source = given.closing(source, &mut options.dims)?;
     let compiled = compile(source, &options)?;
+    output::warnings(compiled.model_warnings());
     let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     let executable = match args.profile {
         true => Some(compiled.for_inputs(&inputs.tensors)?),

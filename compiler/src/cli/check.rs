@@ -1,7 +1,7 @@
 //! `gristmill check`: the treatment of each node, and everything that a model needs and gristmill lacks, before any compilation.
 
 use super::args::DimFlags;
-use super::output::outln;
+use super::output::{self, outln};
 use super::train::{self, Learning, ObjectiveArgs};
 use super::{image, load, print_json};
 use crate::any_shape::ShapeWork;
@@ -249,6 +249,7 @@ impl Report {
                 "  input {name:?} is {kind}, here {tensors}: a run decides, and each form is compiled"
             );
         }
+        output::warnings(&self.capabilities.warnings);
         self.run_time.iter().for_each(RunTimeExtents::print);
         self.shapes.iter().for_each(ShapeWork::print);
         let devices = match emulated::IS_BUILT_IN {
@@ -278,6 +279,7 @@ impl Report {
             "ops": counts,
             "capabilities": operators_json(&self.capabilities),
             "notes": notes.collect::<Vec<_>>(),
+            "warnings": self.capabilities.warnings,
         })
     }
 

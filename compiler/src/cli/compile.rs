@@ -1,7 +1,7 @@
 //! `gristmill compile`: compile ahead of time, to a file.
 
 use super::args::{CompileArgs, DimFlags};
-use super::output::{errln, outln};
+use super::output::{self, errln, outln};
 use super::{parse, print_json};
 use crate::aot::kit::{self, Template};
 use crate::aot::{self, Extra, Sizes, Written, executable};
@@ -41,6 +41,9 @@ pub struct CompileVerbArgs {
     /// Where the weights go.
     #[arg(long, value_enum, default_value_t = Weights::Embed)]
     weights: Weights,
+    /// Seed of the elements that `Dropout` with `training_mode` drops.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
     /// Let rates, times and placements that were measured on this machine decide as well; the image then differs from machine to machine.
     #[arg(long)]
     measured: bool,
@@ -90,6 +93,7 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     };
     let written = form.write(args, source, &options, &sizes, &extra)?;
     let time = started.elapsed().as_nanos() as u64;
+    output::warnings(&written.warnings);
     if args.json {
         print_json("compile", to_json(&written, time));
     } else {
@@ -222,6 +226,10 @@ fn options(args: &CompileVerbArgs, flags: &CompileArgs) -> Result<Options> {
     let options = match args.measured {
         true => flags.options()?,
         false => flags.reproducible_options()?,
+    };
+    let options = Options {
+        seed: args.seed,
+        ..options
     };
     match options.ranges.first_key_value() {
         None => Ok(options),

@@ -69,6 +69,7 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
         false => args.compile.source(model)?,
     };
     let compiled = prepare(source, &options)?;
+    output::warnings(compiled.model_warnings());
     let mut shown = text(args, stage, &compiled)?;
     if let Some(filter) = filter {
         shown = filter.apply(&shown)?;

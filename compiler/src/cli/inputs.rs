@@ -8,6 +8,7 @@ use crate::indexed::indexed_extents;
 use crate::ir::{Bindings, Type};
 use crate::nearest::unknown;
 use crate::onnx;
+use crate::options::Options;
 use crate::rng::Rng;
 use crate::units::printable;
 use crate::{DType, Tensor};
@@ -34,7 +35,7 @@ pub struct InputArgs {
     /// Inputs `input_N.pb` of an ONNX test-data directory.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "input"])]
     pub test_data: Option<PathBuf>,
-    /// Seed of random inputs.
+    /// Seed of random inputs, and of the elements that `Dropout` with `training_mode` drops.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Value of a variable of the graph before the run, from a NumPy file; CONTAINER/NAME for one of a container.
@@ -54,6 +55,14 @@ pub struct InputArgs {
 }
 
 impl InputArgs {
+    /// The options with the seed.
+    pub fn seeded(&self, options: Options) -> Options {
+        Options {
+            seed: self.seed,
+            ..options
+        }
+    }
+
     /// Sets variables to the values of flags, and says which ones a file of state leaves as they are.
     pub fn set_variables(&self, known: &[Variable], resources: &Resources) -> Result<()> {
         let flags = StateFlags {

@@ -18,6 +18,11 @@ macro_rules! errln {
 }
 pub(crate) use {errln, outln};
 
+/// Prints warnings.
+pub fn warnings(list: &[String]) {
+    list.iter().for_each(warning);
+}
+
 /// `--perf`: names kernels for `perf` from here on, and says where.
 pub fn name_kernels(is_wanted: bool) -> Result<()> {
     if is_wanted {

@@ -131,13 +131,14 @@ fn refuse_flags_of_problems(args: &PlaceArgs) -> Result<()> {
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     refuse_flags_of_problems(args)?;
     let compiled = prepare(args.compile.source(model)?, &args.compile.options()?)?;
+    output::warnings(compiled.model_warnings());
     let is_listed = !args.is_explained() && !args.json;
     if is_listed && !compiled.is_whole() {
         return place_segments(args, &compiled);
     }
     // Shapes decide costs; no input is made but for values that decide shapes.
     let planned = compiled.plan_shapes(&inputs::shapes(&compiled)?)?;
-    planned.report.warnings.iter().for_each(output::warning);
+    output::warnings(&planned.report.warnings);
     let (placement, clusters) = (&planned.placement, &planned.clusters);
     args.compile.log_placement(placement, clusters);
     let explanation = explain_and_write(args, &placement.subject(clusters)?)?;
@@ -162,7 +163,7 @@ fn place_segments(args: &PlaceArgs, compiled: &Compiled) -> Result<()> {
             continue;
         }
         let planned = part.plan_shapes(&inputs::shapes(part)?)?;
-        planned.report.warnings.iter().for_each(output::warning);
+        output::warnings(&planned.report.warnings);
         let (placement, clusters) = (&planned.placement, &planned.clusters);
         args.compile.log_placement(placement, clusters);
         outln!("{}", placement.to_text_with_sources(clusters).trim_end());

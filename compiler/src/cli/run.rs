@@ -146,12 +146,13 @@ fn check_targets(args: &RunArgs) -> Result<()> {
 }
 
 fn compile_and_run(args: &RunArgs) -> Result<Ran> {
-    let mut options = args.compile.options()?;
+    let mut options = args.inputs.seeded(args.compile.options()?);
     let started = Instant::now();
     let source = args.compile.source(&args.model)?;
     let given = inputs::read(&args.inputs, &source)?;
     let source = given.closing(source, &mut options.dims)?;
     let compiled = compile(source.clone(), &options)?;
+    output::warnings(compiled.model_warnings());
     let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     inputs.announce(args.inputs.seed);
     if let Some(executable) = compiled.executable_for(&inputs.tensors)? {

@@ -1,6 +1,6 @@
 //! Models and graphs, to be compiled.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::onnx;
 use crate::passes;
@@ -25,7 +25,14 @@ impl Source {
         }
         let graph = match self {
             Source::Graph(g) => g.as_ref().clone(),
-            Source::Onnx(model) => model.graph(&onnx::Specialisation::default())?,
+            Source::Onnx(model) => {
+                let spec = onnx::Specialisation::default();
+                if let Some(warning) = model.left_open(&spec)?.warnings.first() {
+                    let message = format!("state with nodes in their form for training: {warning}");
+                    return Err(Error::unsupported(message));
+                }
+                model.graph(&spec)?
+            }
         };
         Ok(Source::Graph(Arc::new(passes::keep(&graph, pairs, dims)?)))
     }

@@ -4,11 +4,16 @@ use super::{Compiled, Shared};
 use std::sync::{MutexGuard, PoisonError};
 
 impl Compiled {
-    /// Warnings of the compilations so far, each once: requests for devices that could not be met
-    /// ([`Fallback::Warn`](crate::place::Fallback::Warn)), slow fallbacks, files of the cache that do
-    /// not fit. Shapes that a run compiles may add further ones.
+    /// Warnings of the compilations so far, each once: nodes of the model in their form for training,
+    /// requests for devices that could not be met ([`Fallback::Warn`](crate::place::Fallback::Warn)),
+    /// slow fallbacks, files of the cache that do not fit. Shapes that a run compiles may add further ones.
     pub fn warnings(&self) -> Vec<String> {
         self.shared.warnings().clone()
+    }
+
+    /// Warnings about the model itself, which no report of a compilation has.
+    pub(crate) fn model_warnings(&self) -> &[String] {
+        &self.model_warnings
     }
 }
 
@@ -23,7 +28,7 @@ impl Shared {
         }
     }
 
-    fn warnings(&self) -> MutexGuard<'_, Vec<String>> {
+    pub(crate) fn warnings(&self) -> MutexGuard<'_, Vec<String>> {
         let warnings = self.warnings.lock();
         warnings.unwrap_or_else(PoisonError::into_inner)
     }

@@ -30,8 +30,20 @@ impl GraphBuilder {
     ///
     /// Errors with `InvalidInput` when the rate is not from 0 to below 1 and when `x` is not of floats.
     pub fn dropout(&mut self, x: ValueId, rate: f64, seed: u64) -> Result<[ValueId; 2]> {
-        let ty = self.check_dropout(x, rate)?;
+        self.check_dropout(x, rate)?;
         let step = self.steps_done()?;
+        self.dropout_at(x, rate, seed, step)
+    }
+
+    /// [`dropout`](GraphBuilder::dropout) with `step`, an `i64` without axes, in the place of the number of steps.
+    pub(crate) fn dropout_at(
+        &mut self,
+        x: ValueId,
+        rate: f64,
+        seed: u64,
+        step: ValueId,
+    ) -> Result<[ValueId; 2]> {
+        let ty = self.check_dropout(x, rate)?;
         let shape = ty.shape.to_vec();
         let bits = self.add1(Op::RandomBits { seed, shape }, &[step])?;
         let threshold = (rate * 2f64.powi(32)).round().min(f64::from(u32::MAX));

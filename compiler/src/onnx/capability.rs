@@ -1,7 +1,7 @@
 //! The capability report: how each node of a model would be computed, before any compilation.
 
 use super::check::Problem;
-use super::import::{Importer, Visit, Visited, Weights};
+use super::import::{Importer, TrainingNode, Visit, Visited, Weights};
 use super::load::{Model, Specialisation};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, Op, OpClass};
@@ -93,6 +93,8 @@ pub struct Capabilities {
     /// Nodes whose results follow a rule of PyTorch and onnxruntime where the ONNX reference
     /// implementation has another.
     pub notes: Vec<Note>,
+    /// Warnings, such as of nodes in their form for training.
+    pub warnings: Vec<String>,
 }
 
 /// A rule that decides results of nodes.
@@ -142,6 +144,7 @@ impl Model {
             operators,
             problems: Problem::group(&errors),
             notes: notes(&imported.visits),
+            warnings: TrainingNode::warnings(&imported.visits),
         })
     }
 }

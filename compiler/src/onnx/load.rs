@@ -1,7 +1,7 @@
 //! Reading a model: file or bytes to [`Model`], with checks that need no import.
 
 use super::check::Problem;
-use super::import::{Importer, Weights, declared_type};
+use super::import::{Importer, TrainingNode, Weights, declared_type};
 use super::proto::{FunctionProto, GraphProto, ModelProto, OperatorSetIdProto};
 use super::skim::skim;
 use super::tensor::External;
@@ -33,6 +33,17 @@ pub struct Model {
     pub(super) functions: BTreeMap<(String, String, String), usize>,
 }
 
+/// Decisions about a model that are left to runs.
+#[derive(Default)]
+pub(crate) struct LeftOpen {
+    /// Names of the inputs whose contents decide shapes.
+    pub(crate) values: BTreeSet<String>,
+    /// True when a run decides extents of the model.
+    pub(crate) has_extents: bool,
+    /// Warnings of the import.
+    pub(crate) warnings: Vec<String>,
+}
+
 /// Inputs with their types, and names of outputs.
 pub type Interface = (Vec<(String, Type)>, Vec<String>);
 
@@ -53,12 +64,15 @@ pub struct Specialisation {
     pub variables: BTreeSet<String>,
     /// The form of nodes with `training_mode`.
     pub form: Form,
+    /// Seed of `Dropout` with `training_mode`, outside of training.
+    pub seed: u64,
 }
 
 /// The form that `BatchNormalization` and `Dropout` with `training_mode` take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// They are refused, unless nothing would be dropped.
+    /// As the standard says: statistics are those of the batch, and elements are dropped, chosen by [`Specialisation::seed`]. The graph
+    /// assigns nothing.
     #[default]
     Inference,
     /// A step of training: statistics are those of the batch, and the running ones, where they are variables, move towards them. As the
@@ -172,15 +186,24 @@ impl Model {
         Ok(Importer::run(self, spec, Weights::Skip)?.needs)
     }
 
-    /// Names of the inputs whose contents decide shapes, and whether a run decides extents of the
-    /// model. Where it cannot be imported without sizes, these are of some that were tried.
-    pub(crate) fn left_open(&self, spec: &Specialisation) -> Result<(BTreeSet<String>, bool)> {
+    /// The decisions that are left to runs, and warnings. Where the model cannot be imported without sizes, these are of some that were
+    /// tried.
+    pub(crate) fn left_open(&self, spec: &Specialisation) -> Result<LeftOpen> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
         if !imported.errors.is_empty() {
-            return Ok((self.trial(spec)?.values, false));
+            let trial = self.trial(spec)?;
+            return Ok(LeftOpen {
+                values: trial.values,
+                has_extents: false,
+                warnings: trial.warnings,
+            });
         }
         let graph = imported.graph.as_ref();
-        Ok((imported.needs, graph.is_some_and(has_run_time_extents)))
+        Ok(LeftOpen {
+            values: imported.needs,
+            has_extents: graph.is_some_and(has_run_time_extents),
+            warnings: TrainingNode::warnings(&imported.visits),
+        })
     }
 
     /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the

@@ -34,6 +34,7 @@ mod wire;
 pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
 pub use inference_form::Converted;
+pub(crate) use load::LeftOpen;
 pub use load::{Form, Model, Specialisation, load};
 pub use open_inputs::{Declared, Structure, element_name};
 pub use splice::Weights;

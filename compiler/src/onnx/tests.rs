@@ -6,6 +6,7 @@ mod control;
 mod image;
 mod run_time;
 mod shape_arithmetic;
+mod training;
 
 use super::proto::*;
 use super::*;
@@ -50,6 +51,16 @@ fn i64s(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
         data_type: 7,
         dims: dims.to_vec(),
         int64_data: values.to_vec(),
+        ..Default::default()
+    }
+}
+
+fn floats(name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
+    TensorProto {
+        name: name.to_owned(),
+        data_type: 1,
+        dims: dims.to_vec(),
+        float_data: values.to_vec(),
         ..Default::default()
     }
 }

@@ -1,7 +1,7 @@
 //! Sizes and contents to try on a model that cannot be imported without them: an operand that may
 //! or may not be broadcast, for instance, is a problem until sizes are known.
 
-use super::import::{Importer, Weights};
+use super::import::{Importer, TrainingNode, Weights};
 use super::load::{Model, Specialisation};
 use super::open_inputs::Structure;
 use crate::error::{Error, ErrorKind, Result};
@@ -31,6 +31,8 @@ pub(crate) struct Trial {
     /// True when contents are asked for, and all that were tried were refused as wrong: others may
     /// be right.
     pub(crate) is_undecided: bool,
+    /// Warnings of the import.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Trial {
@@ -107,6 +109,7 @@ impl Model {
     fn with_values(&self, spec: Specialisation) -> Result<Trial> {
         let imported = Importer::run(self, &spec, Weights::Skip)?;
         let values = imported.needs;
+        let warnings = TrainingNode::warnings(&imported.visits);
         if values.is_empty() || imported.errors.is_empty() {
             let imports = imported.errors.is_empty();
             return Ok(Trial {
@@ -114,6 +117,7 @@ impl Model {
                 values,
                 imports,
                 is_undecided: false,
+                warnings,
             });
         }
         let mut is_undecided = imported.errors.iter().all(Error::is_of_values);
@@ -129,6 +133,7 @@ impl Model {
                     values,
                     imports: true,
                     is_undecided: false,
+                    warnings: TrainingNode::warnings(&imported.visits),
                 });
             }
             let is_wrong = |e: &Error| e.kind() == ErrorKind::InvalidInput || e.is_of_values();
@@ -139,6 +144,7 @@ impl Model {
             values,
             imports: false,
             is_undecided,
+            warnings,
         })
     }
 }

@@ -4,7 +4,7 @@ use super::super::load::Form;
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
 use super::super::tensor::{dense_of, tensor_of, to_i64s};
 use super::run_time::has_element;
-use super::{Contents, FOLD_LIMIT_BYTES, Importer, Region, Slot, V};
+use super::{Contents, FOLD_LIMIT_BYTES, Importer, Region, Slot, TrainingNode, V};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Type, ValueId};
 use crate::nearest::unknown;
@@ -104,14 +104,15 @@ impl<'c, 'm> Ctx<'c, 'm> {
         self.im.form
     }
 
-    /// The form of a node with `training_mode`. Errors unless a model in training is asked for.
-    pub fn trains(&self) -> Result<Form> {
-        match self.form() {
-            Form::Inference => {
-                let e = Error::unsupported("training_mode is for training");
-                Err(e.hint("export for inference, or let `gristmill train` train it"))
-            }
-            form => Ok(form),
+    /// The seed of nodes that draw random numbers.
+    pub fn seed(&self) -> u64 {
+        self.im.seed
+    }
+
+    /// Notes that the node is in its form for training, where that is not asked for.
+    pub fn note_training(&mut self, node: TrainingNode) {
+        if self.form() == Form::Inference {
+            self.im.training = Some(node);
         }
     }
 

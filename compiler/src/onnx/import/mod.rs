@@ -146,6 +146,45 @@ pub(super) struct Visit {
     pub outcome: Visited,
     /// Rules beside the ONNX reference that decide some of its results.
     pub rules: Vec<&'static str>,
+    /// Its kind, if it is in its form for training.
+    pub training: Option<TrainingNode>,
+}
+
+/// Kinds of nodes that have a form for training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TrainingNode {
+    /// `BatchNormalization`.
+    BatchNorm,
+    /// `Dropout`.
+    Dropout,
+}
+
+impl TrainingNode {
+    /// A warning for each kind of node in its form for training, with the first of its nodes and their number.
+    pub(super) fn warnings(visits: &[Visit]) -> Vec<String> {
+        let kinds = [TrainingNode::BatchNorm, TrainingNode::Dropout].into_iter();
+        let warning = |kind: TrainingNode| {
+            let of_kind = |visit: &&Visit| visit.training == Some(kind);
+            let first = visits.iter().find(of_kind)?;
+            let n = visits.iter().filter(of_kind).count();
+            Some(kind.warning(&first.path, n))
+        };
+        kinds.filter_map(warning).collect()
+    }
+
+    fn warning(self, first: &str, n: usize) -> String {
+        let effect = match (self, n) {
+            (TrainingNode::BatchNorm, 1) => "1 batch norm takes statistics of the batch".to_owned(),
+            (TrainingNode::BatchNorm, n) => {
+                format!("{n} batch norms take statistics of the batch")
+            }
+            (TrainingNode::Dropout, 1) => "1 dropout drops random elements".to_owned(),
+            (TrainingNode::Dropout, n) => format!("{n} dropouts drop random elements"),
+        };
+        let which = if n == 1 { "" } else { "the first is " };
+        let hint = "try: export for inference";
+        format!("{effect}, as in training: {which}node {first:?} ({hint})")
+    }
 }
 
 /// A region as imported.
@@ -176,11 +215,15 @@ pub(super) struct Importer<'m> {
     visits: Vec<Visit>,
     /// Rules that the node being imported follows beside the ONNX reference.
     rules: Vec<&'static str>,
+    /// The kind of the node being imported, if it is in its form for training.
+    training: Option<TrainingNode>,
     needs: BTreeSet<String>,
     /// True where operands that shapes depend on may be known during a run only.
     run_time: bool,
     /// The form of nodes with `training_mode`.
     form: Form,
+    /// The seed of nodes that draw random numbers.
+    seed: u64,
     /// Initialisers that are variables.
     variables: HashMap<V, &'m str>,
     /// Values that nodes so far have assigned to variables.
@@ -228,6 +271,7 @@ impl<'m> Importer<'m> {
         let mut im = Importer::new(model, weights, run_time);
         im.ranges = spec.ranges.clone();
         im.form = spec.form;
+        im.seed = spec.seed;
         im.weights(g, spec)?;
         im.inputs(g, spec)?;
         im.nodes(&g.node);
@@ -254,9 +298,11 @@ impl<'m> Importer<'m> {
             errors: Vec::new(),
             visits: Vec::new(),
             rules: Vec::new(),
+            training: None,
             needs: BTreeSet::new(),
             run_time,
             form: Form::default(),
+            seed: 0,
             variables: HashMap::new(),
             assigned: HashMap::new(),
             symbols: BTreeSet::new(),

@@ -47,6 +47,7 @@ impl<'m> Importer<'m> {
             operator: operator_name(node),
             outcome,
             rules,
+            training: self.training.take(),
         });
         values
     }

@@ -1,6 +1,6 @@
 //! Batch normalisation, by given statistics or by those of the batch.
 
-use super::super::import::{Ctx, OpDef, Out, Outs};
+use super::super::import::{Ctx, OpDef, Out, Outs, TrainingNode};
 use super::super::load::Form;
 use super::norm::per_channel;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ fn batch_norm(cx: &mut Ctx) -> Result<Outs> {
     let epsilon = cx.f("epsilon", 1e-5f32.into())?;
     let momentum = cx.f("momentum", 0.9f32.into())?;
     let is_training = is_training(cx)?;
-    if is_training && cx.form() == Form::Step {
+    if is_training && cx.form() != Form::Evaluation {
         return by_batch(cx, epsilon, momentum);
     }
     let args = cx.vals()?;
@@ -34,17 +34,17 @@ fn wide(dtype: DType) -> DType {
     }
 }
 
-/// True for a node in its form for training, which only training takes.
-fn is_training(cx: &Ctx) -> Result<bool> {
+/// True for a node in its form for training.
+fn is_training(cx: &mut Ctx) -> Result<bool> {
     let is_training = match cx.opset < 7 {
         true => !cx.flag("is_test", false)?,
         false => cx.flag("training_mode", false)?,
     };
-    if is_training {
-        cx.trains()?;
-    }
     if cx.opset < 9 && !cx.flag("spatial", true)? {
         return Err(Error::unsupported("spatial = 0 is not supported"));
+    }
+    if is_training {
+        cx.note_training(TrainingNode::BatchNorm);
     }
     Ok(is_training)
 }
@@ -80,7 +80,8 @@ fn batch_factors(
     Ok((factor, cx.sub(offset, moved)?))
 }
 
-/// By the mean and the biased variance of the batch. The running statistics move towards them, and variables that they are are assigned.
+/// By the mean and the biased variance of the batch. The results for the running statistics move towards them; a step of training assigns
+/// them to its variables.
 fn by_batch(cx: &mut Ctx, epsilon: f64, momentum: f64) -> Result<Outs> {
     let args = cx.vals()?;
     let rank = cx.shape_of(args[0]).rank();
@@ -137,5 +138,8 @@ fn follow(cx: &mut Ctx, i: usize, own: ValueId, momentum: f64) -> Result<ValueId
         cx.mul_real(own, 1.0 - momentum)?,
     );
     let moved = cx.add_(kept, entering)?;
-    cx.assign(i, moved)
+    match cx.form() {
+        Form::Step => cx.assign(i, moved),
+        Form::Inference | Form::Evaluation => Ok(moved),
+    }
 }

@@ -1,6 +1,6 @@
-//! Dropout, in its form for training in steps.
+//! Dropout, in its form for inference and in that for training.
 
-use super::super::import::{Ctx, OpDef, Out, Outs};
+use super::super::import::{Ctx, OpDef, Out, Outs, TrainingNode};
 use super::super::load::Form;
 use crate::error::{Error, Result};
 use crate::ir::random::key;
@@ -13,13 +13,14 @@ pub(super) const OPS: &[OpDef] = &[OpDef {
     ..OpDef::new("Dropout", (1, 3), dropout)
 }];
 
-/// At inference, or when nothing is dropped, the operand itself and a mask of ones.
+/// Without `training_mode`, in evaluations of a training, and at a rate of 0, the operand itself and a mask of ones.
 fn dropout(cx: &mut Ctx) -> Result<Outs> {
     cx.ignore(&["ratio", "seed"]);
     if is_training(cx)? {
         let rate = rate(cx)?;
-        if rate != 0.0 && cx.trains()? == Form::Step {
-            return in_step(cx, rate);
+        if rate != 0.0 && cx.form() != Form::Evaluation {
+            cx.note_training(TrainingNode::Dropout);
+            return drawn(cx, rate);
         }
     }
     let shape = cx.ty(0)?.shape;
@@ -58,8 +59,9 @@ fn mask_of(cx: &mut Ctx, mask: ValueId) -> Result<ValueId> {
     }
 }
 
-/// Elements chosen by the attribute `seed`, the node's path and result, the number of dropouts before, and that of the step.
-fn in_step(cx: &mut Ctx, rate: f64) -> Result<Outs> {
+/// Elements chosen by the attribute `seed`, the node's path and result, and the number of dropouts before; in training also by the step, and
+/// elsewhere by the seed of the options.
+fn drawn(cx: &mut Ctx, rate: f64) -> Result<Outs> {
     if cx.is_in_subgraph() {
         let e = Error::unsupported("training_mode is not supported in a subgraph");
         return Err(e);
@@ -71,7 +73,14 @@ fn in_step(cx: &mut Ctx, rate: f64) -> Result<Outs> {
     let name = format!("{}\0{result}\0{n}", cx.path());
     let seed = key(cx.i("seed", 0)? as u64, &name);
     let x = cx.val(0)?;
-    let [y, mask] = cx.b().dropout(x, rate, seed)?;
+    let [y, mask] = match cx.form() {
+        Form::Step => cx.b().dropout(x, rate, seed)?,
+        Form::Inference | Form::Evaluation => {
+            let seed = seed ^ cx.seed();
+            let step = cx.scalar(DType::I64, 0.0);
+            cx.b().dropout_at(x, rate, seed, step)?
+        }
+    };
     let mask = mask_of(cx, mask)?;
     Ok(vec![Out::Value(y), Out::Value(mask)])
 }
