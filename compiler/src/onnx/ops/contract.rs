@@ -230,9 +230,14 @@ fn with_bias(cx: &mut Ctx, y: ValueId) -> Result<ValueId> {
 }
 
 fn conv(cx: &mut Ctx) -> Result<Outs> {
+    one(biased_conv(cx)?)
+}
+
+/// The convolution of operands 0 and 1, with operand 2 for a bias where it is given.
+pub(super) fn biased_conv(cx: &mut Ctx) -> Result<ValueId> {
     let [x, w] = cx.first()?;
     let y = conv_of(cx, x, w)?;
-    one(with_bias(cx, y)?)
+    with_bias(cx, y)
 }
 
 fn conv_transpose(cx: &mut Ctx) -> Result<Outs> {

@@ -2,7 +2,7 @@
 //! patterns.
 
 use super::super::import::{Ctx, OpDef, Out, Outs, moved_axis, one};
-use super::contract::matmul_of;
+use super::contract::{biased_conv, matmul_of};
 use super::norm::filled;
 use crate::error::{Error, Result};
 use crate::ir::{Op, Real, ReduceKind, ScalarOp, ValueId};
@@ -14,6 +14,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("FastGelu", (1, 2), fast_gelu),
     OpDef::new("QuickGelu", (1, 1), quick_gelu),
     OpDef::new("FusedMatMul", (2, 2), fused_matmul),
+    OpDef::new("FusedConv", (2, 4), fused_conv),
     OpDef::new("SkipLayerNormalization", (3, 5), skip_layer_norm),
     OpDef::new("SkipSimplifiedLayerNormalization", (3, 4), skip_rms_norm),
 ];
@@ -72,6 +73,58 @@ fn swapped(cx: &mut Ctx, i: usize, attribute: &'static str) -> Result<ValueId> {
         return Ok(x);
     }
     cx.transpose(x, &moved_axis(rank, rank - 2, rank - 1))
+}
+
+/// A convolution with a bias, to which operand 3 is added where it is given, and an activation.
+fn fused_conv(cx: &mut Ctx) -> Result<Outs> {
+    let mut y = biased_conv(cx)?;
+    if let Some(addend) = cx.opt(3)? {
+        let (shape, given) = (cx.shape_of(y), cx.shape_of(addend));
+        if given != shape {
+            let message =
+                format!("operand 3 is {given}, expected the shape of the result, {shape}");
+            return Err(Error::invalid(message));
+        }
+        y = cx.add_(y, addend)?;
+    }
+    one(match activation(cx)? {
+        Some(op) => cx.map(op, &[y])?,
+        None => y,
+    })
+}
+
+/// The activation that the attributes `activation` and `activation_params` say.
+fn activation(cx: &mut Ctx) -> Result<Option<ScalarOp>> {
+    if cx.s("activation", "")?.is_empty() {
+        cx.ignore(&["activation_params"]);
+        return Ok(None);
+    }
+    let known = [
+        ("Relu", 0),
+        ("Tanh", 0),
+        ("Sigmoid", 0),
+        ("LeakyRelu", 1),
+        ("Clip", 2),
+        ("HardSigmoid", 2),
+    ];
+    let name = cx.name("activation", "", &known.map(|(name, _)| name))?;
+    let n_params = known.iter().find(|(known, _)| *known == name);
+    let n_params = n_params.expect("the name is one of the choices").1;
+    let params = cx.floats("activation_params")?.unwrap_or_default();
+    let n = params.len();
+    if n != n_params {
+        let message = format!("activation {name:?} takes {n_params} activation_params, got {n}");
+        return Err(Error::invalid(message));
+    }
+    let [a, b] = [0, 1].map(|i| Real(params.get(i).copied().unwrap_or_default()));
+    Ok(Some(match name {
+        "Relu" => ScalarOp::Relu,
+        "Tanh" => ScalarOp::Tanh,
+        "Sigmoid" => ScalarOp::Sigmoid,
+        "LeakyRelu" => ScalarOp::LeakyRelu { alpha: a },
+        "Clip" => ScalarOp::ClampTo { lo: a, hi: b },
+        _ => ScalarOp::HardSigmoid { alpha: a, beta: b },
+    }))
 }
 
 /// The sum of operands 0 and 1 and, where given, the bias at operand `bias`.

@@ -1,7 +1,9 @@
 //! Operators of `com.microsoft`, against their definitions in standard operators.
 
-use super::{info, node};
+use super::{attribute, info, node};
+use crate::error::Result;
 use crate::interp;
+use crate::ir::Graph;
 use crate::onnx::{Model, Specialisation, proto::*};
 use gristmill_runtime::Tensor;
 
@@ -11,6 +13,10 @@ fn run(
     outputs: &[&str],
     values: &[Tensor],
 ) -> Vec<Tensor> {
+    interp::run(&imported(nodes, inputs, outputs).unwrap(), values).unwrap()
+}
+
+fn imported(nodes: Vec<NodeProto>, inputs: &[(&str, &[&str])], outputs: &[&str]) -> Result<Graph> {
     let graph = GraphProto {
         name: "g".to_owned(),
         node: nodes,
@@ -29,11 +35,9 @@ fn run(
         opset_import,
         ..Default::default()
     };
-    let g = Model::from_proto(model)
+    Model::from_proto(model)
         .unwrap()
         .graph(&Specialisation::default())
-        .unwrap();
-    interp::run(&g, values).unwrap()
 }
 
 fn contrib(op_type: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
@@ -110,4 +114,103 @@ fn fused_products_swap_axes_and_scale() {
         &[a, b],
     );
     assert_eq!(y[0], Tensor::from_slice(&[-2f32, -2.0], &[2, 1]).unwrap());
+}
+
+/// The result of a `FusedConv` of 2 channels with an addend.
+fn fused_conv(activation: &str, params: &[f32]) -> Tensor {
+    let mut fused = contrib("FusedConv", &["x", "w", "bias", "z"], &["y"]);
+    let text = AttributeProto {
+        s: activation.to_owned().into(),
+        ..attribute("activation", attribute_type::STRING)
+    };
+    let params = AttributeProto {
+        floats: params.to_vec(),
+        ..attribute("activation_params", attribute_type::FLOATS)
+    };
+    fused.attribute = vec![text, params];
+    conv_result(vec![fused], &["z"])
+}
+
+/// The result `y` of nodes on the operands of a convolution and some others.
+fn conv_result(nodes: Vec<NodeProto>, others: &[&str]) -> Tensor {
+    let t = |n: usize, shape: &[usize]| {
+        let values: Vec<f32> = (0..n).map(|i| (1.7 * i as f32).sin()).collect();
+        Tensor::from_slice(&values, shape).unwrap()
+    };
+    let mut types: Vec<(&str, &[&str])> = vec![
+        ("x", &["1", "2", "4"]),
+        ("w", &["2", "2", "3"]),
+        ("bias", &["2"]),
+    ];
+    let mut values = vec![t(8, &[1, 2, 4]), t(12, &[2, 2, 3]), t(2, &[2])];
+    for name in others {
+        types.push((name, &["1", "2", "2"]));
+        values.push(t(4, &[1, 2, 2]));
+    }
+    run(nodes, &types, &["y"], &values).remove(0)
+}
+
+#[test]
+fn a_fused_convolution_is_a_convolution_an_addition_and_an_activation() {
+    let float = |name: &str, f| AttributeProto {
+        f,
+        ..attribute(name, attribute_type::FLOAT)
+    };
+    let activations = [
+        ("", vec![]),
+        ("Relu", vec![]),
+        ("Tanh", vec![]),
+        ("Sigmoid", vec![]),
+        ("LeakyRelu", vec![("alpha", 0.25)]),
+        ("HardSigmoid", vec![("alpha", 0.25), ("beta", 0.375)]),
+    ];
+    for (name, params) in activations {
+        let numbers: Vec<f32> = params.iter().map(|(_, f)| *f).collect();
+        let mut last = node(
+            if name.is_empty() { "Identity" } else { name },
+            &["s"],
+            &["y"],
+        );
+        last.attribute = params.iter().map(|(name, f)| float(name, *f)).collect();
+        let plain = vec![
+            node("Conv", &["x", "w", "bias"], &["c"]),
+            node("Add", &["c", "z"], &["s"]),
+            last,
+        ];
+        assert_eq!(
+            fused_conv(name, &numbers),
+            conv_result(plain, &["z"]),
+            "{name}"
+        );
+    }
+    let clipped = fused_conv("Clip", &[-0.25, 0.5]).to_f64s();
+    let whole = fused_conv("", &[]).to_f64s();
+    let want: Vec<f64> = whole.iter().map(|y| y.clamp(-0.25, 0.5)).collect();
+    assert_eq!(clipped, want);
+    assert_ne!(clipped, whole);
+
+    let alone = contrib("FusedConv", &["x", "w"], &["y"]);
+    let plain = node("Conv", &["x", "w"], &["y"]);
+    assert_eq!(conv_result(vec![alone], &[]), conv_result(vec![plain], &[]));
+}
+
+#[test]
+fn wrong_parts_of_fused_convolutions_are_errors() {
+    let error = |activation: &str, addend: &[&str]| {
+        let mut fused = contrib("FusedConv", &["x", "w", "", "z"], &["y"]);
+        fused.attribute = vec![AttributeProto {
+            s: activation.to_owned().into(),
+            ..attribute("activation", attribute_type::STRING)
+        }];
+        let inputs: [(&str, &[&str]); 3] = [
+            ("x", &["1", "2", "4"]),
+            ("w", &["2", "2", "3"]),
+            ("z", addend),
+        ];
+        let graph = imported(vec![fused], &inputs, &["y"]);
+        graph.unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(error("Relu", &["1", "2", "1"]), @r#"in node "FusedConv_0:y": FusedConv (opset 1): operand 3 is [1, 2, 1], expected the shape of the result, [1, 2, 2]"#);
+    insta::assert_snapshot!(error("Elu", &["1", "2", "2"]), @r#"in node "FusedConv_0:y": FusedConv (opset 1): unknown activation "Elu"; known: Relu, Tanh, Sigmoid, LeakyRelu, Clip, HardSigmoid; did you mean "Relu"?"#);
+    insta::assert_snapshot!(error("Clip", &["1", "2", "2"]), @r#"in node "FusedConv_0:y": FusedConv (opset 1): activation "Clip" takes 2 activation_params, got 0"#);
 }
