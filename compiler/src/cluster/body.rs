@@ -97,7 +97,7 @@ impl Builder<'_> {
         nodes.filter(|(_, n)| legal::kind_of(&n.op).is_none())
     }
 
-    /// Values that another unit, or the outside, reads.
+    /// Values that another unit, or the outside, reads, and those that another unit waits for.
     fn exported(&self) -> BTreeSet<ValueId> {
         let mut values: BTreeSet<ValueId> = self.g.outputs.iter().map(|o| o.value).collect();
         for kernel in 0..self.kernels.len() {
@@ -106,6 +106,7 @@ impl Builder<'_> {
         for (_, node) in self.top_level() {
             values.extend(&node.inputs);
         }
+        values.extend(self.g.awaited());
         values
     }
 

@@ -1,6 +1,6 @@
 //! The guide: a page per subject, for those who use gristmill and for those who work on it.
 //!
-//! - [`devices`]: logical devices, requests by scope and by pin, memory limits, all-reduce.
+//! - [`devices`]: logical devices, requests by scope and by pin, control dependencies, memory limits, all-reduce.
 //! - [`placement`]: choice and explanation of devices, objectives, plans, machines that are not here,
 //!   bare problems and their files.
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.

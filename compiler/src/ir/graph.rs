@@ -478,6 +478,12 @@ impl Graph {
         ordered
     }
 
+    /// Results of the nodes for which others wait by control edges: they are computed even where nothing reads them.
+    pub fn awaited(&self) -> impl Iterator<Item = ValueId> {
+        let nodes = self.nodes().flat_map(|(_, n)| &n.control);
+        nodes.flat_map(|&c| self.node(c).outputs.iter().copied())
+    }
+
     /// Users of each value: `(node, operand index)`, in order. Graph outputs are not listed.
     pub fn users(&self) -> Vec<Vec<(NodeId, usize)>> {
         let mut users = vec![Vec::new(); self.values.len()];

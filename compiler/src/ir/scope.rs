@@ -288,7 +288,8 @@ impl GraphBuilder {
         }
     }
 
-    /// Runs `f` with all nodes that it adds waiting for the nodes that make `values`. Inputs and constants are there from the start.
+    /// Runs `f` with all nodes that it adds waiting for the nodes that make `values`. These run even when nothing reads their results, as
+    /// in TensorFlow. Inputs and constants are there from the start.
     pub fn with_control_dependencies<T>(
         &mut self,
         values: &[ValueId],

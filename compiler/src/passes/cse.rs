@@ -15,7 +15,7 @@ fn has_effect(node: &Node) -> bool {
             .any(|r| r.nodes().any(|(_, n)| has_effect(n)))
 }
 
-/// Drops nodes whose results are not used. Nodes with effects and their operands stay.
+/// Drops nodes whose results are not used and for which no other node waits. Nodes with effects and their operands stay.
 pub fn dce(g: &Graph) -> Result<Graph> {
     let mut live = vec![false; g.n_values()];
     g.outputs
@@ -23,8 +23,10 @@ pub fn dce(g: &Graph) -> Result<Graph> {
         .for_each(|o| live[o.value.0 as usize] = true);
     let mut keep = vec![false; g.n_nodes()];
     for (id, node) in g.nodes().rev() {
-        if has_effect(node) || node.outputs.iter().any(|v| live[v.0 as usize]) {
+        let is_used = node.outputs.iter().any(|v| live[v.0 as usize]);
+        if keep[id.0 as usize] || has_effect(node) || is_used {
             keep[id.0 as usize] = true;
+            node.control.iter().for_each(|c| keep[c.0 as usize] = true);
             node.inputs.iter().for_each(|v| live[v.0 as usize] = true);
         }
     }

@@ -358,10 +358,9 @@ impl Part {
     /// that have no elements.
     fn make_segment(&self, host: &mut Rebuild, g: &Graph, n_segments: &mut usize) -> Result<()> {
         let mut body = Graph::new(&format!("{}.{n_segments}", g.name));
-        let mut values = HashMap::new();
-        for &v in &self.operands {
-            values.insert(v, body.add_input(&name_of(g, v), g.ty(v).clone()));
-        }
+        let operands = self.operands.iter();
+        let operands = operands.map(|&v| (v, body.add_input(&name_of(g, v), g.ty(v).clone())));
+        let operands: Vec<(ValueId, ValueId)> = operands.collect();
         let mut args: Vec<ValueId> = self.operands.iter().map(|&v| host.get(v)).collect();
         for symbol in self.hidden_symbols(g) {
             let sizes = without_elements(&symbol);
@@ -371,13 +370,17 @@ impl Part {
             );
             args.push(add_empty(host, sizes)?);
         }
-        for node in self.nodes.iter().map(|&n| g.node(n)) {
-            let inputs: Vec<ValueId> = node.inputs.iter().map(|v| values[v]).collect();
-            let outputs = body.add_copy(node, &inputs)?;
-            values.extend(node.outputs.iter().copied().zip(outputs));
+        let mut copied = Rebuild::onto(g, body);
+        for (v, input) in operands {
+            copied.set(v, input);
         }
-        for &v in &self.results {
-            body.add_output(&name_of(g, v), values[&v]);
+        for &n in &self.nodes {
+            copied.copy(n, g.node(n))?;
+        }
+        let results: Vec<ValueId> = self.results.iter().map(|&v| copied.get(v)).collect();
+        let mut body = copied.graph;
+        for (&v, result) in self.results.iter().zip(results) {
+            body.add_output(&name_of(g, v), result);
         }
         let number = *n_segments;
         *n_segments += 1;
@@ -421,14 +424,18 @@ fn add_empty(host: &mut Rebuild, shape: Vec<Dim>) -> Result<ValueId> {
     host.graph.add1(empty, &[], &Origin::default())
 }
 
-/// Values of some nodes that others, or outputs, use.
+/// Values of some nodes that others use or wait for, or that are outputs.
 fn results(g: &Graph, nodes: &BTreeSet<NodeId>) -> Vec<ValueId> {
     let is_own = |v: &ValueId| match g.value(*v).def {
         Def::Node(n, _) => nodes.contains(&n),
         Def::Input(_) => false,
     };
     let others = g.nodes().filter(|(id, _)| !nodes.contains(id));
-    let used = others.flat_map(|(_, node)| node.inputs.iter().copied());
+    let awaited = |&c: &NodeId| g.node(c).outputs.iter().copied();
+    let used = others.flat_map(|(_, node)| {
+        let awaited = node.control.iter().flat_map(awaited);
+        node.inputs.iter().copied().chain(awaited)
+    });
     let used = used.chain(g.outputs.iter().map(|o| o.value));
     let used: BTreeSet<ValueId> = used.filter(is_own).collect();
     used.into_iter().collect()

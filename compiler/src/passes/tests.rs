@@ -1,8 +1,11 @@
 //! Effects of each pass on a small graph, and equality of results.
 
 use super::*;
+use crate::error::ErrorKind;
 use crate::interp;
 use crate::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp};
+use crate::options::Options;
+use crate::place::DeviceSet;
 use crate::{DType, Tensor};
 
 fn names(g: &Graph) -> Vec<&'static str> {
@@ -373,4 +376,43 @@ fn constants_become_those_of_regions() {
         );
     }
     assert_eq!(constants_into_regions(&moved).unwrap(), moved);
+}
+
+/// `exp(x)` that waits for a check of `x`, whose result nothing uses.
+fn checked_exp(devices: &[&str]) -> Graph {
+    let mut b = GraphBuilder::new("checked");
+    let x = b.input("x", DType::F32, [4usize]);
+    let on = |b: &mut GraphBuilder, i: usize, op: Op| match devices.get(i) {
+        Some(device) => b.with_device(*device, |b| b.add1(op, &[x])),
+        None => b.add1(op, &[x]),
+    };
+    let check = on(&mut b, 0, Op::CheckFinite).unwrap();
+    let exp = |b: &mut GraphBuilder| on(b, 1, Op::Map(ScalarOp::Exp));
+    let y = b.with_control_dependencies(&[check], exp).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+#[test]
+fn nodes_that_others_wait_for_run() {
+    let g = dce(&checked_exp(&[])).unwrap();
+    assert_eq!(names(&g), ["check_finite", "exp"]);
+    let tensor = |last: f32| Tensor::from_slice(&[0.0, 1.0, 2.0, last], &[4]).unwrap();
+    for (devices, placed) in [("cpu:1", &[][..]), ("cpu:2", &["/cpu:1", "/cpu:0"][..])] {
+        for opt_level in 0..=3 {
+            let options = Options {
+                opt_level,
+                devices: DeviceSet::parse(devices, 2).unwrap(),
+                ..Options::default()
+            };
+            let compiled = crate::compile(&checked_exp(placed), &options).unwrap();
+            compiled.run([("x", tensor(3.0))]).unwrap();
+            let error = compiled.run([("x", tensor(f32::NAN))]).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                ErrorKind::NotFinite,
+                "{devices} {opt_level}: {error}"
+            );
+        }
+    }
 }

@@ -91,8 +91,8 @@ struct Fuser<'g> {
     g: &'g Graph,
     pricing: &'g Pricing,
     users: Vec<Vec<(NodeId, usize)>>,
-    /// Values that must be stored: results of the graph, and operands of control flow, state and
-    /// transfers.
+    /// Values that must be stored: results of the graph, operands of control flow, state and
+    /// transfers, and results of nodes that others wait for.
     is_needed: Vec<bool>,
     /// Nodes with control edges.
     ordered: Vec<bool>,
@@ -111,7 +111,8 @@ fn needed_values(g: &Graph) -> Vec<bool> {
     let top_level = g.nodes().filter(|(_, n)| legal::kind_of(&n.op).is_none());
     let operands = top_level.flat_map(|(_, n)| &n.inputs).copied();
     let mut is_needed = vec![false; g.n_values()];
-    for v in g.outputs.iter().map(|o| o.value).chain(operands) {
+    let needed = g.outputs.iter().map(|o| o.value).chain(operands);
+    for v in needed.chain(g.awaited()) {
         is_needed[v.0 as usize] = true;
     }
     is_needed

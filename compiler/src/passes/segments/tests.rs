@@ -66,3 +66,33 @@ fn a_graph_that_was_cut_can_be_compiled() {
     let expected = interp::run(&g, &x).unwrap();
     assert_eq!(interp::run(&again, &x).unwrap(), expected);
 }
+
+/// Nodes wait for a check whose result nothing reads: one in the segment of the check, and one in a later segment.
+#[test]
+fn checks_that_others_wait_for_run_in_every_segment() {
+    for is_early in [true, false] {
+        let mut b = GraphBuilder::new("checked");
+        let x = b.input("x", DType::F32, [40usize]);
+        let check = b.add1(Op::CheckFinite, &[x]).unwrap();
+        let exp = |b: &mut GraphBuilder, v, waits: bool| {
+            let awaited: &[ValueId] = if waits { &[check] } else { &[] };
+            b.with_control_dependencies(awaited, |b| b.map(ScalarOp::Exp, &[v]))
+        };
+        let y = exp(&mut b, x, is_early).unwrap();
+        let count = Dim::symbol("count");
+        let places = b.add1(Op::NonZero { count }, &[y]).unwrap();
+        let places = b.cast(places, DType::F32).unwrap();
+        let z = exp(&mut b, places, !is_early).unwrap();
+        b.output("z", z);
+        let compiled = compile(&b.finish().unwrap(), &Options::default()).unwrap();
+        assert!(!compiled.is_whole());
+        let run = |last: f32| {
+            let mut values = [1f32; 40];
+            values[39] = last;
+            compiled.run_ordered(&[Tensor::from_slice(&values, &[40]).unwrap()])
+        };
+        run(2.0).unwrap();
+        let error = run(f32::INFINITY).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::NotFinite, "{error}");
+    }
+}
