@@ -370,24 +370,29 @@ impl Part {
             );
             args.push(add_empty(host, sizes)?);
         }
-        let mut copied = Rebuild::onto(g, body);
-        for (v, input) in operands {
-            copied.set(v, input);
-        }
-        for &n in &self.nodes {
-            copied.copy(n, g.node(n))?;
-        }
-        let results: Vec<ValueId> = self.results.iter().map(|&v| copied.get(v)).collect();
-        let mut body = copied.graph;
-        for (&v, result) in self.results.iter().zip(results) {
-            body.add_output(&name_of(g, v), result);
-        }
+        let body = self.filled(body, g, &operands)?;
         let number = *n_segments;
         *n_segments += 1;
         let op = Op::Segment { number };
         let made = (host.graph).add_with_regions(op, &args, vec![body], &Origin::default())?;
         host.set_all(&self.results, &made);
         Ok(())
+    }
+
+    /// The body with the nodes and results; `operands` are its inputs.
+    fn filled(&self, body: Graph, g: &Graph, operands: &[(ValueId, ValueId)]) -> Result<Graph> {
+        let mut copied = Rebuild::onto(g, body);
+        for &(v, input) in operands {
+            copied.set(v, input);
+        }
+        for &n in &self.nodes {
+            copied.copy(n, g.node(n))?;
+        }
+        for &v in &self.results {
+            let result = copied.get(v);
+            copied.graph.add_output(&name_of(g, v), result);
+        }
+        Ok(copied.graph)
     }
 
     /// Symbols of the nodes that are not the whole extent of an operand.
