@@ -610,6 +610,11 @@ impl Compiled {
         self.specialise(self.shapes_of(tensors))
     }
 
+    /// The graph for given inputs, in the order of [`Compiled::inputs`], not yet rewritten.
+    pub(crate) fn graph_for(&self, tensors: &[Tensor]) -> Result<Graph> {
+        self.graph(&self.shapes_of(tensors))
+    }
+
     /// Names of the inputs whose values decide shapes.
     pub(crate) fn value_inputs(&self) -> &BTreeSet<String> {
         &self.value_inputs

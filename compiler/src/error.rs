@@ -142,6 +142,12 @@ impl Error {
         self
     }
 
+    /// Puts a detail behind the message.
+    pub(crate) fn detail(mut self, what: impl fmt::Display) -> Error {
+        self.message = format!("{}: {what}", self.message);
+        self
+    }
+
     /// One thing to try.
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
         self.hint.get_or_insert(hint.into());

@@ -1,7 +1,9 @@
 //! Inputs that are indices, and the extents of the axes that they index.
 
-use crate::DType;
-use crate::ir::{Dim, Graph, Node, Op, ScalarOp};
+use crate::interp;
+use crate::ir::{Dim, Graph, Node, Op, ScalarOp, ValueId};
+use crate::{DType, Tensor};
+use std::collections::{BTreeSet, HashMap};
 
 /// Extent of the axis that each input of a graph indexes, the smallest where there are several. Indices are followed back through ops that
 /// only move elements; inside regions they are not looked for.
@@ -56,6 +58,110 @@ pub(crate) fn scattered_extents<'g>(g: &'g Graph, node: &Node) -> Option<&'g [Di
     (!extents.is_empty()).then_some(extents)
 }
 
+/// The first index of a gather or scatter that inputs give and that is out of range: its input, its place there, and its range.
+///
+/// Indices are followed from the inputs through ops that only move elements, outside of regions.
+pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
+    let mut known: HashMap<ValueId, (Tensor, BTreeSet<usize>)> = HashMap::new();
+    for (i, (&v, tensor)) in g.inputs.iter().zip(inputs).enumerate() {
+        if is_index(tensor.dtype()) {
+            known.insert(v, (tensor.clone(), BTreeSet::from([i])));
+        }
+    }
+    for (_, node) in g.nodes() {
+        if let Some((at, extents)) = indices_of(g, node)
+            && let Some((tensor, sources)) = known.get(&at)
+            && let Some((index, axis)) = first_outside(tensor, &extents)
+        {
+            let mut sources = sources.iter();
+            let place = |&i: &usize| place_of(index, &g.input_names[i], &inputs[i]);
+            let place = sources.find_map(place)?;
+            let n = extents[axis];
+            if n == 0 {
+                return Some(format!("{place}, where an axis is empty"));
+            }
+            return Some(format!(
+                "{place}, expected {} to {}",
+                -(n as i64),
+                n as i64 - 1
+            ));
+        }
+        if !moves_elements(&node.op) {
+            continue;
+        }
+        let operands: Option<Vec<_>> = node.inputs.iter().map(|v| known.get(v)).collect();
+        let Some(operands) = operands else { continue };
+        let tensors: Vec<&Tensor> = operands.iter().map(|(tensor, _)| tensor).collect();
+        let sources = operands.iter().flat_map(|(_, sources)| sources).copied();
+        let sources = sources.collect();
+        if let Ok(moved) = interp::eval(&node.op, &tensors, &[])
+            && let [moved] = &moved[..]
+        {
+            known.insert(node.outputs[0], (moved.clone(), sources));
+        }
+    }
+    None
+}
+
+fn is_index(dtype: DType) -> bool {
+    matches!(dtype, DType::I32 | DType::I64)
+}
+
+/// The indices of a node and the extents of the axes that they are for: one, or that of each entry of a tuple.
+fn indices_of(g: &Graph, node: &Node) -> Option<(ValueId, Vec<usize>)> {
+    let tuple = |v: ValueId| g.ty(v).shape.last()?.as_usize();
+    let at = *node.inputs.get(1).or(node.inputs.first())?;
+    let axes = match &node.op {
+        Op::CheckIndices { extents } => {
+            let extents = extents.iter().map(Dim::as_usize).collect::<Option<_>>()?;
+            return Some((at, extents));
+        }
+        Op::Gather { axis } | Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
+            *axis..axis + 1
+        }
+        Op::GatherNd { batch_dims } => *batch_dims..batch_dims + tuple(at)?,
+        Op::ScatterNd { .. } => 0..tuple(at)?,
+        _ => return None,
+    };
+    let shape = g.ty(node.inputs[0]).shape.get(axes)?;
+    Some((at, shape.iter().map(Dim::as_usize).collect::<Option<_>>()?))
+}
+
+/// The first index that is outside of its axis, and the number of the axis among `extents`.
+fn first_outside(indices: &Tensor, extents: &[usize]) -> Option<(i64, usize)> {
+    let axes = (0..extents.len()).cycle();
+    let mut all = elements(indices).into_iter().zip(axes);
+    all.find(|&(index, axis)| {
+        let n = extents[axis] as i64;
+        !(-n..n).contains(&index)
+    })
+}
+
+fn elements(indices: &Tensor) -> Vec<i64> {
+    match indices.dtype() {
+        DType::I32 => indices
+            .as_slice::<i32>()
+            .iter()
+            .map(|&i| i.into())
+            .collect(),
+        _ => indices.as_slice::<i64>().to_vec(),
+    }
+}
+
+/// `index 7 at [0, 2] of input "ids"`; `None` if it is not there.
+fn place_of(index: i64, name: &str, input: &Tensor) -> Option<String> {
+    let mut rest = elements(input).iter().position(|&i| i == index)?;
+    let mut position = Vec::new();
+    for &extent in input.shape().iter().rev() {
+        position.insert(0, rest % extent);
+        rest /= extent;
+    }
+    Some(match position.is_empty() {
+        true => format!("input {name:?} is {index}"),
+        false => format!("input {name:?} has {index} at {position:?}"),
+    })
+}
+
 /// Length of the index tuples of operand 1.
 fn tuple_length(g: &Graph, node: &Node) -> Option<usize> {
     g.ty(*node.inputs.get(1)?).shape.last()?.as_usize()
@@ -95,6 +201,42 @@ mod tests {
         }"#;
         let g = Graph::parse(text).unwrap();
         assert_eq!(indexed_extents(&g), [None, Some(4), None]);
+    }
+
+    fn wrong(text: &str, inputs: &[Tensor]) -> String {
+        wrong_index(&Graph::parse(text).unwrap(), inputs).unwrap_or_default()
+    }
+
+    #[test]
+    fn indices_out_of_range_are_found_in_inputs() {
+        let text = r#"graph "g" {
+            %0 = input "table": f32[5, 4]
+            %1 = input "ids": i32[2, 3]
+            %2: i64[2, 3] = cast(%1) {to = i64}
+            %3: i64[3, 2] = transpose(%2) {perm = [1, 0]}
+            %4: f32[3, 2, 4] = gather(%0, %3) {axis = 0}
+            output "y" %4
+        }"#;
+        let table = Tensor::zeros(DType::F32, &[5, 4]).unwrap();
+        let ids = |ids: [i32; 6]| Tensor::from_slice(&ids, &[2, 3]).unwrap();
+        let found = wrong(text, &[table.clone(), ids([0, 4, -5, 1, 2, 5])]);
+        assert_eq!(found, r#"input "ids" has 5 at [1, 2], expected -5 to 4"#);
+        assert_eq!(wrong(text, &[table, ids([0, 4, -5, 1, 2, 3])]), "");
+
+        let text = r#"graph "g" {
+            %0 = input "x": f32[9, 5, 7, 2]
+            %1 = input "at": i64[9, 3, 2]
+            %2: f32[9, 3, 2] = gather_nd(%0, %1) {batch_dims = 1}
+            output "y" %2
+        }"#;
+        let x = Tensor::zeros(DType::F32, &[9, 5, 7, 2]).unwrap();
+        let mut at = vec![4i64; 54];
+        at[9] = 6;
+        let tensor = |at: &[i64]| Tensor::from_slice(at, &[9, 3, 2]).unwrap();
+        assert_eq!(wrong(text, &[x.clone(), tensor(&at)]), "");
+        at[10] = -6;
+        let found = wrong(text, &[x, tensor(&at)]);
+        assert_eq!(found, r#"input "at" has -6 at [1, 2, 0], expected -5 to 4"#);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Files that are replaced as a whole: readers see the old content or the new one, never a part. They are read up to a limit.
 
+mod kind;
 mod read;
 
+pub use kind::Kind;
 pub use read::{MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES, lock, open, read, read_text};
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};

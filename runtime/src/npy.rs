@@ -10,7 +10,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::files;
+use crate::files::{self, Kind};
 use crate::tensor::{Tensor, checked_size_bytes};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -107,8 +107,13 @@ pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> 
 
 fn read_archive(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
     let file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
-    let mut zip = ZipArchive::new(BufReader::new(file))
-        .map_err(|e| Error::invalid(format!("cannot open it as a zip archive: {e}")))?;
+    let mut zip =
+        ZipArchive::new(BufReader::new(file)).map_err(|e| match files::Kind::of(path) {
+            Some(kind) if kind != Kind::Zip => Error::invalid(format!(
+                "it is {kind}, expected an archive of arrays (.npz)"
+            )),
+            _ => Error::invalid(format!("cannot open it as a zip archive: {e}")),
+        })?;
     let mut arrays = Vec::new();
     for i in 0..zip.len() {
         let member = zip
@@ -270,16 +275,13 @@ struct Header {
 }
 
 fn read_header(from: &mut impl Read) -> Result<Header, Error> {
+    let start = read_start(from)?;
     let mut read = |n: usize| {
         let mut bytes = vec![0; n];
         from.read_exact(&mut bytes)
             .map(|()| bytes)
             .map_err(|e| malformed(&format!("header: {e}")))
     };
-    let start = read(8)?;
-    if &start[..6] != MAGIC {
-        return Err(malformed("it does not begin with \\x93NUMPY"));
-    }
     let length = match start[6] {
         1 => u16::from_le_bytes(read(2)?.try_into().expect("two bytes were read")) as usize,
         2 | 3 => u32::from_le_bytes(read(4)?.try_into().expect("four bytes were read")) as usize,
@@ -296,6 +298,23 @@ fn read_header(from: &mut impl Read) -> Result<Header, Error> {
     }
     let text = String::from_utf8(read(length)?).map_err(|_| malformed("the header is not text"))?;
     parse_header(&text)
+}
+
+/// The first bytes, up to the version of the format.
+fn read_start(from: &mut impl Read) -> Result<Vec<u8>, Error> {
+    let mut start = Vec::new();
+    let n = from.take(8).read_to_end(&mut start);
+    let n = n.map_err(|e| io_error("cannot read its header", e))?;
+    match Kind::of_start(&start) {
+        Some(Kind::Npy) if n == 8 => Ok(start),
+        Some(Kind::Npy) => Err(malformed("it ends in its header")),
+        Some(kind) => Err(Error::invalid(format!(
+            "it is {kind}, expected {}",
+            Kind::Npy
+        ))),
+        None if n == 0 => Err(Error::invalid("the file is empty")),
+        None => Err(malformed("it does not begin with \\x93NUMPY")),
+    }
 }
 
 /// Parses the Python dictionary with the keys `descr`, `fortran_order` and `shape`.
@@ -497,7 +516,9 @@ mod tests {
         );
         assert!(error(&with("'<f4'", "(-1,)")).contains("extent \"-1\""));
         assert!(error(&with("'<f4'", "7")).contains("shape is not a tuple"));
-        assert!(error(b"PK\x03\x04....").contains("does not begin with"));
+        assert!(error(b"PK\x03\x04....").contains("it is a zip archive"));
+        assert!(error(b"not an array").contains("does not begin with"));
+        assert_eq!(error(b""), "the file is empty");
         assert!(
             error(&[&b"\x93NUMPY\x02\x00"[..], &[255; 4]].concat())
                 .contains("a header of 4294967295 bytes")
@@ -523,7 +544,7 @@ mod tests {
             read_npz(folder.join("x.npy"))
                 .unwrap_err()
                 .to_string()
-                .contains("cannot open it as a zip archive")
+                .contains("it is one NumPy array (.npy), expected an archive of arrays (.npz)")
         );
         assert!(
             Tensor::from_npy(folder.join("none.npy"))

@@ -90,7 +90,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
             errln!("{}", executable.lowered.report.tuned_text().trim_end());
         }
     }
-    let times = measure(args, &p).map_err(|e| p.inputs.explain(e))?;
+    let times = measure(args, &p).map_err(|e| p.explain(e))?;
     let rss = peak_rss_bytes();
     if args.profile {
         print_profile(&p.whole()?.profile());
@@ -155,6 +155,14 @@ fn open_image(args: &BenchArgs) -> Result<Prepared> {
 }
 
 impl Prepared {
+    /// An error of a run, with its cause in the inputs where that is found.
+    fn explain(&self, e: Error) -> Error {
+        match &self.model {
+            Model::Compiled { compiled, .. } => self.inputs.explain_for(compiled, e),
+            Model::Image(_) => self.inputs.explain(e),
+        }
+    }
+
     fn compiled(&self) -> Option<&Compiled> {
         match &self.model {
             Model::Compiled { compiled, .. } => Some(compiled),

@@ -19,7 +19,6 @@ use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::exec::{ExecOptions, Executor, Lanes, Pool, Resources};
 use gristmill_runtime::files;
 use gristmill_runtime::image::{Image, Kind, MAGIC, Variant};
-use gristmill_runtime::npy;
 use gristmill_runtime::program::{IoSpec, Program};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,12 +102,12 @@ fn given(args: &InputArgs, image: &Image) -> Result<Vec<(String, Tensor)>> {
         return Ok(tensors);
     }
     let mut list = match &args.inputs {
-        Some(path) => npy::read_npz(path)?,
+        Some(path) => load::archive(path)?,
         None => Vec::new(),
     };
     for flag in &args.input {
         let (name, path) = inputs::name_and_file(flag)?;
-        list.push((name.to_owned(), Tensor::from_npy(path)?));
+        list.push((name.to_owned(), load::array(Path::new(path))?));
     }
     check_names(image, &list)?;
     Ok(list)

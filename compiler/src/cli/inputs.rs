@@ -4,7 +4,7 @@ use super::output::errln;
 use super::{load, parse};
 use crate::compiled::{Compiled, InputShapes, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::indexed::indexed_extents;
+use crate::indexed::{indexed_extents, wrong_index};
 use crate::ir::{Bindings, Type};
 use crate::nearest::unknown;
 use crate::onnx;
@@ -17,7 +17,8 @@ use gristmill_runtime::command::given::as_declared;
 use gristmill_runtime::command::state::{self, StateFlags, Variable};
 use gristmill_runtime::dtype::Element;
 use gristmill_runtime::exec::Resources;
-use gristmill_runtime::{npy, with_dtype};
+use gristmill_runtime::status;
+use gristmill_runtime::with_dtype;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,6 +95,27 @@ impl Inputs {
         }
     }
 
+    /// An error of a run of a model, with the index that is out of range where inputs give it, and with hints.
+    pub fn explain_for(&self, compiled: &Compiled, e: Error) -> Error {
+        let e = match is_of_index(&e)
+            .then(|| self.wrong_index(compiled))
+            .flatten()
+        {
+            Some(index) => e.detail(index),
+            None => e,
+        };
+        self.explain(e)
+    }
+
+    /// The index that is out of range. The graph is imported again for it.
+    fn wrong_index(&self, compiled: &Compiled) -> Option<String> {
+        match compiled.graph_for(&self.tensors) {
+            Ok(graph) => wrong_index(&graph, &self.tensors),
+            // The error of the run is the one to report.
+            Err(_) => None,
+        }
+    }
+
     /// An error of a run, with a hint where random values may be the cause.
     pub fn explain(&self, e: Error) -> Error {
         if e.to_string().ends_with("is read before it was assigned") {
@@ -104,6 +126,12 @@ impl Inputs {
         }
         e.hint("real values with --inputs, or other random ones with --input-range NAME=LOW..HIGH")
     }
+}
+
+/// True for the error of kernels that an index is out of range, without the index.
+fn is_of_index(e: &Error) -> bool {
+    let known = status::to_error(status::INDEX_OUT_OF_RANGE);
+    known.is_some_and(|known| e.to_string().ends_with(&known.to_string()))
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
@@ -131,7 +159,7 @@ pub fn read(args: &InputArgs, source: &Source) -> Result<Given> {
         });
     }
     let mut list = match &args.inputs {
-        Some(path) => npy::read_npz(path)?,
+        Some(path) => load::archive(path)?,
         None => Vec::new(),
     };
     for flag in &args.input {
@@ -257,7 +285,7 @@ fn named_file(flag: &str, source: &Source) -> Result<(String, Tensor)> {
         let known = known.iter().map(String::as_str);
         return Err(Error::invalid(unknown("input", name, known)));
     }
-    Ok((name.to_owned(), Tensor::from_npy(path)?))
+    Ok((name.to_owned(), load::array(Path::new(path))?))
 }
 
 fn names_of(declared: Vec<onnx::Declared>) -> Vec<String> {

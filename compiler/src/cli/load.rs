@@ -7,7 +7,8 @@ use crate::compiled::Source;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::Graph;
 use crate::onnx::{self, Declared};
-use gristmill_runtime::files::{self, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES};
+use gristmill_runtime::files::{self, Kind, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES};
+use gristmill_runtime::npy;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +40,36 @@ pub fn model(path: &Path) -> Result<Source> {
         None => e,
     });
     Ok(Source::Onnx(Arc::new(loaded?)))
+}
+
+/// One array of a NumPy file that a flag `--input` names.
+pub fn array(path: &Path) -> Result<Tensor> {
+    Tensor::from_npy(path).map_err(|e| match Kind::of(path) {
+        Some(Kind::Zip) => Error::from(e).hint(format!("--inputs {}", path.display())),
+        kind => hinted(e.into(), kind),
+    })
+}
+
+/// Arrays of a NumPy archive, by name.
+pub fn archive(path: &Path) -> Result<Vec<(String, Tensor)>> {
+    npy::read_npz(path).map_err(|e| match Kind::of(path) {
+        Some(Kind::Npy) => {
+            let hint = format!(
+                "an archive of named arrays, or --input NAME={}",
+                path.display()
+            );
+            Error::from(e).hint(hint)
+        }
+        kind => hinted(e.into(), kind),
+    })
+}
+
+/// An error about a file of some kind, with a step towards the file that was meant.
+fn hinted(e: Error, kind: Option<Kind>) -> Error {
+    match kind.and_then(Kind::hint) {
+        Some(hint) => e.hint(hint),
+        None => e,
+    }
 }
 
 /// Writes a file as a whole: after a failure the earlier one is still there.

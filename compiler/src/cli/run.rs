@@ -10,12 +10,13 @@ use crate::Tensor;
 use crate::compiled::{Compiled, Executable, Outputs, Source, compile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::{Comparison, allclose};
+use crate::nearest::unknown;
 use crate::onnx::Declared;
 use crate::options::{Options, Precision};
 use crate::units::{printable, time_ns};
 use clap::Args;
 use gristmill_runtime::command::accuracy::{accuracy as accuracy_of, text as accuracy_text};
-use gristmill_runtime::command::given::check_target;
+use gristmill_runtime::command::given::{as_declared, check_archive_name, check_target};
 use gristmill_runtime::command::summary::text;
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::npy;
@@ -44,7 +45,10 @@ pub struct RunArgs {
     /// Write the values of all variables after the run to a safetensors file, which --state reads.
     #[arg(long, value_name = "FILE.safetensors")]
     save_state: Option<PathBuf>,
-    /// Largest allowed relative difference from the expected outputs of --test-data.
+    /// Compare the outputs of these names with the arrays of a NumPy archive; exit code 4 if one differs.
+    #[arg(long, value_name = "FILE.npz")]
+    expect: Option<PathBuf>,
+    /// Largest allowed relative difference from the expected outputs of --test-data or --expect.
     #[arg(long, default_value = "1e-3", value_parser = parse::tolerance)]
     rtol: f64,
     /// Largest allowed absolute difference; by default 1e-5 of the largest expected magnitude of each output.
@@ -81,6 +85,7 @@ struct Ran {
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<()> {
     check_targets(args)?;
+    let archive = args.expect.as_deref().map(load::archive).transpose()?;
     output::name_kernels(args.perf)?;
     let ran = match image::is_image(&args.model) {
         true => run_image(args)?,
@@ -101,31 +106,12 @@ pub fn run(args: &RunArgs) -> Result<()> {
         let (name, precision) = (printable(name), ran.precision);
         errln!("{name}: {precision} instead of the model's precision: {change}");
     }
-    compare_with_expected(args, &ran)
+    compare_with_expected(args, archive, &ran)
 }
 
 /// Errors when a file to write is one that the run reads. A file of state may be the one before and after.
 fn check_targets(args: &RunArgs) -> Result<()> {
-    let given = &args.inputs;
-    let named = |list: &'_ [String], what| {
-        let pairs = list.iter().filter_map(|flag| flag.split_once('='));
-        let files = pairs.map(|(_, path)| (what, PathBuf::from(path)));
-        files.collect::<Vec<(&str, PathBuf)>>()
-    };
-    let mut read = vec![("the input model", args.model.clone())];
-    read.extend(named(&given.input, "the file of --input"));
-    read.extend(named(&given.variable, "the file of --variable"));
-    read.extend(
-        given
-            .inputs
-            .iter()
-            .map(|p| ("the file of --inputs", p.clone())),
-    );
-    read.extend(
-        args.labels
-            .iter()
-            .map(|p| ("the file of --labels", p.clone())),
-    );
+    let mut read = files_read(args);
     let check = |flag: &str, target: &Path, read: &[(&str, PathBuf)]| {
         let read: Vec<(&str, &Path)> = read.iter().map(|(what, p)| (*what, p.as_path())).collect();
         check_target(flag, target, &read)
@@ -133,16 +119,34 @@ fn check_targets(args: &RunArgs) -> Result<()> {
     if let Some(path) = &args.save_state {
         check("--save-state", path, &read)?;
     }
-    read.extend(
-        given
-            .state
-            .iter()
-            .map(|p| ("the file of --state", p.clone())),
-    );
+    let state = args.inputs.state.iter();
+    read.extend(state.map(|p| ("the file of --state", p.clone())));
     if let Some(path) = &args.outputs {
+        check_archive_name("--outputs", path)?;
         check("--outputs", path, &read)?;
     }
     Ok(())
+}
+
+/// The files that the run reads, but that of `--state`, each with what it is.
+fn files_read(args: &RunArgs) -> Vec<(&'static str, PathBuf)> {
+    let given = &args.inputs;
+    let mut read = vec![("the input model", args.model.clone())];
+    for (what, flags) in [
+        ("the file of --input", &given.input),
+        ("the file of --variable", &given.variable),
+    ] {
+        let pairs = flags.iter().filter_map(|flag| flag.split_once('='));
+        read.extend(pairs.map(|(_, path)| (what, PathBuf::from(path))));
+    }
+    for (what, file) in [
+        ("the file of --inputs", &given.inputs),
+        ("the file of --labels", &args.labels),
+        ("the file of --expect", &args.expect),
+    ] {
+        read.extend(file.iter().map(|path| (what, path.clone())));
+    }
+    read
 }
 
 fn compile_and_run(args: &RunArgs) -> Result<Ran> {
@@ -227,7 +231,8 @@ fn timed_run(args: &RunArgs, compiled: &Compiled, inputs: &Inputs) -> Result<(Ou
     let run = || compiled.run_watched(&inputs.tensors, &report);
     let outputs = within(args.inputs.timeout, run);
     let run_ns = started.elapsed().as_nanos() as u64;
-    Ok((outputs.map_err(|e| inputs.explain(e))?, run_ns))
+    let outputs = outputs.map_err(|e| inputs.explain_for(compiled, e))?;
+    Ok((outputs, run_ns))
 }
 
 impl Ran {
@@ -297,14 +302,32 @@ fn change_json((name, c): &(String, Comparison)) -> Value {
     })
 }
 
-/// Compares with the expected outputs of `--test-data`. Errors with `Mismatch` when they differ.
-fn compare_with_expected(args: &RunArgs, ran: &Ran) -> Result<()> {
-    let Some(folder) = &args.inputs.test_data else {
-        return Ok(());
-    };
+/// Compares with the expected outputs of `--test-data` and `--expect`. Errors with `Mismatch` when they differ.
+fn compare_with_expected(
+    args: &RunArgs,
+    archive: Option<Vec<(String, Tensor)>>,
+    ran: &Ran,
+) -> Result<()> {
+    let mut pairs = Vec::new();
+    if let Some(folder) = &args.inputs.test_data {
+        for (i, (name, want)) in expected(folder, ran)?.into_iter().enumerate() {
+            let got = expected_output(&ran.outputs, i, &name)?;
+            pairs.push((name, want, got));
+        }
+    }
+    if archive.as_ref().is_some_and(Vec::is_empty) {
+        return Err(Error::invalid("--expect: the archive has no arrays"));
+    }
+    for (name, want) in archive.into_iter().flatten() {
+        let got = ran.outputs.get(&name).ok_or_else(|| {
+            let known = ran.outputs.iter().map(|(known, _)| known);
+            Error::invalid(unknown("output", &name, known)).context("--expect")
+        })?;
+        pairs.push((name, as_declared(want, got.dtype())?, got));
+    }
     let mut failed = Vec::new();
-    for (i, (name, want)) in expected(folder, ran)?.iter().enumerate() {
-        let comparison = compare(args, want, expected_output(&ran.outputs, i, name)?);
+    for (name, want, got) in &pairs {
+        let comparison = compare(args, want, got);
         if !args.json {
             outln!("{}: {comparison}", printable(name));
         }

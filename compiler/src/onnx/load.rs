@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, Ranges, Type};
 use crate::passes::has_run_time_extents;
 use gristmill_runtime::Tensor;
-use gristmill_runtime::files;
+use gristmill_runtime::files::{self, Kind};
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,7 +96,19 @@ pub fn load(path: impl AsRef<Path>) -> Result<Model> {
         let n_bytes = file.metadata().map_err(io)?.len();
         Model::decode(skim(file, n_bytes)?.into(), External::beside(path))
     };
-    read().map_err(|e| e.context(format!("cannot load {}", path.display())))
+    read().map_err(|e| {
+        let e = match Kind::of(path) {
+            Some(kind) => of_other_kind(kind),
+            None => e,
+        };
+        e.context(format!("cannot load {}", path.display()))
+    })
+}
+
+/// The error for a file that holds something else.
+fn of_other_kind(kind: Kind) -> Error {
+    let hint = kind.hint().unwrap_or("export the model to ONNX");
+    Error::invalid(format!("it is {kind}, not an ONNX model")).hint(hint)
 }
 
 impl Model {

@@ -41,6 +41,14 @@ fn malformed(at: u64) -> Error {
     Error::invalid(format!("not an ONNX model: malformed at byte {at}"))
 }
 
+/// The error for a message that ends before its part at byte `at` does: a download that was cut short, most of the time.
+fn truncated(at: u64, n_bytes: u64, n_left: u64) -> Error {
+    let message = format!(
+        "not an ONNX model, or a truncated one: the part at byte {at} has {n_bytes} bytes, {n_left} are left"
+    );
+    Error::invalid(message).hint("download or export it again")
+}
+
 impl<R: Read + Seek> Wire<R> {
     /// Begins at the start of a file.
     pub fn new(file: R) -> Wire<R> {
@@ -95,7 +103,7 @@ impl<R: Read + Seek> Wire<R> {
             LENGTH => {
                 let len = self.varint(end)?;
                 if len > end - self.at {
-                    return Err(malformed(self.at));
+                    return Err(truncated(self.at, len, end - self.at));
                 }
                 return Ok(Some(Field::Payload { number, len }));
             }
@@ -107,7 +115,7 @@ impl<R: Read + Seek> Wire<R> {
     /// Appends the next `n` bytes of a message that ends at `end`.
     pub fn bytes(&mut self, n: u64, end: u64, out: &mut Vec<u8>) -> Result<()> {
         if n > end - self.at {
-            return Err(malformed(self.at));
+            return Err(truncated(self.at, n, end - self.at));
         }
         let copied = (&mut self.reader).take(n).read_to_end(out).map_err(io)?;
         self.at += n;

@@ -6,8 +6,8 @@ use crate::load::load;
 use crate::print_json;
 use gristmill_runtime::command::accuracy::{self, accuracy};
 use gristmill_runtime::command::given::{
-    Given, check_names, check_ranks, check_target, checked, has_shape, n_elements, no_code, only,
-    type_text,
+    Given, check_archive_name, check_names, check_ranks, check_target, checked, has_shape,
+    n_elements, no_code, only, type_text,
 };
 use gristmill_runtime::command::output;
 use gristmill_runtime::command::state::{self, StateFlags, variables};
@@ -145,7 +145,10 @@ fn check_targets(args: &Args) -> Result<(), Error> {
             .map(|p| ("the file of --state", p.as_path())),
     );
     match &args.outputs {
-        Some(path) => check_target("--outputs", path, &read),
+        Some(path) => {
+            check_archive_name("--outputs", path)?;
+            check_target("--outputs", path, &read)
+        }
         None => Ok(()),
     }
 }

@@ -24,6 +24,21 @@ pub fn check_target(flag: &str, target: &Path, read: &[(&str, &Path)]) -> Result
     }
 }
 
+/// Errors when a flag that writes an archive names a file for one array.
+pub fn check_archive_name(flag: &str, target: &Path) -> Result<(), Error> {
+    match target.extension() {
+        Some(e) if e.eq_ignore_ascii_case("npy") => {
+            let npz = target.with_extension("npz");
+            Err(Error::invalid(format!(
+                "{flag} {}: outputs are written as an archive of arrays, not as one array (try: {flag} {})",
+                target.display(),
+                npz.display()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.
 pub fn as_declared(tensor: Tensor, declared: DType) -> Result<Tensor, Error> {
     let given = tensor.dtype();

@@ -3,6 +3,7 @@
 use super::{data, run};
 use crate::process::gristmill;
 use gristmill::onnx::proto::*;
+use gristmill::{Tensor, write_npz};
 use prost::Message;
 
 /// Two embeddings: a table of 2 rows, and one of 1000.
@@ -201,4 +202,113 @@ fn symbolic_models_are_shown_without_sizes() {
     );
     let (code, _, err) = run(&["inspect", &model, "--set", "bach=3"]);
     assert!(code == 2 && err.contains("did you mean \"batch\""), "{err}");
+}
+
+#[test]
+fn an_index_out_of_range_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join("m.ir"), EMBEDDINGS).unwrap();
+    let mut ids = [0i64; 150];
+    ids[51] = 2;
+    let ids = Tensor::from_slice(&ids, &[3, 50]).unwrap();
+    ids.to_npy(folder.join("ids.npy")).unwrap();
+    for verb in ["run", "bench"] {
+        let ended = gristmill(folder, &[verb, "m.ir", "--input", "type_ids=ids.npy"]);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        let expected = "an index is out of range for its axis: input \"type_ids\" has 2 at [1, 1], expected -2 to 1";
+        assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn files_of_another_kind_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join("m.ir"), NEGATION).unwrap();
+    let x = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+    x.to_npy(folder.join("x.npy")).unwrap();
+    write_npz(folder.join("x.npz"), [("x", &x)]).unwrap();
+    let model = include_bytes!("../../data/digits/model.onnx");
+    std::fs::write(folder.join("cut.onnx"), &model[..model.len() / 2]).unwrap();
+    std::fs::write(folder.join("empty.onnx"), "").unwrap();
+    std::fs::write(
+        folder.join("lfs.onnx"),
+        "version https://git-lfs.github.com/spec/v1\n",
+    )
+    .unwrap();
+    std::fs::copy(folder.join("x.npz"), folder.join("zip.onnx")).unwrap();
+    let error = |args: &[&str]| {
+        let ended = gristmill(folder, args);
+        assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{args:?}");
+        ended.stderr.trim_end().to_owned()
+    };
+    let errors = [
+        error(&["run", "m.ir", "--input", "x=x.npz"]),
+        error(&["run", "m.ir", "--inputs", "x.npy"]),
+        error(&["run", "m.ir", "--inputs", "x.npz", "--outputs", "y.npy"]),
+        error(&["run", "cut.onnx"]),
+        error(&["check", "empty.onnx"]),
+        error(&["check", "lfs.onnx"]),
+        error(&["check", "zip.onnx"]),
+    ];
+    insta::assert_snapshot!(errors.join("\n"), @r"
+    error: x.npz: it is a zip archive, as .npz and .pt files are, expected one NumPy array (.npy) (try: --inputs x.npz)
+    error: x.npy: it is one NumPy array (.npy), expected an archive of arrays (.npz) (try: an archive of named arrays, or --input NAME=x.npy)
+    error: --outputs y.npy: outputs are written as an archive of arrays, not as one array (try: --outputs y.npz)
+    error: cannot load cut.onnx: not an ONNX model, or a truncated one: the part at byte 29 has 40491 bytes, 20234 are left (try: download or export it again)
+    error: cannot load empty.onnx: it is an empty file, not an ONNX model (try: download or write it again)
+    error: cannot load lfs.onnx: it is a Git LFS pointer to a file that was not fetched, not an ONNX model (try: git lfs pull)
+    error: cannot load zip.onnx: it is a zip archive, as .npz and .pt files are, not an ONNX model (try: export the model to ONNX)
+    ");
+    assert!(!folder.join("y.npy").exists());
+}
+
+/// One input and one output.
+const NEGATION: &str = r#"graph "g" {
+  %0 = input "x": f32[2]
+  %1: f32[2] = neg(%0)
+  output "y" %1
+}
+"#;
+
+#[test]
+fn outputs_are_compared_with_an_archive() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join("m.ir"), NEGATION).unwrap();
+    let tensor = |values: [f32; 2]| Tensor::from_slice(&values, &[2]).unwrap();
+    tensor([1.0, 2.0]).to_npy(folder.join("x.npy")).unwrap();
+    let write = |file: &str, name: &str, values: [f32; 2]| {
+        write_npz(folder.join(file), [(name, &tensor(values))]).unwrap();
+    };
+    write("right.npz", "y", [-1.0, -2.0]);
+    write("wrong.npz", "y", [-1.0, -2.5]);
+    write("other.npz", "z", [-1.0, -2.0]);
+    write_npz(folder.join("none.npz"), []).unwrap();
+    let run = |model: &str, file: &str, more: &[&str]| {
+        let args = ["run", model, "--input", "x=x.npy", "--expect", file];
+        gristmill(folder, &[&args[..], more].concat())
+    };
+    let compiled = gristmill(folder, &["compile", "m.ir", "-o", "m.gmx"]);
+    assert_eq!(compiled.code, Some(0), "{}", compiled.stderr);
+    for model in ["m.ir", "m.gmx"] {
+        let right = run(model, "right.npz", &[]);
+        assert_eq!(right.code, Some(0), "{}", right.stderr);
+        assert!(right.stdout.contains("\ny: "), "{}", right.stdout);
+        let wrong = run(model, "wrong.npz", &[]);
+        assert_eq!(wrong.code, Some(4), "{}", wrong.stderr);
+        let message = "outputs differ from the expected ones: y";
+        assert!(wrong.stderr.contains(message), "{}", wrong.stderr);
+        let within = run(model, "wrong.npz", &["--rtol", "0.5"]);
+        assert_eq!(within.code, Some(0), "{}", within.stderr);
+        let other = run(model, "other.npz", &[]);
+        assert_eq!(other.code, Some(2));
+        let message = "--expect: unknown output \"z\"; known: y";
+        assert!(other.stderr.contains(message), "{}", other.stderr);
+        assert_eq!(run(model, "none.npz", &[]).code, Some(2));
+    }
+    let ended = run("m.ir", "right.npz", &["--outputs", "right.npz"]);
+    let message = "refusing to overwrite the file of --expect";
+    assert!(ended.stderr.contains(message), "{}", ended.stderr);
 }
