@@ -28,6 +28,7 @@ pub(super) fn to_json(planned: &Planned, explanation: Option<Explanation>) -> Va
         "nodes": nodes.collect::<Vec<_>>(),
         "copies": copies_json(planned),
         "candidates": p.candidates.iter().map(candidate_json).collect::<Vec<_>>(),
+        "kernels": { "chosen": p.joining, "tried": p.rivals },
         "peak_bytes": peaks.collect::<serde_json::Map<_, _>>(),
     });
     if let Some(stream) = &p.stream {

@@ -24,10 +24,12 @@ struct Builder<'g> {
     made: BTreeMap<Unit, NodeId>,
 }
 
-/// The clustered graph of some kernels, whose operands are stored by a kernel or computed by none.
+/// The clustered graph of some kernels, whose operands are stored by a kernel or computed by none;
+/// and its node that computes each node of `g`, none for what is in bodies alone. Of several kernels
+/// that compute a node, it is the one that stores it, or else the first.
 ///
 /// Errors are internal: kernels that wait for each other, or read a value that nothing stores.
-pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
+pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<(Graph, Vec<Option<NodeId>>)> {
     let mut b = Builder {
         g,
         kernels,
@@ -42,10 +44,28 @@ pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
         b.emit(unit, &exported)?;
     }
     b.outputs()?;
-    Ok(b.out)
+    let owners = b.owners();
+    Ok((b.out, owners))
 }
 
 impl Builder<'_> {
+    fn owners(&self) -> Vec<Option<NodeId>> {
+        let stored = self.g.nodes().map(|(id, _)| self.made(self.unit(id)));
+        let mut owners: Vec<Option<NodeId>> = stored.collect();
+        for (i, kernel) in self.kernels.iter().enumerate() {
+            for member in &kernel.members {
+                let owner = &mut owners[member.0 as usize];
+                *owner = owner.or(self.made(Unit::Kernel(i)));
+            }
+        }
+        owners
+    }
+
+    /// The node that a unit became.
+    fn made(&self, unit: Unit) -> Option<NodeId> {
+        self.made.get(&unit).copied()
+    }
+
     fn inputs(&mut self) {
         for (&v, name) in self.g.inputs.iter().zip(&self.g.input_names) {
             let new = self.out.add_input(name, self.g.ty(v).clone());
@@ -196,7 +216,7 @@ impl Builder<'_> {
         };
         if let Some(id) = made {
             let earlier = self.control_dependencies(unit);
-            let control = earlier.iter().filter_map(|u| self.made.get(u).copied());
+            let control = earlier.iter().filter_map(|&u| self.made(u));
             self.out.node_mut(id).control = control.collect();
             self.made.insert(unit, id);
         }

@@ -100,20 +100,27 @@ impl Kernel {
     }
 }
 
+/// A graph of clusters.
+pub(crate) struct Clustered {
+    pub graph: Graph,
+    /// The cluster, or the copy, that computes each node of the graph before.
+    pub owners: Vec<Option<NodeId>>,
+    pub report: Report,
+    pub traffic: Traffic,
+}
+
 /// Fuses the nodes of `g`, of static shapes, into clusters.
 pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
-    let (clustered, mut report, traffic) = cluster_at(g, g, fusion)?;
-    report.set_traffic(&traffic, &Bindings::new());
-    Ok((clustered, report))
+    let mut clustered = cluster_at(g, g, fusion)?;
+    clustered
+        .report
+        .set_traffic(&clustered.traffic, &Bindings::new());
+    Ok((clustered.graph, clustered.report))
 }
 
 /// Fuses the nodes of `g` into clusters. Which nodes is decided on `sized`: the same graph, dims
 /// bound to representative sizes. The traffic is not yet in the report.
-pub(crate) fn cluster_at(
-    g: &Graph,
-    sized: &Graph,
-    fusion: &Fusion,
-) -> Result<(Graph, Report, Traffic)> {
+pub(crate) fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<Clustered> {
     let mut report = Report::default();
     let kernels = match fusion {
         Fusion::Off => singletons(sized),
@@ -131,12 +138,17 @@ pub(crate) fn cluster_at(
             }
         }
     };
-    let clustered = body::build(g, &kernels)?;
+    let (graph, owners) = body::build(g, &kernels)?;
     let traffic = Traffic {
         before: report.count_ops(g),
-        after: report.count_clusters(&clustered),
+        after: report.count_clusters(&graph),
     };
-    Ok((clustered, report, traffic))
+    Ok(Clustered {
+        graph,
+        owners,
+        report,
+        traffic,
+    })
 }
 
 /// The kernel that stores the results of each node.

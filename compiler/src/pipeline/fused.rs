@@ -4,10 +4,10 @@
 //! Rules of rewriting hold whatever the sizes are, since they see dims as expressions. Which of them
 //! pay, and which ops become one kernel, is decided by predicted time at [`representative`](representative()) sizes.
 
+use super::kernels::{Kernels, Source, kept};
 use super::representative::representative;
 use super::timing::Passes;
-use super::{fusion, pricing, request};
-use crate::cluster::{Fusion, Traffic, cluster_at};
+use super::{pricing, request};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::{Bindings, Graph, Node, Requested};
@@ -22,12 +22,8 @@ use gristmill_runtime::device::DeviceKind;
 pub struct Fused {
     /// The imported graph, constants folded.
     pub(super) graph: Graph,
-    /// After equality saturation and the plain passes that follow it.
-    pub(super) rewritten: Graph,
-    /// One node per kernel.
-    pub(super) clusters: Graph,
-    /// Bytes that they move.
-    traffic: Traffic,
+    /// The kernels, or alternatives that placement decides among.
+    pub(super) kernels: Vec<Kernels>,
     /// Devices and pins.
     pub(super) request: Request,
     report: Report,
@@ -45,15 +41,18 @@ pub fn fused_for(graph: Graph, first: &Bindings, options: &Options) -> Result<Fu
     let mut request = request(options);
     let graph = prepared(graph, &mut request, &mut p)?;
     let sizes = representative(&graph, first, options);
-    let rewritten = simplified(&graph, &sizes, &request, &mut p)?;
+    let rewritten = simplified(&graph, &sizes, &mut p)?;
     let graph = p.keep(graph);
-    let (clusters, traffic) = clustered(&rewritten, &sizes, &mut p)?;
-    p.report.cluster.set_traffic(&traffic, &sizes);
+    let source = Source {
+        graph: &rewritten,
+        first: &first_sizes(&rewritten, &sizes, first),
+        sizes: &sizes,
+        request: &request,
+    };
+    let kernels = source.kernels(&mut p)?;
     Ok(Fused {
         graph,
-        rewritten: p.keep(rewritten),
-        clusters,
-        traffic,
+        kernels,
         request,
         report: p.report,
         deadline: p.deadline,
@@ -65,14 +64,11 @@ impl Fused {
     ///
     /// Errors when the sizes contradict a type rule, naming the node.
     pub fn bind(&self, sizes: &Bindings, options: &Options) -> Result<Fused> {
-        let mut p = self.binding(sizes, options);
-        let clusters = p.run(Pass::Bind, |_| passes::specialise(&self.clusters, sizes))?;
-        p.check(&clusters)?;
+        let mut p = self.binding(options);
+        let kernels = self.kernels.iter().map(|k| k.bind(sizes, &mut p));
         Ok(Fused {
+            kernels: kernels.collect::<Result<_>>()?,
             graph: kept(&self.graph, sizes, options)?,
-            rewritten: kept(&self.rewritten, sizes, options)?,
-            clusters,
-            traffic: Traffic::default(),
             request: self.request.clone(),
             report: p.report,
             deadline: p.deadline,
@@ -80,14 +76,25 @@ impl Fused {
     }
 
     /// The pass that puts sizes in.
-    pub(super) fn binding<'o>(&self, sizes: &Bindings, options: &'o Options) -> Passes<'o> {
+    fn binding<'o>(&self, options: &'o Options) -> Passes<'o> {
         let mut p = Passes::new(options);
         p.report = Report {
             passes: Vec::new(),
             scope: Scope::AllShapes,
             ..self.report.clone()
         };
-        p.report.cluster.set_traffic(&self.traffic, sizes);
+        p
+    }
+
+    /// The kernels as for a single device.
+    pub(super) fn first_clusters(&self) -> &Graph {
+        self.kernels[0].clusters()
+    }
+
+    /// The pass that puts sizes into [`Fused::first_clusters`].
+    pub(super) fn binding_first<'o>(&self, sizes: &Bindings, options: &'o Options) -> Passes<'o> {
+        let mut p = self.binding(options);
+        self.kernels[0].report_to(&mut p.report, Some(sizes));
         p
     }
 
@@ -106,11 +113,15 @@ impl Fused {
     }
 }
 
-/// The graph for given sizes if stages are kept; otherwise an empty one.
-fn kept(g: &Graph, sizes: &Bindings, options: &Options) -> Result<Graph> {
-    match options.keep_stages {
-        true => passes::specialise(g, sizes),
-        false => Ok(Graph::default()),
+/// Sizes for the first placement: those of the first run where a graph takes them.
+fn first_sizes(g: &Graph, sizes: &Bindings, first: &Bindings) -> Bindings {
+    let mut all = sizes.clone();
+    for (symbol, size) in &mut all {
+        *size = first.get(symbol).copied().unwrap_or(*size);
+    }
+    match passes::specialise(g, &all).is_ok() {
+        true => all,
+        false => sizes.clone(),
     }
 }
 
@@ -142,8 +153,8 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
     Ok(prepared)
 }
 
-/// Equality saturation, and the plain passes that follow it.
-fn simplified(graph: &Graph, sizes: &Bindings, request: &Request, p: &mut Passes) -> Result<Graph> {
+/// Equality saturation, then constant folding.
+fn simplified(graph: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> {
     let rewriting = rewrite_options(p.options, sizes, p.deadline);
     let rewritten = p.run(Pass::Rewrite, |report| {
         let (rewritten, rewriting) = rewrite::rewrite(graph, &rewriting)?;
@@ -153,38 +164,7 @@ fn simplified(graph: &Graph, sizes: &Bindings, request: &Request, p: &mut Passes
     if p.report.rewrite.ran_out_of_time() {
         p.warn_late("not all rewrite rules were tried");
     }
-    let cleaned = p.run(Pass::Fold, |_| passes::clean(&rewritten))?;
-    let merged = merge_products(cleaned, p)?;
-    let simplified = lower_precision(merged, request, p)?;
-    p.check(&simplified)?;
-    Ok(simplified)
-}
-
-fn merge_products(g: Graph, p: &mut Passes) -> Result<Graph> {
-    if p.options.opt_level == 0 {
-        return Ok(g);
-    }
-    p.run(Pass::Merge, |_| passes::merge(&g))
-}
-
-/// Kernels are chosen at representative sizes; their bodies keep the symbols.
-fn clustered(rewritten: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<(Graph, Traffic)> {
-    let mut fusion = fusion(p.options);
-    if fusion.has_choice() && p.is_late("kernels are fused as at --opt-level 1") {
-        fusion = Fusion::greedy(pricing(p.options));
-    }
-    let sized = match sizes.is_empty() {
-        true => None,
-        false => Some(passes::specialise(rewritten, sizes)?),
-    };
-    let (clusters, traffic) = p.run(Pass::Cluster, |report| {
-        let sized = sized.as_ref().unwrap_or(rewritten);
-        let (clusters, fused, traffic) = cluster_at(rewritten, sized, &fusion)?;
-        report.cluster = fused;
-        Ok((clusters, traffic))
-    })?;
-    p.check(&clusters)?;
-    Ok((clusters, traffic))
+    p.run(Pass::Fold, |_| passes::clean(&rewritten))
 }
 
 /// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.
@@ -200,7 +180,7 @@ fn quantized(g: Graph, options: &Options) -> Result<Graph> {
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
-fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
+pub(super) fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
     let (precision, set) = (p.options.precision, &request.devices);
     if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
         p.report.warnings.push(no_product_on_gpu(precision));

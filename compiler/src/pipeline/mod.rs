@@ -1,6 +1,7 @@
 //! The stages of compilation, as one list: every stage is a function, every stage has a text.
 
 mod fused;
+mod kernels;
 mod on_one_device;
 mod representative;
 mod stage;
@@ -30,6 +31,7 @@ use crate::{partition, place};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::program::{Program, StepKind};
+use kernels::Kernels;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -123,11 +125,12 @@ struct Front {
 fn front(fused: Fused, previous: Option<&Placement>, p: &mut Passes) -> Result<Front> {
     let mut request = fused.request;
     request.previous = previous.cloned().map(Arc::new);
-    let placement = placed(&fused.clusters, &mut request, p)?;
+    let (kernels, placement) = placed(fused.kernels, &mut request, p)?;
+    let (clusters, rewritten) = kernels.into_graphs();
     Ok(Front {
         graph: fused.graph,
-        rewritten: fused.rewritten,
-        clusters: fused.clusters,
+        rewritten,
+        clusters,
         request,
         placement,
     })
@@ -153,14 +156,19 @@ pub(crate) fn with_pins(mut graph: Graph, options: &Options) -> Result<Graph> {
     Ok(graph)
 }
 
-fn placed(clusters: &Graph, request: &mut Request, p: &mut Passes) -> Result<Placement> {
+fn placed(
+    kernels: Vec<Kernels>,
+    request: &mut Request,
+    p: &mut Passes,
+) -> Result<(Kernels, Placement)> {
     let options = p.options;
     let has_choice = options.devices.devices.len() > 1;
     request.is_brief = has_choice && p.is_late("the placement is not refined");
     p.run(Pass::Place, |report| {
-        let placement = place::place(clusters, request, &costs(options))?;
+        let (kernels, placement) = kernels::best(kernels, request, options)?;
+        kernels.report_to(report, None);
         report.warnings.extend(placement.warnings.iter().cloned());
-        Ok(placement)
+        Ok((kernels, placement))
     })
 }
 

@@ -47,7 +47,7 @@ impl OnOneDevice {
         if depends_on_sizes || options.keep_stages {
             return Ok(None);
         }
-        let [part] = partition::partition(&fused.clusters, placement)?
+        let [part] = partition::partition(fused.first_clusters(), placement)?
             .try_into()
             .map_err(|_| Error::internal("one device has several graphs"))?;
         let mut settings = first.settings.clone();
@@ -74,14 +74,14 @@ impl OnOneDevice {
         options: &Options,
     ) -> Result<Lowered> {
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut p = fused.binding(sizes, options);
+        let mut p = fused.binding_first(sizes, options);
         p.run(Pass::Bind, |_| self.bind(&mut bound.graph, sizes))?;
         let mut settings = self.settings.clone();
         settings.codegen.plans = Some(self.plans.at(sizes));
         p.report.scope = Scope::OneDevice;
         let lowered = generate_parts(
             Partitioned {
-                interface: Interface::of(&fused.clusters, sizes).map_err(Error::of_sizes)?,
+                interface: Interface::of(fused.first_clusters(), sizes).map_err(Error::of_sizes)?,
                 graph: Graph::default(),
                 rewritten: Graph::default(),
                 clusters: Graph::default(),
@@ -111,7 +111,7 @@ impl OnOneDevice {
 
     /// Checks a program by the graphs that it is made of, which are bound from the outset.
     fn check(&self, fused: &Fused, sizes: &Bindings, lowered: &Lowered) -> Result<()> {
-        let clusters = passes::specialise(&fused.clusters, sizes)?;
+        let clusters = passes::specialise(fused.first_clusters(), sizes)?;
         let graph = passes::specialise(&self.part.graph, sizes)?;
         let parts = [Part {
             graph,

@@ -125,6 +125,7 @@ fn a_budget_that_is_over_gives_a_plainer_program_and_says_so() {
     insta::assert_snapshot!(warnings.join("\n"), @r"
     the budget of 0 ns was over: not all rewrite rules were tried
     the budget of 0 ns was over: kernels are fused as at --opt-level 1
+    the budget of 0 ns was over: products are joined as for one device
     the budget of 0 ns was over: the placement is not refined
     ");
     let (y, expected) = (y.as_slice::<f32>(), expected.as_slice::<f32>());

@@ -37,7 +37,9 @@ impl Passes<'_> {
     pub(super) fn warn_late(&mut self, left_out: &str) {
         let budget_ns = self.options.budget.map_or(0, |b| b.as_nanos() as u64);
         let warning = format!("the budget of {} was over: {left_out}", time_ns(budget_ns));
-        self.report.warnings.push(warning);
+        if !self.report.warnings.contains(&warning) {
+            self.report.warnings.push(warning);
+        }
     }
 
     /// Runs a pass; its time is added to that of earlier runs of the same pass.

@@ -18,6 +18,7 @@ pub mod explain;
 mod follow;
 #[doc(hidden)]
 pub mod gpus;
+pub(crate) mod groups;
 mod kept;
 mod kernels;
 mod log;
@@ -29,6 +30,7 @@ pub mod plan;
 mod print;
 mod replace;
 mod resolve;
+mod rivals;
 mod search;
 pub mod setter;
 mod shortage;
@@ -47,13 +49,14 @@ pub use objective::{Objective, Stream};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
 pub use plan::Plan;
 pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};
+pub use rivals::{Joining, Rival};
 pub use solved::Solved;
 pub use sources::TimeSources;
 pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Graph, NodeId, Op};
 use gristmill_runtime::device::DeviceName;
 use search::{Choice, Search};
 use std::fmt;
@@ -130,13 +133,18 @@ pub struct Placement {
     pub devices: Vec<DeviceName>,
     /// By node; `None` for constants, which are wherever they are used.
     pub nodes: Vec<Option<Placed>>,
+    /// The kernels that are placed.
+    pub joining: Joining,
+    /// The placements of all kernels that were tried, this one among them, where there were several.
+    pub rivals: Vec<Rival>,
     /// Rematerialised and offloaded nodes, beside these.
     pub copies: Vec<CopiedNode>,
     /// Name of the winning algorithm.
     pub algorithm: String,
     /// Predicted time of a step.
     pub makespan: Nanos,
-    /// No placement is predicted faster than this, with the name of the bound.
+    /// No placement of the kernels that were tried is predicted faster than this; with the name of
+    /// the bound.
     pub lower_bound: (Nanos, String),
     /// Period and depth of the stream, where the placement is for one.
     pub stream: Option<Stream>,
@@ -174,6 +182,8 @@ impl Placement {
             peak_bytes: vec![Bytes::ZERO; devices.len()],
             devices,
             nodes: node_devices.iter().enumerate().map(placed).collect(),
+            joining: Joining::default(),
+            rivals: Vec::new(),
             copies: Vec::new(),
             algorithm: "by hand".into(),
             makespan: Nanos(node_devices.len() as u64),
@@ -210,6 +220,15 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     };
     let placement = search.placement(settled, &choice, warnings)?;
     Ok(placement.with_sources(g, &request.devices, costs))
+}
+
+/// Names of the nodes of a graph in plans.
+pub(crate) fn names(g: &Graph) -> Vec<String> {
+    let nodes = g
+        .nodes()
+        .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }));
+    let ids: Vec<NodeId> = nodes.map(|(id, _)| id).collect();
+    solved::names(g, &ids)
 }
 
 #[cfg(test)]

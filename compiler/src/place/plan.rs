@@ -23,7 +23,7 @@ use again::Again;
 use gristmill_solver::Problem;
 use gristmill_solver::memory::remat::{Copy, Freedom};
 use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// First line of every plan.
@@ -118,6 +118,13 @@ impl Plan {
 
     fn wrong(&self, number: usize, why: impl std::fmt::Display) -> Error {
         Error::invalid(format!("{}, line {number}: {why}", self.source))
+    }
+
+    /// True if it has a line for each of these nodes, and for no other.
+    pub(crate) fn names_all_of(&self, nodes: &[String]) -> bool {
+        let lines = self.lines.iter().filter(|l| l.again.is_none());
+        let named: BTreeSet<&str> = lines.map(|l| l.node.as_str()).collect();
+        named == nodes.iter().map(String::as_str).collect()
     }
 
     /// The device of every task of a problem, and its copies.

@@ -1,7 +1,7 @@
 //! Text form of placements, for `dump --stage placed` and `place`.
 
 use super::Placement;
-use crate::cost::Bytes;
+use crate::cost::{Bytes, Nanos};
 use crate::ir::Graph;
 use std::fmt::Write;
 
@@ -49,11 +49,23 @@ impl Placement {
         )?;
         let (bound, name) = &self.lower_bound;
         match self.makespan.0 {
-            m if m == bound.0 => writeln!(out, "  optimal: the {name} bound is {bound}")?,
+            m if m == bound.0 => writeln!(
+                out,
+                "  optimal for these kernels: the {name} bound is {bound}"
+            )?,
             m => {
                 let gap = 100.0 * (m as f64 / bound.0.max(1) as f64 - 1.0);
                 writeln!(out, "  lower bound {bound} ({name}), gap {gap:.1} %")?;
             }
+        }
+        for rival in &self.rivals {
+            let chosen = if rival.kernels == self.joining {
+                " (chosen)"
+            } else {
+                ""
+            };
+            let (kernels, time) = (rival.kernels, Nanos(rival.makespan_ns));
+            writeln!(out, "  kernels {kernels}: {time}{chosen}")?;
         }
         if let Some(s) = &self.stream {
             let (n, time, in_flight) = (s.samples, s.time(), s.in_flight);

@@ -5,7 +5,9 @@ use super::model::{self, ModelProblem};
 use super::plan::Planned;
 use super::resolve::Resolved;
 use super::solved::{self, Solved};
-use super::{Device, DeviceSet, Objective, Placed, Placement, Plan, Reason, Request, TimeSources};
+use super::{
+    Device, DeviceSet, Joining, Objective, Placed, Placement, Plan, Reason, Request, TimeSources,
+};
 use super::{kept, objective, shortage};
 use crate::cost::{Bytes, CostModel};
 use crate::error::{Error, Result};
@@ -146,6 +148,8 @@ impl<'a> Search<'a> {
         let mut placement = Placement {
             devices: devices.iter().map(|d| d.name.clone()).collect(),
             nodes: self.placed(&settled, choice),
+            joining: Joining::default(),
+            rivals: Vec::new(),
             copies: copies::nodes(
                 &self.model.problem,
                 &settled,

@@ -424,7 +424,7 @@ fn text_form() {
     }
     insta::assert_snapshot!(place(&g, &r, &CostModel::default()).unwrap().to_text(&g), @r#"
     placement "branches": heft, predicted 8.17 ms
-      optimal: the critical-path bound is 8.17 ms
+      optimal for these kernels: the critical-path bound is 8.17 ms
       /device:CPU:0: peak 3.0 MiB
       /device:CPU:1: peak 2.0 MiB
       candidate single /device:CPU:0: 13.44 ms on 1 device
