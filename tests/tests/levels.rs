@@ -17,6 +17,15 @@ pub fn cpu_levels() -> Vec<TargetCpu> {
     runs.collect()
 }
 
+/// A tensor of floats with all elements larger by a millionth.
+fn moved(t: &Tensor) -> Tensor {
+    if !t.dtype().is_float() {
+        return t.clone();
+    }
+    let values: Vec<f64> = t.to_f64s().iter().map(|v| v * (1.0 + 1e-6)).collect();
+    Tensor::from_f64s(t.dtype(), t.shape(), &values).unwrap()
+}
+
 /// Results by JIT are near the interpreter's, and those of an image have the bits of the JIT's.
 fn check(graph: &Graph, inputs: &[Tensor], level: TargetCpu, folder: &Path) {
     let what = format!("{level}, {}\n{graph}", graph.name);
@@ -25,14 +34,19 @@ fn check(graph: &Graph, inputs: &[Tensor], level: TargetCpu, folder: &Path) {
         ..Options::default()
     };
     let expected = interp::run(graph, inputs).unwrap();
+    let moved: Vec<Tensor> = inputs.iter().map(moved).collect();
+    let moved = interp::run(graph, &moved).unwrap();
     let compiled = gristmill::compile(graph, &options).unwrap();
     let found = compiled.run_ordered(inputs);
     let found = found
         .unwrap_or_else(|e| panic!("{what}: {e}"))
         .into_tensors();
-    for (e, f) in expected.iter().zip(&found) {
+    for ((e, f), m) in expected.iter().zip(&found).zip(&moved) {
         let c = allclose(e, f, 1e-5, 1e-5);
-        assert!(c.ok || c.scaled_err() <= 1e-5, "{what}: {c}");
+        // Sums in another order differ by as much as sums of inputs that differ a little.
+        let of_rounding = 4.0 * allclose(e, m, 0.0, 0.0).max_abs_err;
+        let is_near = c.ok || c.scaled_err() <= 1e-5 || c.max_abs_err <= of_rounding;
+        assert!(is_near && e.dtype() == f.dtype(), "{what}: {c}");
     }
     let path = folder.join("model.gmx");
     let written = aot::write(graph, &options, &Default::default(), &path);
