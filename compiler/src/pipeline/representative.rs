@@ -18,20 +18,10 @@ const OTHERS: [usize; 15] = [
 /// Sizes of the symbols of a graph: the geometric mean of a declared range, some tens of elements otherwise. Where such sizes
 /// contradict each other, as those of a slice and of what it is cut from may, others are tried.
 pub(super) fn representative(g: &Graph, first: &Bindings, options: &Options) -> Bindings {
-    let symbols: Vec<String> = g.symbols();
-    let sized = |size: &dyn Fn(usize, &String) -> usize| -> Bindings {
-        let sizes = symbols.iter().enumerate().map(|(i, symbol)| {
-            let range = options.ranges.get(symbol);
-            (
-                symbol.clone(),
-                range.map_or_else(|| size(i, symbol), middle),
-            )
-        });
-        sizes.collect()
-    };
-    let fits = |sizes: &Bindings| passes::specialise(g, sizes).is_ok();
-    let different = sized(&|i, _| EXTENTS[i % EXTENTS.len()]);
-    if fits(&different) {
+    let symbols = g.symbols();
+    let sized = |size: &dyn Fn(usize, &str) -> usize| sizes(&symbols, options, size);
+    let different = sized(&|i, _| different(i));
+    if fits(g, &different) {
         return different;
     }
     let starts = starts(g);
@@ -39,14 +29,29 @@ pub(super) fn representative(g: &Graph, first: &Bindings, options: &Options) -> 
         true => 0,
         false => EXTENTS[0],
     });
-    let given = sized(&|i, symbol| {
-        let size = first.get(symbol).copied();
-        size.unwrap_or(EXTENTS[i % EXTENTS.len()])
-    });
-    let mut known = [alike, given].into_iter();
-    let found = known.find(|sizes| fits(sizes));
-    let found = found.or_else(|| mended(g, &different, options).filter(|sizes| fits(sizes)));
-    found.unwrap_or(different)
+    let given = sized(&|i, symbol| first.get(symbol).copied().unwrap_or(self::different(i)));
+    let known = [alike, given].into_iter().find(|sizes| fits(g, sizes));
+    let mended = || mended(g, &different, options).filter(|sizes| fits(g, sizes));
+    known.or_else(mended).unwrap_or(different)
+}
+
+/// The extent of symbol `i` where all differ.
+fn different(i: usize) -> usize {
+    EXTENTS[i % EXTENTS.len()]
+}
+
+fn fits(g: &Graph, sizes: &Bindings) -> bool {
+    passes::specialise(g, sizes).is_ok()
+}
+
+/// Sizes by number and name of the symbols, for those without a declared range.
+fn sizes(symbols: &[String], options: &Options, size: &dyn Fn(usize, &str) -> usize) -> Bindings {
+    let of = |(i, symbol): (usize, &String)| {
+        let range = options.ranges.get(symbol);
+        let size = range.map_or_else(|| size(i, symbol), middle);
+        (symbol.clone(), size)
+    };
+    symbols.iter().enumerate().map(of).collect()
 }
 
 /// The sizes with others for the symbols of each rule that they contradict; `None` if all of [`OTHERS`] were tried in vain.
