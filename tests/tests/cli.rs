@@ -488,6 +488,29 @@ fn chains() -> String {
 }
 
 #[test]
+fn place_says_what_one_device_with_all_threads_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chains.ir"), chains()).unwrap();
+    let place = |flags: &[&str]| {
+        let ended = gristmill(dir.path(), &[&["place", "chains.ir"], flags].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let text = place(&["--devices", "cpu:2", "--threads", "2"]);
+    assert!(
+        text.contains("  one CPU device with all threads: "),
+        "{text}"
+    );
+    let json = |flags: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&place(&[&["--json", "--threads", "2"], flags].concat())).unwrap()
+    };
+    let one = json(&["--devices", "cpu:1"]);
+    assert_eq!(one["one_device_ns"], serde_json::Value::Null);
+    let two = json(&["--devices", "cpu:2"]);
+    assert_eq!(two["one_device_ns"], one["makespan_ns"]);
+}
+
+#[test]
 fn placements_that_pay_by_measured_times_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");

@@ -8,12 +8,15 @@ use crate::compiled::{Compiled, prepare};
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
+use crate::place::Placement;
 use crate::place::explain::{self, Explanation, Subject, html, trace};
 use crate::place::plan::{self, Names, Plan, Planned};
 use crate::place::task_graph::{
     PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject,
 };
 use clap::Args;
+use gristmill_runtime::DeviceName;
+use gristmill_runtime::device::DeviceKind;
 use gristmill_solver::memory::remat::Freedom;
 use gristmill_solver::search::portfolio::{self, Algorithm, Solution};
 use gristmill_solver::{Problem, check};
@@ -142,16 +145,50 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let (placement, clusters) = (&planned.placement, &planned.clusters);
     args.compile.log_placement(placement, clusters);
     let explanation = explain_and_write(args, &placement.subject(clusters)?)?;
+    let whole = on_whole_cpu(args, model, placement)?;
     if args.json {
-        print_json("place", planned::to_json(&planned, explanation));
+        let mut answer = planned::to_json(&planned, explanation);
+        if let Some(time) = whole {
+            answer["one_device_ns"] = time.0.into();
+        }
+        print_json("place", answer);
         return Ok(());
     }
-    let text = match explanation {
-        None => placement.to_text_with_sources(clusters),
-        Some(e) => placement.summary_with_sources(clusters) + &e.to_string(),
+    let mut text = placement.summary_with_sources(clusters);
+    if let Some(time) = whole {
+        text += &format!("  one CPU device with all threads: {time}\n");
+    }
+    text += &match explanation {
+        None => placement.nodes_text(clusters),
+        Some(e) => e.to_string(),
     };
     outln!("{}", text.trim_end());
     Ok(())
+}
+
+/// Predicted time of a step where several logical devices of this CPU are one, with the threads of all of them; `None` for a
+/// model that is placed on other devices, and for one that asks for a device that is then not there.
+fn on_whole_cpu(args: &PlaceArgs, model: &Path, placement: &Placement) -> Result<Option<Nanos>> {
+    let is_cpu = |device: &DeviceName| device.kind == DeviceKind::Cpu;
+    let all = &placement.devices;
+    let is_latency = args.compile.objective == Objective::Latency;
+    if all.len() < 2 || !all.iter().all(is_cpu) || args.compile.target.is_some() || !is_latency {
+        return Ok(None);
+    }
+    let one = CompileArgs {
+        devices: "cpu:1".to_owned(),
+        pin: Vec::new(),
+        mem: Vec::new(),
+        plan: None,
+        ..args.compile.clone()
+    };
+    let compiled = prepare(one.source(model)?, &one.options()?)?;
+    let planned = inputs::shapes(&compiled).and_then(|shapes| compiled.plan_shapes(&shapes));
+    match planned {
+        Ok(planned) => Ok(Some(planned.placement.makespan)),
+        Err(e) if e.is_refusal() => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// Prints the placement of each segment whose extents are known before a run.

@@ -17,7 +17,12 @@ impl Placement {
 
     /// The same with the origins of the predicted times, for `place`: they depend on the machine.
     pub fn to_text_with_sources(&self, g: &Graph) -> String {
-        let mut out = self.summary_with_sources(g);
+        self.summary_with_sources(g) + &self.nodes_text(g)
+    }
+
+    /// The nodes without the prediction.
+    pub fn nodes_text(&self, g: &Graph) -> String {
+        let mut out = String::new();
         self.write_nodes(g, &mut out)
             .expect("writing to a String does not fail");
         out
