@@ -73,7 +73,7 @@ fn smooth_difference(graph: &Graph, inputs: &[Tensor], input: usize, at: usize) 
 fn check_differences(seed: u64, graph: &Graph, gradients: &[Tensor], inputs: &[Tensor]) -> usize {
     let mut rng = Rng(seed);
     let floats = (0..inputs.len()).filter(|&i| inputs[i].dtype().is_float());
-    let floats: Vec<usize> = floats.filter(|&i| inputs[i].len() > 0).collect();
+    let floats: Vec<usize> = floats.filter(|&i| !inputs[i].is_empty()).collect();
     let mut n = 0;
     for _ in 0..N_ELEMENTS * usize::from(!floats.is_empty()) {
         let which = rng.below(floats.len());
