@@ -118,6 +118,9 @@ MODELS = [
     ("reshape_by_a_count", """g (float[N] x) => (int64[A,B] y) <int64[1] rest={-1}>
         { a=NonZero(x) xx=Concat<axis=0>(x,x) b=NonZero(xx) c=Concat<axis=1>(a,b) s=Shape<start=1,end=2>(a)
         t=Concat<axis=0>(rest,s) y=Reshape(c,t) }""", of_shapes((2,), (5,), (3,))),
+    ("shape_of_a_sum", """g (float[N] x, float[M] z) => (int64[1] y, float[P] zeros)
+        { t=Add(x,z) y=Shape(t) zeros=ConstantOfShape(y) }""",
+     [dict(x=reals(n), z=reals(m)) for n, m in ((5, 5), (5, 1), (1, 4), (3, 3))]),
 ]
 
 

@@ -13,7 +13,7 @@ use crate::place::Fallback;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::{Resources, Transaction};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sees a segment, by its number, before it runs.
 pub(crate) type Watch<'a> = &'a dyn Fn(usize, &Executable) -> Result<()>;
@@ -30,6 +30,8 @@ pub(crate) struct Segmented {
     graph: Graph,
     /// Type rules that some sizes contradict.
     rules: OpenRules,
+    /// The last shapes that were found to fit: those of a service seldom change.
+    last_fit: Mutex<Vec<Vec<usize>>>,
     parts: Vec<Compiled>,
     /// Variables, where a segment uses some: a run of all segments is one use of them.
     resources: Option<Arc<Resources>>,
@@ -55,6 +57,7 @@ impl Segmented {
             assigns: graph.assigns(),
             graph,
             rules,
+            last_fit: Mutex::default(),
             parts,
             resources,
         })
@@ -62,9 +65,17 @@ impl Segmented {
 
     /// True unless the sizes of these inputs contradict what the segments take to hold.
     pub(crate) fn fits(&self, shapes: &[Vec<usize>]) -> bool {
+        let mut last = self.last_fit.lock().unwrap_or_else(PoisonError::into_inner);
+        if !shapes.is_empty() && *last == shapes {
+            return true;
+        }
         // Inputs of other ranks are refused when they are run.
         let sizes = self.graph.bindings_for(shapes);
-        sizes.is_ok_and(|sizes| self.rules.check(&sizes).is_ok())
+        let fits = sizes.is_ok_and(|sizes| self.rules.check(&sizes).is_ok());
+        if fits {
+            *last = shapes.to_vec();
+        }
+        fits
     }
 
     pub(crate) fn n_segments(&self) -> usize {

@@ -130,10 +130,10 @@ impl<'m> Conversion<'m> {
     fn batch_norm(&mut self, node: &NodeProto) -> Option<Change> {
         let flag = self.flag(node, "training_mode")?;
         self.converted.batch_norms += 1;
-        let moved = node
-            .output
-            .iter()
-            .zip([None, node.input.get(3), node.input.get(4)]);
+        let (mean, variance) = (node.input.get(3), node.input.get(4));
+        // The last two are results of old operator sets.
+        let sources = [None, mean, variance, mean, variance];
+        let moved = node.output.iter().zip(sources);
         let moved = moved.filter_map(|(to, from)| Some((from?, to)));
         let used = moved.filter(|(_, to)| self.names.used.contains(to.as_str()));
         let copies = used.map(|(from, to)| NodeProto {

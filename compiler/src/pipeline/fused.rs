@@ -45,7 +45,6 @@ pub fn fused_for(graph: Graph, first: &Bindings, options: &Options) -> Result<Fu
     let graph = p.keep(graph);
     let source = Source {
         graph: &rewritten,
-        first: &first_sizes(&rewritten, &sizes, first),
         sizes: &sizes,
         request: &request,
     };
@@ -110,18 +109,6 @@ impl Fused {
             deadline: self.deadline,
             report: self.report.clone(),
         }
-    }
-}
-
-/// Sizes for the first placement: those of the first run where a graph takes them.
-fn first_sizes(g: &Graph, sizes: &Bindings, first: &Bindings) -> Bindings {
-    let mut all = sizes.clone();
-    for (symbol, size) in &mut all {
-        *size = first.get(symbol).copied().unwrap_or(*size);
-    }
-    match passes::specialise(g, &all).is_ok() {
-        true => all,
-        false => sizes.clone(),
     }
 }
 

@@ -56,10 +56,8 @@ impl Lowered {
 /// A rewritten graph to form kernels of.
 pub(super) struct Source<'a> {
     pub graph: &'a Graph,
-    /// Sizes at which kernels are chosen.
+    /// Sizes at which kernels are chosen, and a first placement is made.
     pub sizes: &'a Bindings,
-    /// Sizes at which the first placement is made.
-    pub first: &'a Bindings,
     pub request: &'a Request,
 }
 
@@ -162,7 +160,7 @@ impl Source<'_> {
             ..p.options.clone()
         };
         let placed = p.run(Pass::Place, |_| {
-            let sized = passes::specialise(g, self.first)?;
+            let sized = passes::specialise(g, self.sizes)?;
             possible(place::place(&sized, &request, &costs(&options)))
         })?;
         Ok(placed.filter(Placement::is_spread))

@@ -44,6 +44,8 @@ pub struct Rival {
     pub makespan_ns: u64,
     /// No placement of these kernels is predicted faster.
     pub lower_bound_ns: u64,
+    /// Name of that bound.
+    bound: String,
     /// The same of all runs, where they are a stream.
     #[serde(skip)]
     stream_bound: Option<Nanos>,
@@ -55,6 +57,7 @@ impl Placement {
             kernels,
             makespan_ns: self.makespan.0,
             lower_bound_ns: self.lower_bound.0.0,
+            bound: self.lower_bound.1.clone(),
             stream_bound: self.stream.map(|s| s.lower_bound),
         }
     }
@@ -81,9 +84,10 @@ impl Placement {
     /// The best of several placements with different kernels. Its lower bounds hold for all of them.
     pub(crate) fn among(mut self, joining: Joining, rivals: Vec<Rival>) -> Placement {
         self.joining = joining;
-        let bounds = rivals.iter().map(|r| Nanos(r.lower_bound_ns));
-        if let Some(least) = bounds.min().filter(|&least| least < self.lower_bound.0) {
-            self.lower_bound.0 = least;
+        let weakest = rivals.iter().min_by_key(|r| r.lower_bound_ns);
+        let weakest = weakest.filter(|r| r.lower_bound_ns < self.lower_bound.0.0);
+        if let Some((least, name)) = weakest.map(|r| (Nanos(r.lower_bound_ns), r.bound.clone())) {
+            self.lower_bound = (least, name);
             if let Some(solved) = &mut self.solved {
                 Arc::make_mut(solved).solution.lower_bound = least;
             }

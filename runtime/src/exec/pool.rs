@@ -216,7 +216,14 @@ impl Pool {
     }
 
     /// A helper that is idle, or a new one.
+    ///
+    /// Errors in a child of the process that has them.
     pub(crate) fn helper(&self) -> Result<Helper, Error> {
+        if self.process != std::process::id() {
+            let message =
+                "a model on several devices that was opened before a fork runs in the parent alone";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         let idle = lock(&self.core.idle).pop();
         idle.map_or_else(|| self.start_helper(), Ok)
     }

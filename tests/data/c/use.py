@@ -36,6 +36,7 @@ with digits.Model(threads=2) as model:
     refused(ValueError, "expected the inputs ['image']", lambda: model.run())
     refused(ValueError, "expected the inputs ['image']", lambda: model.run(other=images[:8]))
     refused(ValueError, "unknown variable", lambda: model.set("v", images))
+    refused(ValueError, "unknown variable", lambda: model.set("v", [1.0]))
 with counter.Model() as sums:
     assert sums.variables() == ["v"]
     sums.set("v", np.array([3, 4], "float32"))

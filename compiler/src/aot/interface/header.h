@@ -1,7 +1,7 @@
 /* The model "@NAME@", compiled by gristmill @VERSION@. C99 and C++.
  *
  * Threads: any number of threads may use a model; its runs take turns, those of several models do not. A child of fork() has none of
- * the threads of models that were opened before: it can close them, and run them on one thread. Open models after the fork.
+ * the threads of models that were opened before: it can close them, and run those of one device on one thread. Open models after the fork.
  * Closing: a model lives until its last run has ended, so closing may overlap with its runs, which end as usual. A call that comes
  * later with the same handle returns @UPPER@_INVALID. Texts of a model are good until it is closed.
  * Memory: tensors are dense and row-major, at any address that the type of their elements has. Outputs overlap neither inputs nor each

@@ -108,6 +108,8 @@ class Model:
             fits = len(shape) == value.ndim and all(n in (None, m) for n, m in zip(shape, value.shape))
             if not fits:
                 raise ValueError(f"{variable}: expected shape {shape}, got {value.shape}")
+        else:
+            value = np.ascontiguousarray(value)
         self._call("set", self._open(), variable.encode(), ctypes.c_void_p(value.ctypes.data), ctypes.c_size_t(value.nbytes))
 
     def get(self, variable, dtype, shape):

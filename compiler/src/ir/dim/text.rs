@@ -127,6 +127,9 @@ impl Parser<'_> {
                     return None;
                 }
                 d = d.floor_div(by);
+                if d.is_too_deep() {
+                    return None;
+                }
             } else if self.eat("*") {
                 d = d.product(&self.factor()?);
             } else {

@@ -141,8 +141,10 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// Operand `i`, a variable, as the nodes so far leave it: the value that the last of them assigned.
     pub fn latest(&mut self, i: usize) -> Result<ValueId> {
         let v = self.v(i)?;
-        match self.im.assigned.get(&v) {
+        let is_main = self.im.frames.len() == 1;
+        match self.im.assigned.get(&v).filter(|_| is_main) {
             Some(&value) => Ok(value),
+            // An assignment in a subgraph is refused.
             None => self.im.materialise(v),
         }
     }

@@ -6,6 +6,7 @@
 //! region becomes an operand of the region when it is used.
 
 mod build;
+mod conditions;
 mod ctx;
 mod fold;
 mod interface;
@@ -27,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::interp::WorkBudget;
 use crate::ir::verify::verify;
 use crate::ir::{Dim, Graph, GraphBuilder, Ranges, Type, ValueId};
+use conditions::Condition;
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -236,6 +238,8 @@ pub(super) struct Importer<'m> {
     n_symbols: usize,
     /// The elements, one tensor each, that symbols get their values from.
     extent_values: HashMap<String, V>,
+    /// Extents that are taken to be equal.
+    conditions: Vec<Condition>,
     /// Integer values whose elements are those of another value, in their order.
     sources: HashMap<V, V>,
     folding: WorkBudget,
@@ -309,6 +313,7 @@ impl<'m> Importer<'m> {
             ranges: Ranges::new(),
             n_symbols: 0,
             extent_values: HashMap::new(),
+            conditions: Vec::new(),
             sources: HashMap::new(),
             folding: fold::budget(),
             n_nodes: 0,
@@ -321,6 +326,7 @@ impl<'m> Importer<'m> {
         let mut graph = None;
         if self.errors.is_empty() {
             let mut g = prune::prune(&draft)?;
+            conditions::add(&mut g, &self.conditions)?;
             let symbols = &self.symbols;
             g.ranges = self.ranges.clone();
             g.ranges.retain(|dim, _| symbols.contains(dim));

@@ -1,9 +1,10 @@
 //! Extents that only a run shows, as symbols that get their values from a tensor.
 
+use super::conditions::Condition;
 use super::symbolic::symbolic_scalar;
 use super::{Contents, Ctx, Importer, Slot, V};
 use crate::error::Result;
-use crate::ir::{Dim, Op, Ranges, ScalarOp, Shape, Type, ValueId};
+use crate::ir::{Dim, Op, Origin, Ranges, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -242,8 +243,10 @@ impl Ctx<'_, '_> {
     /// Runs `f`; when it fails, all that it reported is forgotten and its error is given.
     pub fn attempt<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let (n_errors, needs) = (self.im.errors.len(), self.im.needs.clone());
+        let n_conditions = self.im.conditions.len();
         let result = f(self);
         if result.is_err() {
+            self.im.conditions.truncate(n_conditions);
             self.im.errors.truncate(n_errors);
             self.im.needs = needs;
         }
@@ -390,6 +393,9 @@ impl Ctx<'_, '_> {
     pub fn equal_extents(&mut self, v: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
         let own = self.shape_of(v);
         let mut dims = own.iter().chain(&shape);
+        for (have, want) in own.iter().zip(&shape) {
+            self.assume_equal(have, want);
+        }
         if own.rank() != shape.len() || dims.any(|d| self.is_decided_by_run(d)) {
             return self.shaped(v, shape);
         }
@@ -405,6 +411,18 @@ impl Ctx<'_, '_> {
             sizes: shape,
         };
         self.add(op, &[v])
+    }
+
+    /// Takes two extents to be equal, which is checked once the sizes of the inputs are known.
+    pub fn assume_equal(&mut self, have: &Dim, want: &Dim) {
+        if have != want && !self.is_decided_by_run(have) && !self.is_decided_by_run(want) {
+            let condition = Condition {
+                have: have.clone(),
+                want: want.clone(),
+                origin: Origin::new(&self.path()),
+            };
+            self.im.conditions.push(condition);
+        }
     }
 
     /// True when a symbol of the dim gets its value during a run.

@@ -96,6 +96,9 @@ fn reshape(cx: &mut Ctx) -> Result<Outs> {
     }
     let (from, wanted) = (cx.ty(0)?.shape, cx.elements(1)?);
     let known = run_time::known(&wanted);
+    let has_rest = known
+        .as_ref()
+        .is_some_and(|dims| dims.iter().any(|d| d.is(-1)));
     let known = known.map(|dims| (reshape_target(&from, &dims, allow_zero), dims));
     let target = match known {
         Some((Ok(target), _)) => target,
@@ -106,6 +109,10 @@ fn reshape(cx: &mut Ctx) -> Result<Outs> {
         Some((Err(e), _)) => return Err(e),
         None => run_time::reshape_target(cx, &from, &wanted, allow_zero)?,
     };
+    if has_rest {
+        // Some sizes may leave a remainder.
+        cx.assume_equal(&product(&from), &product(&target));
+    }
     let x = cx.val(0)?;
     one(cx.reshape(x, target)?)
 }
