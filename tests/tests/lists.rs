@@ -8,7 +8,7 @@ use prost::Message;
 use std::collections::BTreeMap;
 
 /// An `f32` tensor type; extents are numbers and names.
-pub(super) fn tensor(dims: Option<&[&str]>) -> TypeProto {
+pub fn tensor(dims: Option<&[&str]>) -> TypeProto {
     let extent = |text: &str| match text.parse() {
         Ok(n) => DimensionValue::Value(n),
         Err(_) => DimensionValue::Param(text.to_owned()),
@@ -33,14 +33,14 @@ fn holding(make: fn(Box<ElementTypeProto>) -> TypeValue, element: TypeProto) -> 
     }
 }
 
-pub(super) fn info(name: &str, ty: TypeProto) -> ValueInfoProto {
+pub fn info(name: &str, ty: TypeProto) -> ValueInfoProto {
     ValueInfoProto {
         name: name.to_owned(),
         r#type: Some(ty),
     }
 }
 
-pub(super) fn node(op_type: &str, inputs: &[&str], output: &str) -> NodeProto {
+pub fn node(op_type: &str, inputs: &[&str], output: &str) -> NodeProto {
     NodeProto {
         op_type: op_type.to_owned(),
         input: inputs.iter().map(|name| (*name).to_owned()).collect(),

@@ -1,6 +1,7 @@
 //! Random inputs, test data, and what a run tells about its values.
 
 use super::{data, run};
+use crate::lists;
 use crate::process::gristmill;
 use gristmill::onnx::proto::*;
 use gristmill::{Tensor, write_npz};
@@ -162,29 +163,41 @@ fn sum(dims: [&str; 2]) -> ModelProto {
 #[test]
 fn the_work_of_further_shapes_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    let checked = |dims, flags: &[&str]| {
-        std::fs::write(folder.path().join("m.onnx"), sum(dims).encode_to_vec()).unwrap();
+    let check = |model: ModelProto, flags: &[&str]| {
+        std::fs::write(folder.path().join("m.onnx"), model.encode_to_vec()).unwrap();
         let words = ["check", "m.onnx"].iter().chain(flags).copied();
         let ended = gristmill(folder.path(), &words.collect::<Vec<_>>());
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         ended.stdout
     };
+    let checked = |dims, flags: &[&str]| check(sum(dims), flags);
     let out = checked(["n", "n"], &[]);
     let expected = "shapes: kernels are chosen once for all sizes of n\n";
     assert!(out.contains(expected), "{out}");
-    // Whether one of them is broadcast is known for given sizes only.
+    // Sizes at which one of them is broadcast are compiled alone.
     let out = checked(["n", "m"], &[]);
+    let expected = "shapes: kernels are chosen once for all sizes of m, n\n";
+    assert!(out.contains(expected), "{out}");
+    // The rank of the result is known for given sizes only.
+    let squeezed = || {
+        let mut model = sum(["n", "m"]);
+        let graph = model.graph.as_mut().unwrap();
+        graph.input = vec![lists::info("x", lists::tensor(Some(&["n", "m"])))];
+        graph.node = vec![lists::node("Squeeze", &["x"], "z")];
+        model
+    };
+    let out = check(squeezed(), &[]);
     let expected = "shapes: compiled anew for each set of sizes of m, n: ";
     assert!(out.contains(expected), "{out}");
     let out = checked(["n", "m"], &["--set", "n=1"]);
     assert!(out.contains("for all sizes of m\n"), "{out}");
     let out = checked(["n", "m"], &["--set", "n=4", "--set", "m=1"]);
     assert!(!out.contains("shapes:"), "{out}");
-    let json: serde_json::Value = serde_json::from_str(&checked(["n", "m"], &["--json"])).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&check(squeezed(), &["--json"])).unwrap();
     let shapes = &json["shapes"];
     assert_eq!(shapes["compiled_once"], false);
     assert_eq!(shapes["symbols"], serde_json::json!(["m", "n"]));
-    assert!(shapes["reason"].as_str().unwrap().contains("broadcast"));
+    assert!(shapes["reason"].as_str().unwrap().contains("the rank"));
 }
 
 #[test]
