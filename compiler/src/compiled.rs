@@ -95,7 +95,7 @@ pub(crate) struct Shared {
     pool: Arc<Pool>,
     /// Variables.
     resources: Arc<Resources>,
-    /// What all caches by shapes hold.
+    /// Memory of all caches by shapes.
     caches: Arc<CacheMemory>,
     /// Warnings of all compilations, each once.
     warnings: Mutex<Vec<String>>,

@@ -412,7 +412,7 @@ impl Generator<'_> {
         Some((Op::Map(op), operands))
     }
 
-    /// Which of two floats is larger, both elements of inputs.
+    /// A comparison of two values whose elements are elements of inputs.
     fn comparison(&mut self, x: usize) -> Proposal {
         let n = self.values.len();
         let mut exact = (0..n).filter(|i| self.exact.contains(&self.values[*i].0));

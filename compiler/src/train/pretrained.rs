@@ -179,7 +179,7 @@ fn freeze(weights: &mut [Weight], names: &BTreeSet<String>, why: &str) {
     frozen.for_each(|w| w.frozen = Some(why.to_owned()));
 }
 
-/// What a model and a pattern say of its initialisers.
+/// Trainable and frozen initialisers of a model, by a pattern.
 struct Choice<'m> {
     pattern: Option<Regex>,
     /// Operands that no gradient should move, with the reason.
