@@ -3,7 +3,8 @@
 //! Peers are compared by `benches/peers/compare.py`, on the full-size models.
 
 use criterion::{Criterion, criterion_main};
-use gristmill::{Options, Tensor, onnx};
+use gristmill::testing::Setup;
+use gristmill::{Tensor, onnx};
 use std::path::PathBuf;
 
 const MODELS: [&str; 4] = [
@@ -31,21 +32,18 @@ fn inputs(name: &str) -> Vec<(String, Tensor)> {
 }
 
 fn models(c: &mut Criterion) {
-    let options = Options {
-        threads: Some(1),
-        ..Options::default()
-    };
+    let setup = Setup::with_threads(1);
     for name in MODELS {
         let model = onnx::load(directory(name).join("model.onnx")).expect("a good model");
         let named = inputs(name);
         c.bench_function(&format!("compile {name}"), |b| {
             b.iter(|| {
-                let compiled = gristmill::compile(&model, &options).expect("it compiles");
+                let compiled = setup.compile(&model).expect("it compiles");
                 let tensors = compiled.bind(named.clone()).expect("inputs fit");
                 compiled.for_inputs(&tensors).expect("it compiles")
             })
         });
-        let compiled = gristmill::compile(&model, &options).expect("it compiles");
+        let compiled = setup.compile(&model).expect("it compiles");
         let tensors = compiled.bind(named.clone()).expect("inputs fit");
         let executable = compiled.for_inputs(&tensors).expect("it compiles");
         let mut outputs = executable.run(&tensors).expect("it runs").into_tensors();

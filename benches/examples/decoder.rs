@@ -4,7 +4,7 @@
 //! `position`, `i64[1]`, the other output is the next token. Prints the rate, then the tokens after token 1. `decoder.py` among the peers
 //! writes the model, and compares.
 
-use gristmill::{Compiled, Options, Result, Source, Tensor, compile, onnx};
+use gristmill::{Compiled, Options, Result, Session, Settings, Source, Tensor, onnx};
 use std::time::Instant;
 
 fn main() {
@@ -34,12 +34,13 @@ fn run() -> Result<()> {
         present.map(|present| (past, present))
     };
     let pairs: Vec<(String, String)> = names.filter_map(pair).collect();
-    let options = Options {
+    let session = Session::new(&Settings {
         threads: number("--threads"),
-        ..Options::default()
-    };
+        ..Settings::default()
+    })?;
+    let options = Options::default();
     let source = Source::from(&model).keeping(&pairs, &options.dims)?;
-    let model = compile(source, &options)?;
+    let model = session.compile(source, &options)?;
     let n = number("--tokens").unwrap_or(128);
     tokens(&model, n)?;
     model.resources().reset("");

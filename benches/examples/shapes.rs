@@ -6,7 +6,7 @@
 //! itself, with its dims fixed, and run in turn; the ratio of medians is printed.
 
 use gristmill::ir::{Bindings, Type};
-use gristmill::{Compiled, DType, Error, Options, Tensor, compile, onnx};
+use gristmill::{Compiled, DType, Error, Options, Session, Settings, Tensor, onnx};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -29,11 +29,11 @@ fn run() -> Result<(), Error> {
         return Err(Error::invalid(usage));
     };
     let model = onnx::load(model)?;
-    let options = Options {
+    let settings = Settings {
         threads,
-        ..Options::default()
+        ..Settings::default()
     };
-    let compiled = compile(&model, &options)?;
+    let compiled = Session::new(&settings)?.compile(&model, &Options::default())?;
     println!(
         "{:<24}{:>12}{:>12}{:>12}{:>12}{:>12}{:>10}",
         "shape", "made ms", "first ms", "least ms", "p50 ms", "of alone", "MiB"
@@ -41,7 +41,7 @@ fn run() -> Result<(), Error> {
     for shape in shapes {
         let dims = parse(shape)?;
         let alone = match is_compared {
-            true => Some(compiled_alone(&model, &options, &dims)?),
+            true => Some(compiled_alone(&model, &settings, &dims)?),
             false => None,
         };
         let times = times(&compiled, alone.as_ref(), &dims)?;
@@ -61,14 +61,14 @@ fn run() -> Result<(), Error> {
 
 fn compiled_alone(
     model: &onnx::Model,
-    options: &Options,
+    settings: &Settings,
     dims: &Bindings,
 ) -> Result<Compiled, Error> {
     let options = Options {
         dims: dims.clone(),
-        ..options.clone()
+        ..Options::default()
     };
-    compile(model, &options)
+    Session::new(settings)?.compile(model, &options)
 }
 
 /// Milliseconds to make an executable, of its first run, and of later ones in ascending order; and

@@ -6,7 +6,7 @@
 //! with `memcpy` on as many threads, in turn.
 
 use gristmill::ir::{Graph, GraphBuilder, ScalarOp, ValueId};
-use gristmill::{Compiled, DType, Options, Result, Tensor, compile};
+use gristmill::{Compiled, DType, Options, Result, Session, Settings, Tensor};
 use std::time::Instant;
 
 /// Rounds in turn.
@@ -37,11 +37,11 @@ fn run() -> Result<()> {
 }
 
 fn row(name: &str, graph: &Graph, n: usize, bytes: usize, threads: Option<usize>) -> Result<()> {
-    let options = Options {
+    let session = Session::new(&Settings {
         threads,
-        ..Options::default()
-    };
-    let model = compile(graph, &options)?;
+        ..Settings::default()
+    })?;
+    let model = session.compile(graph, &Options::default())?;
     let gradient = Tensor::from_vec(vec![0.25f32; n], &[n])?;
     step(&model, &gradient)?;
     step(&model, &gradient)?;

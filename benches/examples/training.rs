@@ -8,7 +8,7 @@
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss, step_graph};
-use gristmill::{DType, Options, Result, Tensor, write_npz};
+use gristmill::{DType, Options, Result, Session, Settings, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
 use std::time::Instant;
 
@@ -87,21 +87,18 @@ fn run() -> Result<()> {
     }
 }
 
-fn training(threads: Option<usize>) -> Training {
+fn training() -> Training {
     Training {
         seed: 0,
         update: Adam::default().into(),
-        options: Options {
-            threads,
-            ..Options::default()
-        },
+        options: Options::default(),
     }
 }
 
 /// Writes the graph of a step, and inputs of a batch.
 fn write(row: &Row, folder: &str) -> Result<()> {
     let path = |end: &str| format!("{folder}/{}.{end}", row.name);
-    let graph = step_graph(row.name, &training(None), |m| row.objective(m))?;
+    let graph = step_graph(row.name, &training(), |m| row.objective(m))?;
     let io = |e: std::io::Error| gristmill::Error::invalid(e.to_string());
     std::fs::write(path("ir"), graph.to_string()).map_err(io)?;
     let (x, label) = row.batch()?;
@@ -112,8 +109,11 @@ fn write(row: &Row, folder: &str) -> Result<()> {
 fn time(row: &Row, threads: Option<usize>) -> Result<()> {
     let name = row.name;
     let begin = Instant::now();
-    let training = training(threads);
-    let trainer = Trainer::new(name, &training, |m| row.objective(m))?;
+    let session = Session::new(&Settings {
+        threads,
+        ..Settings::default()
+    })?;
+    let trainer = Trainer::in_session(&session, name, &training(), |m| row.objective(m))?;
     let (x, label) = row.batch()?;
     let step = || trainer.step([("x", x.clone()), ("label", label.clone())]);
     step()?;

@@ -48,7 +48,7 @@ pub fn tune(tuned: &Path) -> Result<(f64, f64)> {
             trainer.step(batch?)?;
         }
     }
-    net.save(trainer.resources(), tuned)?;
+    net.save(&trainer, tuned)?;
     let before = accuracy(&data("model.onnx"), &held_out)?;
     Ok((before, accuracy(tuned, &held_out)?))
 }

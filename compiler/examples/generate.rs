@@ -13,7 +13,7 @@
 //! token.
 
 use gristmill::ir::{Bindings, Type};
-use gristmill::{Compiled, DType, Error, Options, Tensor, compile, onnx};
+use gristmill::{Compiled, DType, Error, Options, Session, Settings, Tensor, onnx};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -49,11 +49,12 @@ struct Random(u64);
 
 fn run(words: &[String]) -> Result<()> {
     let mut request = Request::of(words)?;
-    let options = Options {
+    let session = Session::new(&Settings {
         threads: request.threads,
-        ..Options::default()
-    };
-    let mut decoder = Decoder::new(compile(&onnx::load(&request.model)?, &options)?)?;
+        ..Settings::default()
+    })?;
+    let model = onnx::load(&request.model)?;
+    let mut decoder = Decoder::new(session.compile(&model, &Options::default())?)?;
     let prompt = Prompt::of(&request.prompt)?;
     let mut tokens = prompt.tokens.clone();
     prompt.print(&tokens)?;

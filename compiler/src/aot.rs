@@ -33,12 +33,13 @@ pub(crate) mod program_file;
 pub use executable::write_executable;
 
 use crate::codegen::cpu::required_features;
-use crate::compiled::{Compiled, Shared, Source};
+use crate::compiled::{Common, Compiled, Source};
 use crate::cost::Fnv;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
-use crate::options::Options;
+use crate::options::{Config, Options};
 use crate::place::Device;
+use crate::session::{Session, Settings};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::image::{self, About, Fixed, Kind, Section, Spool, system};
 use gristmill_runtime::program::{Kernel, Program, Step, StepKind};
@@ -77,6 +78,8 @@ impl Written {
 /// Compiles a model for CPUs and writes it to a file, which is replaced as a whole. Packed weights are in a temporary file without a name
 /// beside it meanwhile, so that the disk has room for them twice, and memory for one at a time.
 ///
+/// The devices are those of default [`Settings`]: see [`Session::write_image`] for others.
+///
 /// Errors for dims without a size, with their names; for models whose extents the data decides; for other devices than CPUs.
 pub fn write(
     source: impl Into<Source>,
@@ -84,10 +87,25 @@ pub fn write(
     sizes: &Sizes,
     path: &Path,
 ) -> Result<Written> {
-    write_with(source.into(), options, sizes, path, &Extra::default())
+    Session::new(&Settings::default())?.write_image(source, options, sizes, path)
 }
 
-/// Wishes that few have.
+impl Session {
+    /// [`write`] for the devices, and with the measurements, of the session.
+    pub fn write_image(
+        &self,
+        source: impl Into<Source>,
+        options: &Options,
+        sizes: &Sizes,
+        path: &Path,
+    ) -> Result<Written> {
+        let settings = self.settings();
+        let config = Config { settings, options };
+        write_with(source.into(), config, sizes, path, &Extra::default())
+    }
+}
+
+/// Rarely used options.
 pub(crate) struct Extra<'a> {
     /// Another name than that of the model.
     pub name: Option<&'a str>,
@@ -110,10 +128,10 @@ impl Default for Extra<'_> {
     }
 }
 
-/// [`write`] with further wishes.
+/// [`write`] with rarely used options.
 pub(crate) fn write_with(
     source: Source,
-    options: &Options,
+    config: Config,
     sizes: &Sizes,
     path: &Path,
     extra: &Extra,
@@ -122,7 +140,7 @@ pub(crate) fn write_with(
         about,
         programs,
         warnings,
-    } = made(source, options, sizes, path, extra)?;
+    } = made(source, config, sizes, path, extra)?;
     let sections = image::write(path, &about, &programs)?;
     let bytes = image::total_bytes(&sections);
     Ok(Written {
@@ -141,29 +159,24 @@ struct Made {
 }
 
 /// Compiles a model for a file, beside which weights are kept until it is written.
-fn made(
-    source: Source,
-    options: &Options,
-    sizes: &Sizes,
-    path: &Path,
-    extra: &Extra,
-) -> Result<Made> {
-    let variants = combinations(sizes, &options.dims)?;
+fn made(source: Source, config: Config, sizes: &Sizes, path: &Path, extra: &Extra) -> Result<Made> {
+    let variants = combinations(sizes, &config.options.dims)?;
     let mut programs = Vec::new();
-    let mut about = about(options)?;
-    let mut devices = options.devices.clone();
-    devices.assume_cpus(options.target_cpu.isa());
-    let shared = Arc::new(Shared::spooled(options, Spool::beside(path)?));
+    let mut about = about(config)?;
+    let settings = Settings {
+        // Blocks are chosen where the image runs.
+        threads: Some(1),
+        ..config.settings.clone()
+    };
+    let session = Session::spooled(&settings, Spool::beside(path)?)?;
+    let common = Common::new(&session, config.options);
     for (i, dims) in variants.iter().enumerate() {
         (extra.progress)(i, variants.len(), dims);
         let options = Options {
             dims: dims.clone(),
-            devices: devices.clone(),
-            // Blocks are chosen where the image runs.
-            threads: Some(1),
-            ..options.clone()
+            ..config.options.clone()
         };
-        let made = variant(&source, &options, &shared);
+        let made = variant(&source, &options, &common);
         let (program, fixed) = made.map_err(|e| with_dims(e, dims, sizes))?;
         about.variants.push(fixed);
         programs.push(match extra.is_nameless {
@@ -177,7 +190,7 @@ fn made(
     Ok(Made {
         about,
         programs,
-        warnings: shared.warnings().clone(),
+        warnings: common.warnings().clone(),
     })
 }
 
@@ -185,9 +198,9 @@ fn made(
 fn variant(
     source: &Source,
     options: &Options,
-    shared: &Arc<Shared>,
+    common: &Arc<Common>,
 ) -> Result<(Arc<Program>, Fixed)> {
-    let compiled = Compiled::of(source.clone(), options, shared)?;
+    let compiled = Compiled::of(source.clone(), options, common)?;
     let (program, indexed) = compiled.static_program()?;
     check_devices(&program)?;
     let dims = options.dims.clone().into_iter().collect();
@@ -249,27 +262,28 @@ fn nameless_body(body: &Program) -> Arc<Program> {
     Arc::new(body)
 }
 
-fn about(options: &Options) -> Result<About> {
+fn about(config: Config) -> Result<About> {
+    let options = config.options;
     Ok(About {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         system: system(),
         isa: options.target_cpu.isa() as u32,
         features: required_features(options.target_cpu)?,
-        measured: measured(options),
+        measured: measured(config),
         ..About::default()
     })
 }
 
 /// A hash of the measurements that options bring along; 0 for none.
-fn measured(options: &Options) -> u64 {
-    let mut kept = options.kept.iter();
+fn measured(Config { settings, options }: Config) -> u64 {
+    let mut kept = settings.kept.iter();
     let has_kept = kept.any(|folder| folder.exists());
-    let mut devices = options.devices.devices.iter();
+    let mut devices = settings.devices.devices.iter();
     if devices.all(Device::has_assumed_rates) && options.measured.is_empty() && !has_kept {
         return 0;
     }
     let mut hash = Fnv::default();
-    let text = write!(hash, "{:?} {:?}", options.devices, options.measured);
+    let text = write!(hash, "{:?} {:?}", settings.devices, options.measured);
     text.map_or(1, |()| hash.value().max(1))
 }
 

@@ -6,12 +6,13 @@
 pub mod gpus;
 pub mod load;
 
-use crate::compiled::{Compiled, compile};
+use crate::compiled::Compiled;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, flops, store};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, GraphBuilder, Layout, Op, ScalarOp, ValueId, Window};
 use crate::options::{ConvAlgorithm, Options};
 use crate::place::{DeviceSet, RateSource, Target};
+use crate::session::{Session, Settings};
 use crate::{DType, Tensor};
 use gristmill_runtime::cpu;
 use gristmill_runtime::device::DeviceKind;
@@ -223,15 +224,14 @@ pub fn calibrate(machine: &str, n_threads: usize, effort: Effort) -> Result<Cali
 
 fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
     let assumed = DeviceProfile::this_cpu(n_threads);
+    let session = session("cpu:1", n_threads)?;
     let options = Options {
-        threads: Some(n_threads),
-        devices: DeviceSet::parse("cpu:1", n_threads)?,
         // The gain of minimal filtering depends on the convolution.
         conv: ConvAlgorithm::Direct,
         ..Options::default()
     };
-    let seconds = |g: Graph| least_seconds(&compile(&g, &options)?, effort);
-    let launch = launch(n_threads, effort)?;
+    let seconds = |g: Graph| least_seconds(&session.compile(&g, &options)?, effort);
+    let launch = launch_on(&session, effort)?;
     let rate = |g: Graph, amount: f64| -> Result<f64> {
         Ok(amount / (seconds(g)? - launch.0 as f64 / 1e9).max(1e-9))
     };
@@ -281,25 +281,26 @@ fn least_seconds(compiled: &Compiled, effort: Effort) -> Result<f64> {
     Ok(least.as_secs_f64())
 }
 
-fn launch(n_threads: usize, effort: Effort) -> Result<Nanos> {
-    let devices = DeviceSet::parse("cpu:1", n_threads)?;
-    launch_on(
-        Options {
-            threads: Some(n_threads),
-            devices,
-            ..Options::default()
-        },
-        effort,
-    )
+fn session(devices: &str, n_threads: usize) -> Result<Session> {
+    Session::new(&Settings {
+        threads: Some(n_threads),
+        devices: DeviceSet::parse(devices, n_threads)?,
+        ..Settings::default()
+    })
+}
+
+/// Options for kernels as they are written.
+fn as_written() -> Options {
+    Options {
+        opt_level: 0,
+        ..Options::default()
+    }
 }
 
 /// Time to start a kernel: a chain of kernels that have nothing to do.
-fn launch_on(options: Options, effort: Effort) -> Result<Nanos> {
+fn launch_on(session: &Session, effort: Effort) -> Result<Nanos> {
     const KERNELS: usize = 64;
-    let options = Options {
-        opt_level: 0,
-        ..options
-    };
+    let options = as_written();
     let chain = |n: usize| {
         graph(16, |b, mut x| {
             for _ in 0..n {
@@ -308,8 +309,8 @@ fn launch_on(options: Options, effort: Effort) -> Result<Nanos> {
             Ok(x)
         })
     };
-    let long = least_seconds(&compile(&chain(KERNELS + 1)?, &options)?, effort)?;
-    let short = least_seconds(&compile(&chain(1)?, &options)?, effort)?;
+    let long = least_seconds(&session.compile(&chain(KERNELS + 1)?, &options)?, effort)?;
+    let short = least_seconds(&session.compile(&chain(1)?, &options)?, effort)?;
     Ok(Nanos::from_seconds(
         ((long - short) / KERNELS as f64).max(1e-9),
     ))
@@ -319,17 +320,7 @@ fn launch_on(options: Options, effort: Effort) -> Result<Nanos> {
 fn link(launch: Nanos, effort: Effort) -> Result<LinkProfile> {
     const HOPS: usize = 8;
     const LARGE: usize = 1 << 20;
-    let options = Options {
-        threads: Some(2),
-        opt_level: 0,
-        devices: DeviceSet::parse("cpu:2", 2)?,
-        ..Options::default()
-    };
-    let alone = Options {
-        devices: DeviceSet::parse("cpu:1", 1)?,
-        threads: Some(1),
-        ..options.clone()
-    };
+    let (two, one) = (session("cpu:2", 2)?, session("cpu:1", 1)?);
     let hops = |n: usize, apart: bool| {
         let g = graph(n, |b, mut x| {
             for hop in 0..=HOPS {
@@ -342,7 +333,8 @@ fn link(launch: Nanos, effort: Effort) -> Result<LinkProfile> {
             }
             Ok(x)
         })?;
-        least_seconds(&compile(&g, if apart { &options } else { &alone })?, effort)
+        let session = if apart { &two } else { &one };
+        least_seconds(&session.compile(&g, &as_written())?, effort)
     };
     let per_hop = |n: usize| -> Result<f64> {
         Ok((hops(n, true)? - hops(n, false)?).max(1e-9) / HOPS as f64)

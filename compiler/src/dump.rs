@@ -42,9 +42,10 @@
 
 pub use crate::pipeline::Stage;
 
-use crate::compiled::{Compiled, InputShapes, Source, prepare};
+use crate::compiled::{Compiled, InputShapes, Source};
 use crate::error::{Error, Result};
 use crate::options::Options;
+use crate::session::{Session, Settings};
 use std::collections::BTreeMap;
 
 /// The text of a stage. No tensor is given: shapes suffice, with each open dim at the greatest size of its range in [`Options::ranges`].
@@ -52,22 +53,37 @@ use std::collections::BTreeMap;
 /// The text depends on the model, the options and the version of gristmill. Constants of more than 16 elements are shown by their checksums; there
 /// are no times of this machine and no paths of files but those of nodes: a graph that is built in Rust names file and line of its calls, unless
 /// [`GraphBuilder::set_origin`](crate::ir::GraphBuilder::set_origin) says otherwise. It does not depend on the number of cores:
-/// [`Options::threads`] is 1 here by default, and stages before [`Stage::Schedule`] are the same with any number. With [`Options::target_cpu`] other than the
+/// [`Settings::threads`] is 1 here by default, and stages before [`Stage::Schedule`] are the same with any number. With [`Options::target_cpu`] other than the
 /// default, it does not depend on the CPU either; texts of generated code (`schedule`, `clif`, `asm`) can then be had on machines that run such code.
 ///
 /// Errors with `InvalidInput` where a dim has no size, except for [`Stage::Graph`], or the value of an input decides shapes; otherwise as [`crate::compile`].
 pub fn text(model: impl Into<Source>, options: &Options, stage: Stage) -> Result<String> {
-    let compiled = prepare(model, &portable(options))?;
-    compiled.text(stage, false, &shapes)
+    Session::new(&Settings::default())?.text(model, options, stage)
 }
 
-/// The options without the facts about this machine that follow from no option.
-fn portable(options: &Options) -> Options {
-    let mut options = options.clone();
-    options.keep_stages = true;
-    options.threads.get_or_insert(1);
-    options.devices.assume_cpus(options.target_cpu.isa());
-    options
+impl Session {
+    /// [`text`] for the devices of the session.
+    pub fn text(
+        &self,
+        model: impl Into<Source>,
+        options: &Options,
+        stage: Stage,
+    ) -> Result<String> {
+        let options = Options {
+            keep_stages: true,
+            ..options.clone()
+        };
+        let compiled = Session::new(&portable(self.settings()))?.prepare(model, &options)?;
+        compiled.text(stage, false, &shapes)
+    }
+}
+
+/// The settings without the facts about this machine that follow from no setting.
+fn portable(settings: &Settings) -> Settings {
+    Settings {
+        threads: settings.threads.or(Some(1)),
+        ..settings.clone()
+    }
 }
 
 fn shapes(compiled: &Compiled) -> Result<InputShapes> {
@@ -113,15 +129,22 @@ mod tests {
 
     #[test]
     fn rates_that_are_assumed_follow_the_target_and_others_stay() {
-        let rate = |options: &Options| portable(options).devices.devices[0].profile.flops_f32;
+        let mut settings = Settings::default();
+        let rate = |settings: &Settings, options: &Options| {
+            let session = Session::new(settings).unwrap();
+            let prepared = session.prepare(&symbolic(), options).unwrap();
+            prepared.config().settings.devices.devices[0]
+                .profile
+                .flops_f32
+        };
         let mut options = options(8);
         for (name, lanes) in [("x86-64-v2", 4.0), ("x86-64-v3", 8.0), ("x86-64-v4", 16.0)] {
             options.target_cpu = crate::TargetCpu::parse(name).unwrap();
             let one = DeviceProfile::cpu(gristmill_kernels::Isa::Portable, 1).flops_f32;
-            assert_eq!(rate(&options), one * lanes / 4.0);
+            assert_eq!(rate(&settings, &options), one * lanes / 4.0);
         }
-        options.devices.devices[0].profile.flops_f32 = 1e9;
-        assert_eq!(rate(&options), 1e9);
+        settings.devices.devices[0].profile.flops_f32 = 1e9;
+        assert_eq!(rate(&settings, &options), 1e9);
     }
 
     #[test]
@@ -136,11 +159,12 @@ mod tests {
     #[test]
     fn threads_do_not_show_before_schedules() {
         let of = |threads: Option<usize>, stage| {
-            let options = Options {
+            let settings = Settings {
                 threads,
-                ..options(1 << 14)
+                ..Settings::default()
             };
-            text(&symbolic(), &options, stage).unwrap()
+            let session = Session::new(&settings).unwrap();
+            session.text(&symbolic(), &options(1 << 14), stage).unwrap()
         };
         for &stage in Stage::ALL.iter().filter(|s| **s < Stage::Schedule) {
             let one = of(None, stage);

@@ -49,7 +49,8 @@ pub use gristmill_runtime::exec::Resources;
 pub use gristmill_runtime::ndarray;
 pub use gristmill_runtime::npy::{read_npz, write_npz};
 pub use gristmill_runtime::{DType, DeviceName, Element, Tensor};
-pub use options::{AllReduce, DimRange, Options, Precision, Tuning};
+pub use options::{AllReduce, DimRange, Options, Precision};
+pub use session::{Session, Settings, Tuning};
 pub use step_times::StepTime;
 pub use target::{Arch, Level, TargetCpu};
 
@@ -75,7 +76,6 @@ pub mod testing;
 #[doc(hidden)]
 pub mod tune;
 
-mod any_shape;
 mod compiled;
 mod deadline;
 mod error;
@@ -86,7 +86,7 @@ mod passes;
 mod random;
 mod report;
 mod schedule;
-mod specialisations;
+mod session;
 mod step_times;
 mod target;
 

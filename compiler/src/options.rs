@@ -2,25 +2,23 @@
 
 use crate::cost::Measured;
 use crate::ir::Bindings;
-use crate::place::{DeviceSet, Fallback, Objective, Pin, Plan};
+use crate::place::{Fallback, Objective, Pin, Plan};
+use crate::session::Settings;
 use crate::target::Arch;
 use crate::target::TargetCpu;
 use gristmill_runtime::DType;
-use gristmill_runtime::exec::Resources;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Options of [`crate::compile`]. Any value is valid; a contradiction to the model is an error of compilation.
+/// Options of one model, for [`crate::compile`] and [`Session::compile`](crate::Session::compile). What concerns the machine is in
+/// [`Settings`](crate::Settings). Any value is valid; a contradiction to the model is an error of compilation.
 ///
 /// Fields are added from time to time: write `Options { opt_level: 3, ..Options::default() }`, which stays right. The struct is not
 /// `#[non_exhaustive]`, since other crates could not write that then.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Logical devices with their memory limits; one CPU by default.
-    pub devices: DeviceSet,
     /// Devices forced on nodes by regular expressions over their paths.
     pub pins: Vec<Pin>,
     /// Treatment of nodes that the requested device cannot run.
@@ -43,22 +41,14 @@ pub struct Options {
     pub precision: Precision,
     /// Algorithm of convolutions on CPUs.
     pub conv: ConvAlgorithm,
-    /// Bytes that all caches of one model may hold together: code, graphs, weights and memory of devices, for all shapes, segments
-    /// and structures of its inputs. Beyond them, entries that were used longest ago are dropped, and compiled again
-    /// when they are needed. Weights, which all shapes share, count once; one entry alone is held
-    /// whatever its size.
-    pub specialisation_bytes: u64,
-    /// CPU threads over all logical CPU devices, and over all runs in flight; `None`: one per
-    /// available core.
-    pub threads: Option<usize>,
     /// Most runs of one set of shapes that are in flight at a time; further callers wait. `None`:
     /// one per available core. Each has an arena of its own. Models with variables, and placements
     /// on several devices or on one with memory of its own, have one, unless they are placed for
     /// throughput.
     pub max_in_flight: Option<usize>,
-    /// Values of the model's variables, shared with other models that are given the same; `None`:
-    /// the compiled model's own.
-    pub resources: Option<Arc<Resources>>,
+    /// Container of the variables for which the graph names none. Models of one session share the variables of a container by name; a
+    /// container of its own keeps a model apart. The first model that has a variable gives it its initial value.
+    pub container: String,
     /// Element-wise updates are written over the old values of variables, when nothing in the run can fail any more.
     /// Otherwise both are there until the run has ended.
     pub updates_in_place: bool,
@@ -66,21 +56,13 @@ pub struct Options {
     pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
     pub measured: Arc<Measured>,
-    /// Folder of placements that earlier processes decided on by measured times and kept ([`crate::place::Placement::keep`]): one that was decided by
-    /// the times of now is taken instead of a search. `None`: always a search.
-    pub kept: Option<PathBuf>,
     /// GPUs that CUDA code is made for; `None`: for each GPU its own, and [`Arch::COMMON`] where there is none.
     pub gpu_arch: Option<Arch>,
-    /// The driver's numbers of `/device:GPU:0` and so on; a number may be there more than once, which gives logical devices that share a GPU.
-    /// Empty: as the driver numbers them.
-    pub gpus: Vec<u32>,
-    /// Choice among the variants of kernels on GPUs.
-    pub tuning: Tuning,
     /// Who reduces over GPUs.
     pub all_reduce: AllReduce,
     /// Seed of the elements that `Dropout` with `training_mode` drops in an ONNX model. They are the same in every run.
     pub seed: u64,
-    /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
+    /// Run the verifier and the independent checkers between stages (always on in debug builds).
     pub check: bool,
     /// Keep the results of every stage, for [`crate::pipeline::Lowered::text`]. Otherwise weights are released as soon as they are packed.
     pub keep_stages: bool,
@@ -89,7 +71,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            devices: DeviceSet::default(),
             pins: Vec::new(),
             fallback: Fallback::Error,
             plan: None,
@@ -100,17 +81,12 @@ impl Default for Options {
             budget: None,
             precision: Precision::F32,
             conv: ConvAlgorithm::Auto,
-            specialisation_bytes: 2 << 30,
-            threads: None,
             max_in_flight: None,
-            resources: None,
+            container: String::new(),
             updates_in_place: true,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
-            kept: None,
             gpu_arch: None,
-            gpus: Vec::new(),
-            tuning: Tuning::default(),
             all_reduce: AllReduce::Auto,
             seed: 0,
             check: cfg!(debug_assertions),
@@ -119,25 +95,13 @@ impl Default for Options {
     }
 }
 
-/// Forms of kernels by the times that they take: see [`crate::tune`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    /// Folder in which winners are kept. Those of earlier processes count.
-    pub folder: Option<PathBuf>,
-    /// Time all forms of each kernel whose winner is not known yet, on its GPU.
-    pub measures: bool,
-    /// Take libraries of the GPU's maker (cuBLASLt) for candidates as well. They are never needed, and never taken but by their times.
-    pub libraries: bool,
-}
-
-impl Default for Tuning {
-    fn default() -> Tuning {
-        Tuning {
-            folder: None,
-            measures: false,
-            libraries: true,
-        }
-    }
+/// The settings of a session and the options of a model: what compilation depends on beside the model.
+#[derive(Clone, Copy)]
+pub struct Config<'a> {
+    /// Settings of the session.
+    pub settings: &'a Settings,
+    /// Options of the model.
+    pub options: &'a Options,
 }
 
 /// Algorithm of convolutions on CPUs.

@@ -98,7 +98,7 @@ impl Compiled {
     ) -> Result<usize> {
         let executable = self.for_inputs(tensors)?;
         let runs = executable.recorded_runs(tensors, n_runs)?;
-        let costs = costs(&self.options);
+        let costs = costs(self.config());
         let lowered = &executable.lowered;
         let made_again = match lowered.partitions.is_empty() {
             true => self.partitions(tensors)?,
@@ -122,7 +122,7 @@ impl Compiled {
     }
 
     fn rates(&self, device: &DeviceName) -> Option<&DeviceProfile> {
-        let mut devices = self.options.devices.devices.iter();
+        let mut devices = self.config().settings.devices.devices.iter();
         devices.find(|d| d.name == *device).map(|d| &d.profile)
     }
 }

@@ -16,13 +16,14 @@ use crate::error::{Error, Result};
 use crate::interp;
 use crate::interp::compare::allclose;
 use crate::ir::{Bindings, Graph, NodeId, Op};
-use crate::options::Options;
+use crate::options::Config;
 use crate::partition::Part;
 use crate::pipeline::Partitioned;
 use crate::place;
 use crate::random::random_tensor;
 use crate::report::{Pass, Report, Tuned};
 use crate::rng::Rng;
+use crate::session::{self, drivers};
 
 use crate::{DType, DeviceName, Tensor};
 use gristmill_runtime::device::DeviceKind;
@@ -142,27 +143,27 @@ fn parse(text: &str) -> Result<Vec<Winner>, String> {
 /// as predicted.
 ///
 /// Errors with `Unsupported` when a GPU is not there, and when the winners cannot be written.
-pub(crate) fn tune(lowered: &mut Partitioned, options: &Options) -> Result<()> {
+pub(crate) fn tune(lowered: &mut Partitioned, config: Config) -> Result<()> {
     let started = Instant::now();
     let (settings, report) = (&mut lowered.settings, &mut lowered.report);
-    settings.forms = choose(&lowered.partitions, options, settings, report)?;
+    settings.forms = choose(&lowered.partitions, config.settings, settings, report)?;
     report.add_time(Pass::Tune, started.elapsed());
     Ok(())
 }
 
 fn choose(
     parts: &[Part],
-    options: &Options,
+    machine: &session::Settings,
     settings: &Settings,
     report: &mut Report,
 ) -> Result<BTreeMap<DeviceName, Forms>> {
-    let mut kept = Kept::load(options.tuning.folder.as_deref(), &mut report.warnings);
+    let mut kept = Kept::load(machine.tuning.folder.as_deref(), &mut report.warnings);
     let mut chosen = BTreeMap::new();
-    if kept.winners.is_empty() && !options.tuning.measures {
+    if kept.winners.is_empty() && !machine.tuning.measures {
         return Ok(chosen);
     }
     for part in parts.iter().filter(|p| p.device.kind == DeviceKind::Gpu) {
-        let mut bench = Bench::new(&part.device, options, settings)?;
+        let mut bench = Bench::new(&part.device, machine, settings)?;
         let mut singles = BTreeMap::new();
         collect(&part.graph, settings, &mut singles)?;
         let mut forms = Forms::new();
@@ -222,7 +223,7 @@ struct Bench<'a> {
     device: &'a DeviceName,
     /// Product name, and the driver.
     gpu: String,
-    options: &'a Options,
+    machine: &'a session::Settings,
     settings: &'a Settings,
     library: Library,
     /// Opened when something is timed.
@@ -232,20 +233,20 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(
         device: &'a DeviceName,
-        options: &'a Options,
+        machine: &'a session::Settings,
         settings: &'a Settings,
     ) -> Result<Bench<'a>> {
         let (major, minor) = gristmill_runtime::cuda::driver_version().unwrap_or_default();
         let gpu = format!(
             "{}, driver {major}.{minor}",
-            place::gpus::product(device, &options.gpus)?
+            place::gpus::product(device, &machine.gpus)?
         );
         Ok(Bench {
             device,
             gpu,
-            options,
+            machine,
             settings,
-            library: Library::of(options),
+            library: Library::of(&machine.tuning),
             driver: None,
         })
     }
@@ -267,7 +268,7 @@ impl<'a> Bench<'a> {
             && self
                 .library
                 .is_news(kept.winners.get(&key).and_then(|w| w.library.as_ref()));
-        if self.options.tuning.measures && (is_news || n > 1 && !kept.winners.contains_key(&key)) {
+        if self.machine.tuning.measures && (is_news || n > 1 && !kept.winners.contains_key(&key)) {
             match self.winner(g, n, product.as_ref(), &key, report) {
                 Ok(winner) => kept.add(winner),
                 Err(e) => report
@@ -418,13 +419,7 @@ impl<'a> Bench<'a> {
     /// The GPU's driver.
     fn driver(&mut self) -> Result<Arc<dyn Driver>> {
         if self.driver.is_none() {
-            let Options {
-                devices,
-                gpus,
-                check,
-                ..
-            } = self.options;
-            self.driver = place::gpus::driver(self.device, devices, gpus, *check)?;
+            self.driver = drivers::open(self.device, self.machine)?;
         }
         self.driver
             .clone()

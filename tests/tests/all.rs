@@ -32,6 +32,7 @@ mod predictions;
 mod process;
 mod run_time;
 mod serving;
+mod session;
 mod shapes;
 mod shared_libraries;
 mod sizes;

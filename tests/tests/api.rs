@@ -1,10 +1,13 @@
 //! The public API as another crate uses it: files of tensors, arrays, texts of stages.
 
-use gristmill::dump::{self, Stage};
+use gristmill::dump::Stage;
 use gristmill::ir::{Dim, GraphBuilder, ScalarOp};
 use gristmill::ndarray::{Array2, ArrayD, Axis, arr2};
 use gristmill::place::Fallback;
-use gristmill::{DType, Element, Options, TargetCpu, Tensor, compile, onnx, read_npz, write_npz};
+use gristmill::{
+    DType, Element, Options, Session, Settings, TargetCpu, Tensor, compile, onnx, read_npz,
+    write_npz,
+};
 
 fn data(path: &str) -> String {
     format!("{}/data/{path}", env!("CARGO_MANIFEST_DIR"))
@@ -85,10 +88,14 @@ fn texts_of_stages_are_for_snapshots() {
         let options = Options {
             dims: [("batch".to_owned(), 4)].into(),
             target_cpu: TargetCpu::parse(cpu).unwrap(),
-            threads,
             ..Options::default()
         };
-        dump::text(&model, &options, stage).unwrap()
+        let settings = Settings {
+            threads,
+            ..Settings::default()
+        };
+        let session = Session::new(&settings).unwrap();
+        session.text(&model, &options, stage).unwrap()
     };
     for stage in [
         Stage::Graph,

@@ -3,7 +3,7 @@
 //!
 //! A process opens one driver, so each test runs in a process of its own: the binary of the command line, or this test again.
 
-use crate::multi_device::{check_all_reduce, check_exports, check_random_graphs, options};
+use crate::multi_device::{check_all_reduce, check_exports, check_random_graphs, setup};
 use crate::process::{Ended, emulated_driver, gristmill_with};
 use gristmill::calibrate::{self, Effort};
 use gristmill::cost::{DeviceProfile, LinkProfile, Measured};
@@ -12,8 +12,8 @@ use gristmill::ir::print::PrintOptions;
 use gristmill::ir::{GraphBuilder, Op, ReduceKind, ScalarOp, Type};
 use gristmill::pipeline::Stage;
 use gristmill::place::DeviceSet;
-use gristmill::testing::{Rng, nvrtc_or_left_out, random_tensor};
-use gristmill::{Compiled, DType, Options, Tensor, Tuning, compile, onnx, tune};
+use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
+use gristmill::{Compiled, DType, Tensor, Tuning, onnx, tune};
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::{Arrival, Driver, HostMemory, Queue};
 use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
@@ -67,11 +67,17 @@ pub fn with_libraries(name: &str, settings: &str, nccl: &Path, body: impl FnOnce
 }
 
 /// As for emulated devices, but kernels are not waited for one by one.
-pub fn unchecked(devices: &str, opt_level: u8) -> Options {
-    Options {
-        check: false,
-        ..options(devices, opt_level)
-    }
+pub fn unchecked(devices: &str, opt_level: u8) -> Setup {
+    let mut setup = setup(devices, opt_level);
+    setup.settings.check_kernels = false;
+    setup.with(|o| o.check = false)
+}
+
+/// A GPU whose kernels are chosen by their times; texts of stages are kept.
+pub fn tuned(tuning: Tuning) -> Setup {
+    let mut setup = unchecked("gpu:1", 2).with(|o| o.keep_stages = true);
+    setup.settings.tuning = tuning;
+    setup
 }
 
 #[test]
@@ -99,9 +105,10 @@ fn random_graphs_where_gpus_do_not_reach_each_other() {
 #[test]
 fn random_graphs_on_two_parts_of_one_gpu() {
     with_driver("random_graphs_on_two_parts_of_one_gpu", "devices=1", || {
-        let several = |level| Options {
-            gpus: vec![0, 0],
-            ..unchecked("cpu:1,gpu:2", level)
+        let several = |level| {
+            let mut setup = unchecked("cpu:1,gpu:2", level);
+            setup.settings.gpus = vec![0, 0];
+            setup
         };
         check_random_graphs(23, 213..217, &["/cpu:0", "/gpu:0", "/gpu:1"], &several);
     });
@@ -428,8 +435,7 @@ fn clusters_are_timed_by_events() {
         let [x, y] = ["x", "y"].map(|name| b.input(name, DType::F32, [96usize, 96]));
         let z = b.matmul(x, y).unwrap();
         b.output("z", z);
-        let options = unchecked("gpu:1", 2);
-        let compiled = compile(&b.finish().unwrap(), &options).unwrap();
+        let compiled = unchecked("gpu:1", 2).compile(&b.finish().unwrap()).unwrap();
         let tensors = vec![Tensor::zeros(DType::F32, &[96, 96]).unwrap(); 2];
         let executable = compiled.for_inputs(&tensors).unwrap();
         executable.run(&tensors).unwrap();
@@ -479,15 +485,7 @@ fn forms_of_kernels_are_chosen_by_timing_them() {
                     measures,
                     ..Tuning::default()
                 };
-                let compiled = compile(
-                    &graph,
-                    &Options {
-                        tuning,
-                        keep_stages: true,
-                        ..unchecked("gpu:1", 2)
-                    },
-                )
-                .unwrap();
+                let compiled = tuned(tuning).compile(&graph).unwrap();
                 let executable = compiled.for_inputs(&inputs).unwrap();
                 let lowered = &executable.lowered;
                 assert!(
@@ -605,12 +603,7 @@ fn forms_in_regions_are_chosen() {
                 measures,
                 ..Tuning::default()
             };
-            let options = Options {
-                tuning,
-                keep_stages: true,
-                ..unchecked("gpu:1", 2)
-            };
-            let compiled = compile(&graph, &options).unwrap();
+            let compiled = tuned(tuning).compile(&graph).unwrap();
             let executable = compiled.for_inputs(&inputs).unwrap();
             let [choice] = &executable.lowered.report.choices[..] else {
                 panic!("one kernel has forms")
@@ -895,7 +888,7 @@ fn a_limit_of_what_is_needed_is_enough() {
                 };
                 c.inputs().iter().map(zeros).collect()
             };
-            let free = compile(&model, &unchecked("gpu:1", 2)).unwrap();
+            let free = unchecked("gpu:1", 2).compile(&model).unwrap();
             let executable = free.for_inputs(&tensors(&free)).unwrap();
             let need = executable.lowered.program.memory_use()[0].1.total_bytes(1);
             // Placement has a limit of its own opinion: the driver's is what is tried here.

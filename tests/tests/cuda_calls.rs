@@ -6,7 +6,7 @@ use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Dim, Graph, GraphBuilder, ReduceKind, ScalarOp};
 use gristmill::place::Pin;
 use gristmill::testing::{Rng, random_tensor};
-use gristmill::{DType, ErrorKind, Executable, Tensor, compile};
+use gristmill::{DType, ErrorKind, Executable, Tensor};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::Driver;
@@ -156,7 +156,7 @@ fn a_run_is_one_launch_of_a_graph_and_nothing_else() {
         "delay=0",
         |log| {
             let graph = three_products(5usize.into());
-            let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+            let compiled = unchecked("gpu:1", 2).compile(&graph).unwrap();
             let inputs = random(1, &[5, 24]);
             let executable = compiled.for_inputs(&inputs).unwrap();
             let made = log.calls();
@@ -235,7 +235,7 @@ fn copies(calls: &[String]) -> [usize; 3] {
 fn variables_stay_on_their_device() {
     logged("variables_stay_on_their_device", "delay=0", |log| {
         let graph = momentum();
-        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+        let compiled = unchecked("gpu:1", 2).compile(&graph).unwrap();
         let inputs = random(5, &[8, 16]);
         let executable = compiled.for_inputs(&inputs).unwrap();
         let mut store = interp::Store::new();
@@ -295,7 +295,7 @@ fn find(calls: &[String], from: usize, names: &[&str]) -> usize {
 fn tensors_cross_while_kernels_run() {
     logged("tensors_cross_while_kernels_run", "", |log| {
         let graph = there_and_back();
-        let compiled = compile(&graph, &unchecked("cpu:1,gpu:1", 2)).unwrap();
+        let compiled = unchecked("cpu:1,gpu:1", 2).compile(&graph).unwrap();
         let inputs = random(2, &[32, 32]);
         let executable = compiled.for_inputs(&inputs).unwrap();
         let (mut n_captured, mut steady) = (0, Vec::new());
@@ -392,14 +392,15 @@ fn a_limit_goes_before_copies_beside_kernels() {
                     .1
                     .total_bytes(1)
             };
-            let mut options = unchecked("cpu:1,gpu:1", 2);
+            let mut setup = unchecked("cpu:1,gpu:1", 2);
             let mut needs = Vec::new();
             for less in [None, Some(0), Some(1)] {
                 if let Some(less) = less {
                     let limit = Bytes((needs[0] - less) as u64);
-                    options.devices.limit_memory("gpu:0", limit).unwrap();
+                    let devices = &mut setup.settings.devices;
+                    devices.limit_memory("gpu:0", limit).unwrap();
                 }
-                let compiled = compile(&graph, &options).unwrap();
+                let compiled = setup.compile(&graph).unwrap();
                 let executable = compiled.for_inputs(&inputs).unwrap();
                 (0..3).for_each(|_| run(&graph, &executable, &inputs));
                 needs.push(of_gpu(&executable));
@@ -449,11 +450,11 @@ fn gpus_that_do_not_reach_each_other_copy_through_the_host() {
 /// Copies of a run in which one tensor crosses from GPU to GPU, beside those of its input and its output.
 fn crossing(log: &Log) -> [(&'static str, usize); 3] {
     let graph = three_products(4usize.into());
-    let mut options = unchecked("gpu:2", 2);
-    options.pins = ["/first=gpu:0", "/(second|third)=gpu:1"]
+    let mut setup = unchecked("gpu:2", 2);
+    setup.options.pins = ["/first=gpu:0", "/(second|third)=gpu:1"]
         .map(|pin| Pin::parse(pin).unwrap())
         .into();
-    let compiled = compile(&graph, &options).unwrap();
+    let compiled = setup.compile(&graph).unwrap();
     let inputs = random(3, &[4, 24]);
     let executable = compiled.for_inputs(&inputs).unwrap();
     log.calls();
@@ -478,7 +479,7 @@ fn a_driver_that_cannot_capture_is_asked_once() {
             let whole = (three_products(5usize.into()), "gpu:1", [5, 24]);
             let pieces = (there_and_back(), "cpu:1,gpu:1", [32, 32]);
             for (graph, devices, shape) in [whole, pieces] {
-                let compiled = compile(&graph, &unchecked(devices, 2)).unwrap();
+                let compiled = unchecked(devices, 2).compile(&graph).unwrap();
                 let inputs = random(4, &shape);
                 let executable = compiled.for_inputs(&inputs).unwrap();
                 log.calls();
@@ -504,7 +505,7 @@ fn a_driver_that_cannot_capture_is_asked_once() {
 fn other_shapes_have_graphs_of_their_own() {
     logged("other_shapes_have_graphs_of_their_own", "", |log| {
         let graph = three_products(Dim::from("batch"));
-        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+        let compiled = unchecked("gpu:1", 2).compile(&graph).unwrap();
         let mut captures = Vec::new();
         for batch in [3, 7, 3, 7, 3, 7, 1, 3] {
             log.calls();
@@ -529,7 +530,7 @@ fn threads_do_not_get_into_each_others_graphs() {
         || {
             let graph = three_products(Dim::from("batch"));
             for round in 0..4u64 {
-                let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+                let compiled = unchecked("gpu:1", 2).compile(&graph).unwrap();
                 let runs = |thread: usize| {
                     for i in 0..6 {
                         let batch = 1 + thread + 4 * (i / 3);
@@ -557,7 +558,7 @@ fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
 fn broken(runs: usize) -> gristmill::Error {
     in_time(move || {
         let graph = there_and_back();
-        let compiled = compile(&graph, &unchecked("cpu:1,gpu:1", 2)).unwrap();
+        let compiled = unchecked("cpu:1,gpu:1", 2).compile(&graph).unwrap();
         let inputs = random(5, &[32, 32]);
         let executable = compiled.for_inputs(&inputs).unwrap();
         let failed = (0..runs)
@@ -632,7 +633,7 @@ fn a_lost_gpu_is_not_out_of_memory() {
         "lose=0:1",
         || {
             let graph = three_products(Dim::from("batch"));
-            let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+            let compiled = unchecked("gpu:1", 2).compile(&graph).unwrap();
             let [one, other] = [random(7, &[2, 24]), random(7, &[3, 24])];
             assert!(compiled.for_inputs(&one).unwrap().run(&one).is_err());
             let e = compiled

@@ -2,7 +2,8 @@
 
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{Bindings, Type};
-use gristmill::{Compiled, Options, Tensor, compile, onnx};
+use gristmill::testing::Setup;
+use gristmill::{Compiled, Tensor, onnx};
 
 const MODEL: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -18,11 +19,8 @@ struct Decoder {
 
 impl Decoder {
     fn new() -> Decoder {
-        let options = Options {
-            threads: Some(2),
-            ..Options::default()
-        };
-        let model = compile(&onnx::load(MODEL).unwrap(), &options).unwrap();
+        let setup = Setup::with_threads(2);
+        let model = setup.compile(&onnx::load(MODEL).unwrap()).unwrap();
         let cache = model.inputs()[1..].iter().map(|(_, ty)| empty(ty));
         Decoder {
             cache: cache.collect(),
@@ -81,5 +79,9 @@ fn a_long_text_needs_no_more_memory_than_a_short_one() {
         decoder.read(b"e");
     }
     assert!(decoder.model.specialisations() <= 65);
-    assert_eq!(decoder.model.evictions(), 0, "none for want of memory");
+    assert_eq!(
+        decoder.model.session().evictions(),
+        0,
+        "none for want of memory"
+    );
 }

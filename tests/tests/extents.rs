@@ -1,12 +1,12 @@
 //! Models whose extents depend on sizes of inputs or on data, beside onnxruntime: `tests/data/extents`.
 
-use super::multi_device::options;
+use super::multi_device::setup;
 use crate::process::gristmill;
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::Graph;
 use gristmill::ir::print::PrintOptions;
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Compiled, DType, DimRange, Options, Tensor, compile, onnx};
+use gristmill::{Compiled, DType, DimRange, Tensor, onnx};
 use std::path::{Path, PathBuf};
 
 /// A model, and the inputs and results of its runs.
@@ -66,7 +66,7 @@ impl Case {
     }
 
     fn check_on(&self, devices: &str, opt_level: u8) {
-        let model = compile(&self.model, &options(devices, opt_level));
+        let model = setup(devices, opt_level).compile(&self.model);
         let form = format!("at level {opt_level} on {devices}");
         self.check(
             &model.unwrap_or_else(|e| panic!("{} {form}: {e}", self.name)),
@@ -121,7 +121,7 @@ fn the_text_of_a_graph_over_symbols_is_the_same_model() {
             "{}",
             case.name
         );
-        let model = compile(&parsed, &options("cpu:1", 2)).unwrap();
+        let model = setup("cpu:1", 2).compile(&parsed).unwrap();
         case.check(&model, "from text");
     }
     assert!(n_graphs > 15, "{n_graphs} graphs");
@@ -159,13 +159,10 @@ fn declared_ranges_are_kept_by_texts_and_runs() {
     assert!(!text.contains("min("), "{text}");
     let graph = Graph::parse(&text).unwrap();
     assert_eq!(graph.to_string(), text);
-    let with_range = Options {
-        ranges: spec.ranges.clone(),
-        ..options("cpu:1", 2)
-    };
+    let with_range = setup("cpu:1", 2).with(|o| o.ranges = spec.ranges.clone());
     for model in [
-        compile(&graph, &options("cpu:1", 2)).unwrap(),
-        compile(&model, &with_range).unwrap(),
+        setup("cpu:1", 2).compile(&graph).unwrap(),
+        with_range.compile(&model).unwrap(),
     ] {
         let run = |n: usize| model.run([("x", Tensor::zeros(DType::F32, &[n]).unwrap())]);
         assert_eq!(run(9).unwrap()["s"].as_slice::<i64>(), [5]);

@@ -1,8 +1,8 @@
 //! Images: what runs from a file gives the bits of what runs where it was compiled; files are reproducible, and damaged ones are refused.
 
 use crate::process::gristmill as command;
-use gristmill::place::DeviceSet;
-use gristmill::{Options, Tensor, aot, onnx};
+use gristmill::testing::Setup;
+use gristmill::{Tensor, aot, onnx};
 use gristmill_runtime::exec::{ExecOptions, Executor, Pool};
 use gristmill_runtime::image::{self, Image};
 use gristmill_runtime::program::IoSpec;
@@ -85,13 +85,9 @@ fn bits(tensors: &[Tensor]) -> Vec<(gristmill::DType, Vec<usize>, Vec<u8>)> {
     tensors.iter().map(parts).collect()
 }
 
-fn options(devices: &str, threads: usize, target_cpu: &str) -> Options {
-    Options {
-        devices: DeviceSet::parse(devices, threads).unwrap(),
-        threads: Some(threads),
-        target_cpu: gristmill::TargetCpu::parse(target_cpu).unwrap(),
-        ..Options::default()
-    }
+fn setup(devices: &str, threads: usize, target_cpu: &str) -> Setup {
+    let target_cpu = gristmill::TargetCpu::parse(target_cpu).unwrap();
+    Setup::on(devices, threads).with(|o| o.target_cpu = target_cpu)
 }
 
 /// The inputs of an export's test data, in order.
@@ -120,16 +116,22 @@ pub fn dims_of(compiled: &gristmill::Compiled, inputs: &[Tensor]) -> aot::Sizes 
 }
 
 /// Compares an export run by JIT with its image, which is also read and written again.
-fn check(folder: &Path, options: &Options) {
+fn check(folder: &Path, setup: &Setup) {
     let name = folder.file_name().unwrap().to_str().unwrap();
     let model = onnx::load(folder.join("model.onnx")).unwrap();
-    let compiled = gristmill::compile(&model, options).unwrap();
+    let compiled = setup.compile(&model).unwrap();
     let inputs = inputs_of(folder, &model, &compiled);
     let sizes = dims_of(&compiled, &inputs);
     let expected = compiled.run_ordered(&inputs).unwrap().into_tensors();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gmx");
-    let written = aot::write(&model, options, &sizes, &file).unwrap();
+    let write = |file: &Path| {
+        let session = setup.session();
+        session
+            .write_image(&model, &setup.options, &sizes, file)
+            .unwrap()
+    };
+    let written = write(&file);
     let bytes = std::fs::read(&file).unwrap();
     assert_eq!(bytes.len(), written.bytes, "{name}");
     let image = open(&file).unwrap();
@@ -146,7 +148,7 @@ fn check(folder: &Path, options: &Options) {
     let again = dir.path().join("again.gmx");
     image::write(&again, image.about(), image.programs()).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), bytes, "{name}");
-    aot::write(&model, options, &sizes, &again).unwrap();
+    write(&again);
     assert_eq!(
         std::fs::read(&again).unwrap(),
         bytes,
@@ -157,9 +159,9 @@ fn check(folder: &Path, options: &Options) {
 #[test]
 pub fn exports_give_the_same_bits_from_an_image() {
     for folder in exports() {
-        check(&folder, &options("cpu:1", 1, "native"));
-        check(&folder, &options("cpu:1", 2, "x86-64-v3"));
-        check(&folder, &options("cpu:1", 2, "x86-64-v2"));
+        check(&folder, &setup("cpu:1", 1, "native"));
+        check(&folder, &setup("cpu:1", 2, "x86-64-v3"));
+        check(&folder, &setup("cpu:1", 2, "x86-64-v2"));
     }
 }
 
@@ -171,8 +173,11 @@ fn images_do_not_depend_on_threads_or_on_the_cpu_of_the_compiler() {
         for target in ["x86-64-v2", "x86-64-v3", "x86-64-v4"] {
             let written = |threads| {
                 let file = dir.path().join("model.gmx");
-                let options = options("cpu:1", threads, target);
-                aot::write(&model, &options, &aot::Sizes::new(), &file).unwrap();
+                let setup = setup("cpu:1", threads, target);
+                let (session, sizes) = (setup.session(), aot::Sizes::new());
+                session
+                    .write_image(&model, &setup.options, &sizes, &file)
+                    .unwrap();
                 std::fs::read(&file).unwrap()
             };
             assert!(written(1) == written(8), "{name} for {target}");
@@ -183,7 +188,7 @@ fn images_do_not_depend_on_threads_or_on_the_cpu_of_the_compiler() {
 #[test]
 fn several_devices_and_control_flow_run_from_an_image() {
     for name in ["rnn_dynamo", "bert_dynamo", "unet_dynamo"] {
-        check(&data("models").join(name), &options("cpu:2", 2, "native"));
+        check(&data("models").join(name), &setup("cpu:2", 2, "native"));
     }
 }
 

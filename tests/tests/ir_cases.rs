@@ -5,10 +5,10 @@
 //! are separated by spaces. Results are compared exactly.
 
 use crate::levels::cpu_levels;
-use crate::multi_device::options;
+use crate::multi_device::setup;
 use gristmill::ir::{Graph, Type};
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Options, TargetCpu, Tensor, compile, interp};
+use gristmill::{TargetCpu, Tensor, interp};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -49,11 +49,8 @@ impl Case {
 
     fn check_on(&self, devices: &str, target_cpu: TargetCpu, name: &str) {
         for level in 0..=3 {
-            let options = Options {
-                target_cpu,
-                ..options(devices, level)
-            };
-            let compiled = compile(&self.graph, &options).unwrap();
+            let setup = setup(devices, level).with(|o| o.target_cpu = target_cpu);
+            let compiled = setup.compile(&self.graph).unwrap();
             let executable = compiled.for_inputs(&self.inputs()).unwrap();
             let found = executable.run(&self.inputs()).unwrap().into_tensors();
             assert_eq!(

@@ -1,11 +1,11 @@
 //! cuBLASLt as one more candidate of products, with the emulated one: what it computes, and when it is taken.
 
-use crate::cuda::{unchecked, with_driver_of};
+use crate::cuda::with_driver_of;
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Graph, GraphBuilder, ScalarOp};
 use gristmill::pipeline::{Lowered, Stage};
-use gristmill::testing::{Rng, random_tensor};
-use gristmill::{DType, Options, Precision, Tensor, Tuning, compile, tune};
+use gristmill::testing::{Rng, Setup, random_tensor};
+use gristmill::{DType, Precision, Tensor, Tuning, tune};
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Driver;
@@ -246,17 +246,12 @@ fn of_one_product([m, n, k]: [usize; 3], order: Order) -> Program {
     }
 }
 
-fn tuned(folder: Option<&Path>, measures: bool, libraries: bool) -> Options {
-    let tuning = Tuning {
+fn tuned(folder: Option<&Path>, measures: bool, libraries: bool) -> Setup {
+    super::cuda::tuned(Tuning {
         folder: folder.map(Path::to_owned),
         measures,
         libraries,
-    };
-    Options {
-        tuning,
-        keep_stages: true,
-        ..unchecked("gpu:1", 2)
-    }
+    })
 }
 
 /// Names of the kernels that are a library's.
@@ -286,7 +281,7 @@ fn a_library_computes_random_products() {
                 .flat_map(|(i, c)| c.add(&mut b, i, &mut rng))
                 .collect();
             let graph = b.finish().unwrap();
-            let compiled = compile(&graph, &tuned(None, true, true)).unwrap();
+            let compiled = tuned(None, true, true).compile(&graph).unwrap();
             let executable = compiled.for_inputs(&inputs).unwrap();
             let lowered = &executable.lowered;
             assert!(
@@ -336,9 +331,9 @@ fn layer() -> (Graph, Vec<Tensor>) {
 }
 
 /// Compiles the layer, runs it and checks the result; gives what `look` sees.
-fn run_layer<T>(options: &Options, look: impl FnOnce(&Lowered) -> T) -> T {
+fn run_layer<T>(setup: &Setup, look: impl FnOnce(&Lowered) -> T) -> T {
     let (graph, inputs) = layer();
-    let compiled = compile(&graph, options).unwrap();
+    let compiled = setup.compile(&graph).unwrap();
     let executable = compiled.for_inputs(&inputs).unwrap();
     let found = executable.run(&inputs).unwrap().into_tensors();
     let c = allclose(
@@ -347,7 +342,7 @@ fn run_layer<T>(options: &Options, look: impl FnOnce(&Lowered) -> T) -> T {
         0.0,
         0.0,
     );
-    let most = if options.precision == Precision::Tf32 {
+    let most = if setup.options.precision == Precision::Tf32 {
         1.0 / 256.0
     } else {
         1e-5
@@ -410,10 +405,7 @@ fn a_library_that_is_faster_is_taken() {
                 );
             });
             // In another precision it is another product.
-            let tf32 = Options {
-                precision: Precision::Tf32,
-                ..tuned(Some(dir.path()), true, true)
-            };
+            let tf32 = tuned(Some(dir.path()), true, true).with(|o| o.precision = Precision::Tf32);
             run_layer(&tf32, |l| {
                 assert!(
                     l.text(Stage::Schedule, false)
@@ -471,29 +463,21 @@ fn a_library_that_is_slower_is_not_taken() {
 }
 
 /// What a library computes wrongly is not kept, however fast it is.
-fn check_wrong(options: &Options, expected: &str) {
+fn check_wrong(setup: &Setup, expected: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let tuning = Tuning {
-        folder: Some(dir.path().to_owned()),
-        ..options.tuning.clone()
-    };
-    run_layer(
-        &Options {
-            tuning,
-            ..options.clone()
-        },
-        |l| {
-            let [warning] = &l.report.warnings[..] else {
-                panic!("{:?}", l.report.warnings)
-            };
-            assert!(
-                products(l).is_empty()
-                    && warning.contains("in node \"/layer\"")
-                    && warning.contains(expected),
-                "{warning}"
-            );
-        },
-    );
+    let mut setup = setup.clone();
+    setup.settings.tuning.folder = Some(dir.path().to_owned());
+    run_layer(&setup, |l| {
+        let [warning] = &l.report.warnings[..] else {
+            panic!("{:?}", l.report.warnings)
+        };
+        assert!(
+            products(l).is_empty()
+                && warning.contains("in node \"/layer\"")
+                && warning.contains(expected),
+            "{warning}"
+        );
+    });
     let kept = std::fs::read_to_string(tune::path(dir.path())).unwrap();
     assert!(
         kept.contains("\"library\":{\"name\":\"cuBLASLt 13.0.0\",\"ns\":null"),

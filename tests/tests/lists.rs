@@ -3,6 +3,7 @@
 use crate::process::gristmill;
 use gristmill::onnx::proto::*;
 use gristmill::onnx::{Model, Structure};
+use gristmill::testing::Setup;
 use gristmill::{Compiled, ErrorKind, Options, Tensor, compile};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -86,12 +87,8 @@ fn proto() -> ModelProto {
 
 fn compiled(dims: &[(&str, usize)]) -> Compiled {
     let dims = dims.iter().map(|&(name, n)| (name.to_owned(), n));
-    let options = Options {
-        threads: Some(1),
-        dims: dims.collect(),
-        ..Options::default()
-    };
-    compile(&Model::from_proto(proto()).unwrap(), &options).unwrap()
+    let setup = Setup::with_threads(1).with(|o| o.dims = dims.collect());
+    setup.compile(&Model::from_proto(proto()).unwrap()).unwrap()
 }
 
 fn row(values: &[f32]) -> Tensor {

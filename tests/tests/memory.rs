@@ -5,6 +5,7 @@ use crate::process::{Start, gristmill, start};
 use gristmill::ir::{Dim, Graph, GraphBuilder};
 use gristmill::onnx::Model;
 use gristmill::onnx::proto::*;
+use gristmill::testing::Setup;
 use gristmill::{Compiled, DType, Options, Tensor, compile};
 use prost::Message;
 
@@ -193,35 +194,39 @@ fn run_batches(compiled: &Compiled, batches: std::ops::RangeInclusive<usize>) {
 fn all_shapes_have_the_weights_once() {
     let compiled = compile(&product_of_any_batch(), &Options::default()).unwrap();
     run_batches(&compiled, 1..=1);
-    let one = compiled.held_bytes() as usize;
+    let one = compiled.session().held_bytes() as usize;
     assert!(one >= MIB / 4, "{one} bytes");
     run_batches(&compiled, 2..=9);
-    let nine = compiled.held_bytes() as usize;
+    let nine = compiled.session().held_bytes() as usize;
     assert!(nine > one && nine < MIB / 2, "{one} and {nine} bytes");
-    assert_eq!((compiled.specialisations(), compiled.evictions()), (9, 0));
+    assert_eq!(
+        (compiled.specialisations(), compiled.session().evictions()),
+        (9, 0)
+    );
 }
 
 #[test]
 fn code_for_many_shapes_is_bounded() {
     let unbounded = compile(&product_of_any_batch(), &Options::default()).unwrap();
     run_batches(&unbounded, 1..=1);
-    let one = unbounded.held_bytes();
+    let one = unbounded.session().held_bytes();
     run_batches(&unbounded, 2..=8);
-    let options = Options {
-        specialisation_bytes: one + (unbounded.held_bytes() - one) / 2,
-        ..Options::default()
-    };
-    let compiled = compile(&product_of_any_batch(), &options).unwrap();
+    let mut setup = Setup::default();
+    setup.settings.specialisation_bytes = one + (unbounded.session().held_bytes() - one) / 2;
+    let compiled = setup.compile(&product_of_any_batch()).unwrap();
     run_batches(&compiled, 1..=8);
     assert!((2..=6).contains(&compiled.specialisations()));
-    assert_eq!(compiled.specialisations() + compiled.evictions(), 8);
-    assert!(compiled.held_bytes() <= options.specialisation_bytes);
+    assert_eq!(
+        compiled.specialisations() + compiled.session().evictions(),
+        8
+    );
+    assert!(compiled.session().held_bytes() <= setup.settings.specialisation_bytes);
     let last = Tensor::zeros(DType::F32, &[8, 256]).unwrap();
     let executable = compiled.for_inputs(&[last]).unwrap();
     let warnings = &executable.lowered.report.warnings;
     let is_told = warnings
         .iter()
-        .any(|w| w.contains("Options::specialisation_bytes"));
+        .any(|w| w.contains("Settings::specialisation_bytes"));
     assert!(is_told, "{warnings:?}");
 }
 
@@ -252,29 +257,29 @@ fn model_of(nodes: Vec<NodeProto>, input: TypeProto, outputs: &[&str]) -> Model 
 
 /// Runs a model at many shapes within the memory that ten of them take.
 fn check_many_shapes(what: &str, model: &Model, shapes: &[Vec<usize>]) {
-    let options = |specialisation_bytes: u64| Options {
-        specialisation_bytes,
-        threads: Some(1),
-        ..Options::default()
+    let compiled = |specialisation_bytes: u64| {
+        let mut setup = Setup::with_threads(1);
+        setup.settings.specialisation_bytes = specialisation_bytes;
+        setup.compile(model).unwrap()
     };
     let run = |compiled: &Compiled, shape: &[usize]| {
         let x = Tensor::zeros(DType::F32, shape).unwrap();
         compiled.run([("x", x)]).unwrap();
     };
-    let unbounded = compile(model, &options(u64::MAX)).unwrap();
+    let unbounded = compiled(u64::MAX);
     shapes[..10].iter().for_each(|shape| run(&unbounded, shape));
-    let limit = unbounded.held_bytes();
+    let limit = unbounded.session().held_bytes();
     assert!(limit > 0, "{what}");
-    let compiled = compile(model, &options(limit)).unwrap();
+    let compiled = compiled(limit);
     for shape in shapes {
         run(&compiled, shape);
-        let held = compiled.held_bytes();
+        let held = compiled.session().held_bytes();
         assert!(
             held <= limit,
             "{what} at {shape:?}: {held} of {limit} bytes"
         );
     }
-    assert!(compiled.evictions() > 0, "{what}");
+    assert!(compiled.session().evictions() > 0, "{what}");
 }
 
 #[test]

@@ -7,34 +7,33 @@ use gristmill::ir::{
     AskedBy, DeviceRequest, Graph, GraphBuilder, Node, NodeId, Op, OpClass, ReduceKind, ScalarOp,
 };
 use gristmill::onnx;
-use gristmill::place::{DeviceSet, Objective, Pin, Placement, Plan};
-use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor};
-use gristmill::{DType, ErrorKind, Options, Outputs, Source, Tensor, compile};
+use gristmill::place::{Objective, Pin, Placement, Plan};
+use gristmill::testing::{
+    RandomOptions, Rng, Setup, nvrtc_or_left_out, random_graph, random_tensor,
+};
+use gristmill::{DType, ErrorKind, Outputs, Source, Tensor};
 use gristmill_runtime::device::DeviceKind;
 use std::path::Path;
 
-pub fn options(devices: &str, opt_level: u8) -> Options {
-    Options {
-        devices: DeviceSet::parse(devices, 2).unwrap(),
-        opt_level,
-        threads: Some(2),
-        check: true,
-        ..Options::default()
-    }
+pub fn setup(devices: &str, opt_level: u8) -> Setup {
+    let mut setup = Setup::on(devices, 2);
+    setup.settings.check_kernels = true;
+    setup.with(|o| (o.opt_level, o.check) = (opt_level, true))
 }
 
 /// Runs a model a few times and counts the tensors that cross between devices.
 pub fn run(
     source: impl Into<Source>,
     inputs: &[(String, Tensor)],
-    options: &Options,
+    setup: &Setup,
 ) -> gristmill::Result<(Outputs, usize)> {
-    let compiled = compile(source, options)?;
+    let compiled = setup.compile(source)?;
     let tensors = compiled.bind(inputs.iter().map(|(n, t)| (n, t.clone())))?;
     let executable = compiled.for_inputs(&tensors)?;
     let first = executable.run(&tensors)?;
     // A GPU is asked for its work one by one, then by a graph that is captured, then by one that is there.
-    for _ in 0..if options
+    for _ in 0..if setup
+        .settings
         .devices
         .devices
         .iter()
@@ -115,14 +114,9 @@ fn tensors_are_parked_on_the_host() {
         Tensor::from_slice(&values, &shape).unwrap()
     };
     let tensors = [tensor([1024, 4]), tensor([4, 256])];
-    let mut limited = options("cpu:1,emu:1", 2);
-    limited.pins = vec![Pin::parse(".*=emu:0").unwrap()];
-    let lowered = |options: &Options| {
-        compile(&graph, options)
-            .unwrap()
-            .for_inputs(&tensors)
-            .unwrap()
-    };
+    let mut limited = setup("cpu:1,emu:1", 2);
+    limited.options.pins = vec![Pin::parse(".*=emu:0").unwrap()];
+    let lowered = |setup: &Setup| setup.compile(&graph).unwrap().for_inputs(&tensors).unwrap();
     let emu = |placement: &Placement| {
         placement
             .devices
@@ -135,6 +129,7 @@ fn tensors_are_parked_on_the_host() {
     // Half a MiB less than what is live at a time: one of the three tensors of a MiB has to go.
     let peak = free.lowered.placement.peak_bytes[emu(&free.lowered.placement)];
     limited
+        .settings
         .devices
         .limit_memory("emu", Bytes(peak.0 - (1 << 19)))
         .unwrap();
@@ -154,7 +149,7 @@ fn tensors_are_parked_on_the_host() {
     // So does the plan of it.
     let text = placement.plan_text(&parked.lowered.clusters).unwrap();
     assert!(text.contains("parks "), "{text}");
-    limited.plan = Some(Plan::parse(&text, "parked.plan").unwrap());
+    limited.options.plan = Some(Plan::parse(&text, "parked.plan").unwrap());
     let planned = lowered(&limited);
     assert_eq!(planned.lowered.placement.copies, placement.copies);
     is_right(&planned.run(&tensors).unwrap());
@@ -176,17 +171,18 @@ fn objectives_change_where_and_not_what() {
             .cloned()
             .zip(tensors.clone())
             .collect();
-        let (expected, _) = run(&graph, &inputs, &options("cpu:1", 2)).unwrap();
+        let (expected, _) = run(&graph, &inputs, &setup("cpu:1", 2)).unwrap();
         let what = format!("seed {seed}\n{graph}");
         for objective in [Objective::Throughput { samples: 8 }, Objective::Memory] {
-            let mut several = options(&format!("cpu:{}", 2 + seed % 2), 2);
+            let mut several = setup(&format!("cpu:{}", 2 + seed % 2), 2);
             // Links without latency, so that small nodes are worth sending.
-            several.devices.link = LinkProfile {
+            several.settings.devices.link = LinkProfile {
                 latency: Nanos(0),
                 bytes_per_second: 1_000_000_000_000,
             };
-            several.objective = objective;
-            let executable = compile(&graph, &several)
+            several.options.objective = objective;
+            let executable = several
+                .compile(&graph)
                 .unwrap()
                 .for_inputs(&tensors)
                 .unwrap();
@@ -233,9 +229,9 @@ fn random_graphs_on_random_devices() {
         }
         for opt_level in [0, 2] {
             let what = format!("seed {seed} at level {opt_level}\n{placed}");
-            let (expected, _) = run(&graph, &inputs, &options("cpu:1", opt_level))
+            let (expected, _) = run(&graph, &inputs, &setup("cpu:1", opt_level))
                 .unwrap_or_else(|e| panic!("{e}\n{what}"));
-            let several = options(&format!("cpu:{n_devices}"), opt_level);
+            let several = setup(&format!("cpu:{n_devices}"), opt_level);
             let (found, n) =
                 run(&placed, &inputs, &several).unwrap_or_else(|e| panic!("{e}\n{what}"));
             assert_same(
@@ -287,13 +283,13 @@ fn random_pins(rng: &mut Rng, model: &onnx::Model, devices: &[&str]) -> Vec<Pin>
 }
 
 /// Runs each export with random halves of its nodes pinned to `devices`, those of `several`, and compares with one CPU.
-pub fn check_exports(rng: &mut Rng, several: &Options, devices: &[&str], names: &[&str]) {
+pub fn check_exports(rng: &mut Rng, several: &Setup, devices: &[&str], names: &[&str]) {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models");
     for name in names {
         let dir = models.join(name);
         let model = onnx::load(dir.join("model.onnx")).unwrap();
         let data = dir.join("test_data_set_0");
-        let declared = compile(&model, &options("cpu:1", 2)).unwrap();
+        let declared = setup("cpu:1", 2).compile(&model).unwrap();
         let tensor = |i: usize| read_pb(&data.join(format!("input_{i}.pb"))).1;
         let named = declared
             .inputs()
@@ -301,12 +297,10 @@ pub fn check_exports(rng: &mut Rng, several: &Options, devices: &[&str], names: 
             .enumerate()
             .map(|(i, (n, _))| (n.clone(), tensor(i)));
         let inputs: Vec<(String, Tensor)> = named.collect();
-        let (expected, none) = run(&model, &inputs, &options("cpu:1", 2)).unwrap();
+        let (expected, none) = run(&model, &inputs, &setup("cpu:1", 2)).unwrap();
         assert_eq!(none, 0);
-        let several = Options {
-            pins: random_pins(rng, &model, devices),
-            ..several.clone()
-        };
+        let pins = random_pins(rng, &model, devices);
+        let several = several.clone().with(|o| o.pins = pins);
         let (found, n_transfers) =
             run(&model, &inputs, &several).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(n_transfers > 0, "{name}: nothing crossed between devices");
@@ -330,7 +324,7 @@ fn exported_models_on_random_devices() {
     ];
     check_exports(
         &mut Rng(12),
-        &options("cpu:3", 2),
+        &setup("cpu:3", 2),
         &["cpu:0", "cpu:1", "cpu:2"],
         &names,
     );
@@ -348,7 +342,7 @@ fn exported_models_on_cpu_and_emulated_gpu() {
         ];
         check_exports(
             &mut Rng(13),
-            &options("cpu:1,emu:1", 2),
+            &setup("cpu:1,emu:1", 2),
             &["cpu:0", "emu:0"],
             &names,
         );
@@ -360,7 +354,7 @@ fn exported_models_on_cpu_and_emulated_gpu() {
 fn random_graphs_on_emulated_gpus() {
     if nvrtc_or_left_out("random graphs on emulated GPUs").is_some() {
         check_random_graphs(14, 100..116, &["/cpu:0", "/emu:0", "/emu:1"], &|level| {
-            options("cpu:1,emu:2", level)
+            setup("cpu:1,emu:2", level)
         });
     }
 }
@@ -377,7 +371,7 @@ pub fn check_random_graphs(
     seed: u64,
     graphs: std::ops::Range<u64>,
     devices: &[&str; 3],
-    several: &dyn Fn(u8) -> Options,
+    several: &dyn Fn(u8) -> Setup,
 ) {
     let mut rng = Rng(seed);
     let (mut n_transfers, n_graphs) = (0, graphs.clone().count());
@@ -399,7 +393,7 @@ pub fn check_random_graphs(
         }
         for opt_level in [0, 2] {
             let what = format!("seed {seed} at level {opt_level}\n{placed}");
-            let (expected, _) = run(&graph, &inputs, &options("cpu:1", opt_level))
+            let (expected, _) = run(&graph, &inputs, &setup("cpu:1", opt_level))
                 .unwrap_or_else(|e| panic!("{e}\n{what}"));
             let (found, n) = run(&placed, &inputs, &several(opt_level))
                 .unwrap_or_else(|e| panic!("{e}\n{what}"));
@@ -414,7 +408,7 @@ pub fn check_random_graphs(
 }
 
 /// Towers on all of `devices` whose results are reduced: every tower gets the same bits, which for `f32` are those of a sum in the order of the towers.
-pub fn check_all_reduce(seed: u64, devices: &[&str], several: &dyn Fn(u8) -> Options) {
+pub fn check_all_reduce(seed: u64, devices: &[&str], several: &dyn Fn(u8) -> Setup) {
     use ReduceKind::{Max, Mean, Min, Prod, Sum};
     let mut rng = Rng(seed);
     // Of two places on, 16 384 elements of `f32` are reduced in shares.
@@ -493,17 +487,17 @@ pub fn check_all_reduce(seed: u64, devices: &[&str], several: &dyn Fn(u8) -> Opt
 #[test]
 fn all_reduce_on_cpus_and_emulated_gpus() {
     check_all_reduce(16, &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"], &|level| {
-        options("cpu:4", level)
+        setup("cpu:4", level)
     });
     check_all_reduce(17, &["/cpu:1", "/cpu:0", "/cpu:1"], &|level| {
-        options("cpu:2", level)
+        setup("cpu:2", level)
     });
     if nvrtc_or_left_out("all-reduce on emulated GPUs").is_some() {
         check_all_reduce(18, &["/emu:0", "/emu:1", "/emu:2", "/emu:3"], &|level| {
-            options("emu:4", level)
+            setup("emu:4", level)
         });
         check_all_reduce(19, &["/cpu:0", "/emu:0"], &|level| {
-            options("cpu:1,emu:1", level)
+            setup("cpu:1,emu:1", level)
         });
     }
 }
@@ -512,24 +506,21 @@ fn all_reduce_on_cpus_and_emulated_gpus() {
 fn devices_and_pins_that_cannot_be_had_are_refused() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/mlp_script/model.onnx");
     let model = onnx::load(dir).unwrap();
-    let error = |options: &Options| {
-        compile(&model, options)
+    let error = |setup: &Setup| {
+        setup
+            .compile(&model)
             .err()
             .expect("the request cannot be had")
     };
-    let gpu = error(&Options {
-        gpus: vec![1000],
-        ..options("gpu:1", 2)
-    });
+    let mut absent = setup("gpu:1", 2);
+    absent.settings.gpus = vec![1000];
+    let gpu = error(&absent);
     assert_eq!(gpu.kind(), ErrorKind::Unsupported);
     assert!(
         gpu.to_string().contains("/device:GPU:0 is not there: "),
         "{gpu}"
     );
-    let pinned = |pin: &str| Options {
-        pins: vec![Pin::parse(pin).unwrap()],
-        ..options("cpu:2", 2)
-    };
+    let pinned = |pin: &str| setup("cpu:2", 2).with(|o| o.pins = vec![Pin::parse(pin).unwrap()]);
     let nothing = error(&pinned("/no/such/node=cpu:1"));
     assert_eq!(nothing.kind(), ErrorKind::InvalidInput);
     assert!(
@@ -567,11 +558,13 @@ fn nodes_that_run_again_change_no_result() {
             let device = format!("/device:CPU:{}", rng.below(3));
             placed.node_mut(id).device = DeviceRequest::parse(&device).unwrap().into_requested();
         }
-        let alone = compile(&graph, &options("cpu:1", 0))
+        let alone = setup("cpu:1", 0)
+            .compile(&graph)
             .unwrap()
             .for_inputs(&tensors)
             .unwrap();
-        let apart = compile(&placed, &options("cpu:3", 0))
+        let apart = setup("cpu:3", 0)
+            .compile(&placed)
             .unwrap()
             .for_inputs(&tensors)
             .unwrap();

@@ -1,13 +1,13 @@
 //! All-reduces by NCCL, without a GPU: the emulated driver library is an NCCL as well, which completes nothing before all ranks have come.
 
 use crate::cuda::{unchecked, with_libraries};
-use crate::multi_device::options;
+use crate::multi_device::setup;
 use crate::process::{Ended, emulated_driver, gristmill_with};
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
 use gristmill::place::Objective;
-use gristmill::testing::{Rng, nvrtc_or_left_out, random_tensor};
-use gristmill::{AllReduce, Compiled, DType, ErrorKind, Executable, Options, Tensor, compile};
+use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
+use gristmill::{AllReduce, Compiled, DType, ErrorKind, Executable, Tensor};
 use gristmill_runtime::cuda::{CudaGpu, Settings, nccl_version};
 use gristmill_runtime::driver::{Driver, Group, Reduce, Reduction};
 use gristmill_runtime::program::StepKind;
@@ -50,10 +50,25 @@ fn towers(kind: ReduceKind, dtype: DType, shape: &[usize], devices: &[String]) -
     b.finish().unwrap()
 }
 
-fn executable(graph: &Graph, tensors: &[Tensor], options: &Options) -> (Compiled, Arc<Executable>) {
-    let compiled = compile(graph, options).unwrap();
+fn executable(graph: &Graph, tensors: &[Tensor], setup: &Setup) -> (Compiled, Arc<Executable>) {
+    let compiled = setup.compile(graph).unwrap();
     let executable = compiled.for_inputs(tensors).unwrap();
     (compiled, executable)
+}
+
+/// A setup that waits for each launch, and checks all stages, if it `checks`.
+fn checked(devices: &str, opt_level: u8, checks: bool) -> Setup {
+    match checks {
+        true => setup(devices, opt_level),
+        false => unchecked(devices, opt_level),
+    }
+}
+
+/// Two logical GPUs by the driver's numbers.
+fn on_gpus(gpus: [u32; 2]) -> Setup {
+    let mut setup = unchecked("gpu:2", 2);
+    setup.settings.gpus = gpus.to_vec();
+    setup
 }
 
 /// Steps that are a rank of an all-reduce by NCCL.
@@ -97,10 +112,7 @@ fn check_kinds_and_dtypes(n: usize) {
             let graph = towers(kind, dtype, &shape, &gpus(n));
             let tensors = random_inputs(&mut rng, &graph);
             let level = rng.pick(&[0, 1, 2]);
-            let several = Options {
-                check: rng.one_in(3),
-                ..options(&format!("gpu:{n}"), level)
-            };
+            let several = checked(&format!("gpu:{n}"), level, rng.one_in(3));
             let (_compiled, executable) = executable(&graph, &tensors, &several);
             let what = format!("{kind:?} of {n} {dtype}{shape:?} at level {level}");
             let expected_ranks = if is_for_nccl(kind, dtype, n) { n } else { 0 };
@@ -199,10 +211,7 @@ fn check_random_reductions(seed: u64, n_gpus: usize, n_graphs: usize) {
         let tensors = random_inputs(&mut rng, &graph);
         let level = rng.pick(&[0, 1, 2]);
         // Half of them wait for each launch, and have all stages checked.
-        let several = Options {
-            check: at % 2 == 0,
-            ..options(&format!("cpu:1,gpu:{n_gpus}"), level)
-        };
+        let several = checked(&format!("cpu:1,gpu:{n_gpus}"), level, at % 2 == 0);
         let what = format!("graph {at} at level {level}\n{graph}");
         let expected = interp::run(&graph, &tensors).unwrap();
         let (_compiled, executable) = executable(&graph, &tensors, &several);
@@ -269,37 +278,23 @@ fn what_nccl_does_not_do_is_exchanged() {
                 unchecked("cpu:1,gpu:2", 2),
                 0,
             ),
-            (
-                "two parts of one GPU",
-                sum(LARGE, &two),
-                Options {
-                    gpus: vec![1, 1],
-                    ..unchecked("gpu:2", 2)
-                },
-                0,
-            ),
+            ("two parts of one GPU", sum(LARGE, &two), on_gpus([1, 1]), 0),
             (
                 "GPUs in another order",
                 sum(LARGE, &two),
-                Options {
-                    gpus: vec![1, 0],
-                    ..unchecked("gpu:2", 2)
-                },
+                on_gpus([1, 0]),
                 2,
             ),
             (
                 "as asked",
                 sum(LARGE, &two),
-                Options {
-                    all_reduce: AllReduce::Exchange,
-                    ..unchecked("gpu:2", 2)
-                },
+                unchecked("gpu:2", 2).with(|o| o.all_reduce = AllReduce::Exchange),
                 0,
             ),
         ];
-        for (what, graph, options, n) in cases {
+        for (what, graph, setup, n) in cases {
             let tensors = random_inputs(&mut rng, &graph);
-            let (_compiled, executable) = executable(&graph, &tensors, &options);
+            let (_compiled, executable) = executable(&graph, &tensors, &setup);
             assert_eq!(n_collectives(&executable), n, "{what}");
             let (expected, found) = (
                 interp::run(&graph, &tensors).unwrap(),
@@ -479,10 +474,7 @@ fn runs_of_several_models_at_once_do_not_mix() {
             let graph = looked_up(LARGE.into());
             let tensors = looked_up_in(&mut Rng(37), LARGE);
             let with = |objective| {
-                let several = Options {
-                    objective,
-                    ..unchecked("cpu:1,gpu:2", 2)
-                };
+                let several = unchecked("cpu:1,gpu:2", 2).with(|o| o.objective = objective);
                 let (compiled, executable) = executable(&graph, &tensors, &several);
                 assert_eq!(n_collectives(&executable), 2);
                 (compiled, executable)
@@ -509,7 +501,7 @@ fn shapes_of_one_model_at_once_do_not_mix() {
         "devices=2",
         || {
             let graph = looked_up(Dim::symbol("n"));
-            let compiled = compile(&graph, &unchecked("cpu:1,gpu:2", 2)).unwrap();
+            let compiled = unchecked("cpu:1,gpu:2", 2).compile(&graph).unwrap();
             let mut rng = Rng(38);
             let shapes = [(LARGE, 2), (LARGE + 7, 2), (40, 0)].map(|(n, expected)| {
                 let tensors = looked_up_in(&mut rng, n);

@@ -7,9 +7,9 @@
 
 use crate::images::run_image;
 use gristmill::interp::compare::allclose;
-use gristmill::place::DeviceSet;
+use gristmill::testing::Setup;
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Options, Tensor, aot, onnx};
+use gristmill::{Tensor, aot, onnx};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -61,14 +61,9 @@ fn run_case(dir: &Path, devices: &str) -> Result<(), String> {
     let declared = (model.declared_inputs(), model.declared_outputs());
     let declared_inputs = declared.0.map_err(|e| e.to_string())?;
     let declared_outputs = declared.1.map_err(|e| e.to_string())?;
-    let devices = DeviceSet::parse(devices, 1).map_err(|e| e.to_string())?;
-    let options = Options {
-        threads: Some(1),
-        devices,
-        dims: empty_sequences(&dir.join("test_data_set_0"), &declared_inputs)?,
-        ..Options::default()
-    };
-    let compiled = gristmill::compile(&model, &options).map_err(|e| e.to_string())?;
+    let dims = empty_sequences(&dir.join("test_data_set_0"), &declared_inputs)?;
+    let setup = Setup::on(devices, 1).with(|o| o.dims = dims);
+    let compiled = setup.compile(&model).map_err(|e| e.to_string())?;
     for k in 0.. {
         let data = dir.join(format!("test_data_set_{k}"));
         if !data.exists() {
@@ -151,15 +146,14 @@ fn compare_image(dir: &Path) -> Result<(), String> {
     let model = onnx::load(dir.join("model.onnx")).map_err(text)?;
     let declared = model.declared_inputs().map_err(text)?;
     let data = dir.join("test_data_set_0");
-    let options = Options {
-        threads: Some(1),
-        dims: empty_sequences(&data, &declared)?,
-        ..Options::default()
-    };
+    let dims = empty_sequences(&data, &declared)?;
+    let setup = Setup::with_threads(1).with(|o| o.dims = dims);
     let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
     let file = folder.path().join("case.gmx");
-    aot::write(&model, &options, &aot::Sizes::new(), &file).map_err(text)?;
-    let compiled = gristmill::compile(&model, &options).map_err(text)?;
+    let session = setup.session();
+    let written = session.write_image(&model, &setup.options, &aot::Sizes::new(), &file);
+    written.map_err(text)?;
+    let compiled = session.compile(&model, &setup.options).map_err(text)?;
     let inputs = compiled.bind(tensors(&data, "input", &declared)?);
     let inputs = inputs.map_err(text)?;
     let expected = compiled.run_ordered(&inputs).map_err(text)?.into_tensors();

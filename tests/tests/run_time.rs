@@ -1,7 +1,7 @@
 //! Models whose extents only a run shows: a detector from PyTorch, and random graphs behind a
 //! selection.
 
-use super::multi_device::options;
+use super::multi_device::setup;
 use crate::process::gristmill;
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{
@@ -10,7 +10,7 @@ use gristmill::ir::{
 use gristmill::testing::{
     RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor, with_symbols,
 };
-use gristmill::{DType, Tensor, compile};
+use gristmill::{DType, Tensor};
 use std::path::PathBuf;
 
 fn detector() -> PathBuf {
@@ -215,7 +215,7 @@ fn check_random(seed: u64, devices: &str, opt_level: u8) -> usize {
         return 0;
     };
     let interpreted = interp::run(&selected, &inputs).unwrap_or_else(|e| panic!("{e}\n{what}"));
-    let model = compile(&selected, &options(devices, opt_level));
+    let model = setup(devices, opt_level).compile(&selected);
     let model = model.unwrap_or_else(|e| panic!("{e}\n{what}"));
     let found = model
         .run_ordered(&inputs)
@@ -260,7 +260,7 @@ fn a_graph_built_in_rust_may_leave_extents_to_its_run() {
     let y = b.add1(Op::Gather { axis: 0 }, &[x, places]).unwrap();
     let y = b.add_(y, y).unwrap();
     b.output("y", y);
-    let model = compile(&b.finish().unwrap(), &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&b.finish().unwrap()).unwrap();
     let mut rng = Rng(5);
     for n in [0, 1, 7, 1000] {
         let x = random_tensor(&mut rng, DType::F32, &[n], false);
@@ -289,7 +289,7 @@ fn callers_run_a_model_in_segments_at_the_same_time() {
     let y = b.map(ScalarOp::Exp, &[kept]).unwrap();
     b.output("y", y);
     let graph = b.finish().unwrap();
-    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&graph).unwrap();
     std::thread::scope(|scope| {
         for caller in 0..4 {
             let (graph, model) = (&graph, &model);

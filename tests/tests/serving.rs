@@ -2,8 +2,8 @@
 
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp};
 use gristmill::testing::Rng;
-use gristmill::{Compiled, DType, Options, Tensor, compile};
-use std::sync::Arc;
+use gristmill::testing::Setup;
+use gristmill::{Compiled, DType, Tensor};
 
 /// `relu(x w) + sum over columns of x`, for any number of rows.
 fn layer() -> Graph {
@@ -42,15 +42,8 @@ fn total() -> Graph {
     b.finish().unwrap()
 }
 
-fn compiled(graph: fn() -> Graph, options: Options) -> Compiled {
-    compile(&graph(), &options).unwrap()
-}
-
-fn threads(n: usize) -> Options {
-    Options {
-        threads: Some(n),
-        ..Options::default()
-    }
+fn compiled(graph: fn() -> Graph, n_threads: usize) -> Compiled {
+    Setup::with_threads(n_threads).compile(&graph()).unwrap()
 }
 
 fn rows(n: usize, first: usize) -> Tensor {
@@ -62,7 +55,7 @@ fn rows(n: usize, first: usize) -> Tensor {
 
 /// What a model that has no other callers gives.
 fn expected(n: usize, first: usize) -> Tensor {
-    let alone = compiled(layer, threads(1));
+    let alone = compiled(layer, 1);
     alone.run([("x", rows(n, first))]).unwrap()["y"].clone()
 }
 
@@ -73,7 +66,7 @@ fn callers_of_any_shapes_get_the_results_of_one_that_is_alone() {
     sizes.extend((0..6).map(|_| 2 + rng.below(150)));
     let wanted: Vec<Tensor> = sizes.iter().map(|&n| expected(n, n)).collect();
     for n_threads in [1, 2, 4] {
-        let model = compiled(layer, threads(n_threads));
+        let model = compiled(layer, n_threads);
         std::thread::scope(|scope| {
             for caller in 0..6 {
                 let (model, wanted, sizes) = (&model, &wanted, &sizes);
@@ -88,7 +81,7 @@ fn callers_of_any_shapes_get_the_results_of_one_that_is_alone() {
             }
         });
         assert_eq!(
-            model.n_threads(),
+            model.session().n_threads(),
             n_threads - 1,
             "whatever the shapes and callers"
         );
@@ -98,11 +91,8 @@ fn callers_of_any_shapes_get_the_results_of_one_that_is_alone() {
 #[test]
 fn options_bound_the_runs_in_flight() {
     let in_flight = |max_in_flight| {
-        let options = Options {
-            max_in_flight,
-            ..threads(2)
-        };
-        let model = compiled(layer, options);
+        let setup = Setup::with_threads(2).with(|o| o.max_in_flight = max_in_flight);
+        let model = setup.compile(&layer()).unwrap();
         model.for_inputs(&[rows(2, 0)]).unwrap().max_in_flight()
     };
     assert_eq!(in_flight(Some(1)), 1);
@@ -118,7 +108,7 @@ fn add_to_total(model: &Compiled, values: &[f32]) -> f32 {
 
 #[test]
 fn all_shapes_have_one_state() {
-    let model = compiled(total, threads(2));
+    let model = compiled(total, 2);
     let zero = Tensor::from_slice(&[0f32], &[]).unwrap();
     model.resources().set("", "total", &zero).unwrap();
     assert_eq!(add_to_total(&model, &[1.0]), 1.0);
@@ -131,15 +121,12 @@ fn all_shapes_have_one_state() {
 }
 
 #[test]
-fn models_share_the_state_that_they_are_given() {
-    let resources = Arc::new(gristmill::Resources::default());
-    let options = Options {
-        resources: Some(resources.clone()),
-        ..threads(1)
-    };
+fn models_of_a_session_share_their_state() {
+    let setup = Setup::with_threads(1);
+    let session = setup.session();
     let zero = Tensor::from_slice(&[0f32], &[]).unwrap();
-    resources.set("", "total", &zero).unwrap();
-    let models = [compiled(total, options.clone()), compiled(total, options)];
+    session.resources().set("", "total", &zero).unwrap();
+    let models = [(); 2].map(|()| session.compile(&total(), &setup.options).unwrap());
     assert_eq!(add_to_total(&models[0], &[1.0]), 1.0);
     assert_eq!(add_to_total(&models[1], &[1.0, 1.0]), 3.0);
 }
@@ -147,7 +134,7 @@ fn models_share_the_state_that_they_are_given() {
 /// Sums of small integers are exact, so none may be missing.
 #[test]
 fn callers_of_any_shapes_lose_no_assignment() {
-    let model = compiled(total, threads(2));
+    let model = compiled(total, 2);
     let zero = Tensor::from_slice(&[0f32], &[]).unwrap();
     model.resources().set("", "total", &zero).unwrap();
     std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Models with symbolic dims: kernels are fused once, for all shapes.
 
-use super::multi_device::options;
+use super::multi_device::setup;
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ScalarOp};
 use gristmill::pipeline::Scope;
@@ -8,7 +8,7 @@ use gristmill::testing::{
     RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_indices, random_tensor, specialise,
     with_symbols,
 };
-use gristmill::{Compiled, DType, Tensor, compile};
+use gristmill::{Compiled, DType, Tensor};
 
 /// Extents that become symbols.
 const SYMBOLS: [(usize, &str); 2] = [(23, "a"), (29, "b")];
@@ -64,7 +64,7 @@ fn check_sizes(seed: u64, devices: &str, opt_level: u8, n_sizes: usize) -> [usiz
         return [0, 0];
     };
     let mut rng = Rng(seed);
-    let model = compile(&graph, &options(devices, opt_level)).unwrap();
+    let model = setup(devices, opt_level).compile(&graph).unwrap();
     let mut counts = [0, 0];
     let mut sizes = SYMBOLS.map(|(_, symbol)| (symbol.to_owned(), 1));
     for i in 0..n_sizes {
@@ -151,7 +151,7 @@ fn cum_sum() -> Op {
 #[test]
 fn code_is_generated_for_the_first_shapes_only() {
     let graph = weighted_rows();
-    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&graph).unwrap();
     let mut rng = Rng(7);
     let mut code_bytes = Vec::new();
     for (n_rows, n) in [(23, 12), (31, 17), (40, 9), (57, 100), (11, 30)] {
@@ -203,7 +203,7 @@ fn layers_that_are_alike_keep_their_weights() {
     for factors in [[1.5, 1.5, 1.5, 1.5], [0.5, 2.0, 3.0, 5.0]] {
         let graph = layers(&factors);
         for devices in ["cpu:1", "cpu:2"] {
-            let model = compile(&graph, &options(devices, 2)).unwrap();
+            let model = setup(devices, 2).compile(&graph).unwrap();
             for n_rows in [16, 5, 64, 33, 1, 200, 64, 0, 7] {
                 let inputs = [random_tensor(&mut rng, DType::F32, &[n_rows, 48], false)];
                 let (found, scope) = run(&model, &inputs).unwrap();
@@ -226,7 +226,7 @@ fn sizes_that_contradict_a_rule_are_errors() {
     let y = b.map(ScalarOp::Tanh, &[cut]).unwrap();
     b.output("y", y);
     let graph = b.finish().unwrap();
-    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&graph).unwrap();
     for (n, fits) in [
         (20, true),
         (12, true),
@@ -269,12 +269,12 @@ fn check_orders(
     sizes: &[usize],
     inputs: &dyn Fn(usize) -> Vec<Tensor>,
 ) -> [usize; 3] {
-    let model = compile(graph, &options(devices, 2)).unwrap();
+    let model = setup(devices, 2).compile(graph).unwrap();
     let mut scopes = [0; 3];
     for &n in sizes {
         let inputs = inputs(n);
         let (found, scope) = run(&model, &inputs).unwrap();
-        let fresh = compile(graph, &options(devices, 2)).unwrap();
+        let fresh = setup(devices, 2).compile(graph).unwrap();
         let (expected, _) = run(&fresh, &inputs).unwrap();
         for (e, f) in expected.iter().zip(&found) {
             let same = e.shape() == f.shape() && e.as_bytes() == f.as_bytes();

@@ -1,9 +1,9 @@
 //! Models at several sizes, beside onnxruntime, with the number of times that they are compiled: `tests/data/sizes`.
 
 use crate::extents::{Case, cases_in};
-use crate::multi_device::options;
+use crate::multi_device::setup;
 use crate::process::gristmill;
-use gristmill::{DType, ErrorKind, Tensor, compile, onnx};
+use gristmill::{DType, ErrorKind, Tensor, onnx};
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {
@@ -12,7 +12,7 @@ fn folder() -> PathBuf {
 
 /// Compilations, apart from that of kernels for all sizes, of three sizes there and back.
 fn compilations(case: &Case) -> usize {
-    let model = compile(&case.model, &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&case.model).unwrap();
     case.check(&model, "at several sizes");
     model.compiled_alone()
 }
@@ -53,7 +53,7 @@ fn check_says_that_kernels_are_chosen_once() {
 #[test]
 fn odd_sizes_of_a_u_net_are_errors() {
     let model = onnx::load(folder().join("unet/model.onnx")).unwrap();
-    let compiled = compile(&model, &options("cpu:1", 2)).unwrap();
+    let compiled = setup("cpu:1", 2).compile(&model).unwrap();
     let run = |h: usize, w: usize| {
         let x = Tensor::zeros(DType::F32, &[1, 3, h, w]).unwrap();
         compiled.run([("x", x)]).map(drop)

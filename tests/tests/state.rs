@@ -3,11 +3,11 @@
 mod graphs;
 mod updates;
 
-use super::multi_device::options;
+use super::multi_device::setup;
 use crate::process::gristmill;
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ScalarOp};
 use gristmill::testing::nvrtc_or_left_out;
-use gristmill::{Compiled, DType, Tensor, compile};
+use gristmill::{Compiled, DType, Tensor};
 use gristmill_runtime::program::StepKind;
 
 fn reals(values: &[f32]) -> Tensor {
@@ -71,7 +71,7 @@ fn a_run_that_fails_assigns_nothing() {
         let graph = counter(in_segments);
         let parsed = Graph::parse(&graph.to_string()).unwrap();
         for graph in [graph, parsed] {
-            let model = compile(&graph, &options(devices, 2)).unwrap();
+            let model = setup(devices, 2).compile(&graph).unwrap();
             assert_eq!(model.is_whole(), !in_segments);
             assert_eq!(
                 run(&model, &[1.0, 2.0], 0).unwrap(),
@@ -90,7 +90,7 @@ fn a_run_that_fails_assigns_nothing() {
 
 #[test]
 fn concurrent_runs_in_segments_lose_no_assignment() {
-    let model = compile(&counter(true), &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&counter(true)).unwrap();
     std::thread::scope(|s| {
         for _ in 0..4 {
             s.spawn(|| (0..50).for_each(|_| drop(run(&model, &[1.0, 1.0], 0).unwrap())));
@@ -118,7 +118,7 @@ fn a_variable_may_grow_from_run_to_run() {
         .iter()
         .take(1 + usize::from(has_compiler))
     {
-        grow(&compile(&graph, &options(devices, 2)).unwrap());
+        grow(&setup(devices, 2).compile(&graph).unwrap());
     }
 }
 
@@ -151,7 +151,7 @@ fn types_of_a_variable_that_cannot_meet_are_errors() {
         let new = b.assign_variable("v", x).unwrap();
         b.output("old", old);
         b.output("new", new);
-        let compiled = compile(&b.finish().unwrap(), &options("cpu:1", 2));
+        let compiled = setup("cpu:1", 2).compile(&b.finish().unwrap());
         compiled.err().map(|e| e.to_string())
     };
     let other_dtype = error(&[4], DType::I64, vec![4.into()]).unwrap();
@@ -302,13 +302,13 @@ fn carrying() -> Graph {
 #[test]
 fn an_input_takes_what_an_output_gave() {
     let source = gristmill::Source::from(&carrying());
-    let mut two = options("cpu:1", 2);
-    two.dims = [("c".to_owned(), 2)].into();
+    let mut two = setup("cpu:1", 2);
+    two.options.dims = [("c".to_owned(), 2)].into();
     let pair = |input: &str, output: &str| (input.to_owned(), output.to_owned());
     let kept = source
-        .keeping(&[pair("past", "present")], &two.dims)
+        .keeping(&[pair("past", "present")], &two.options.dims)
         .unwrap();
-    let model = compile(kept, &two).unwrap();
+    let model = two.compile(kept).unwrap();
     for round in 1..4 {
         let outputs = model.run([("x", reals(&[3.0]))]).unwrap();
         let names: Vec<&str> = outputs.iter().map(|(name, _)| name).collect();
@@ -322,14 +322,14 @@ fn an_input_takes_what_an_output_gave() {
     model.resources().reset("");
     assert_eq!(value(&model, "past"), [0.0; 2]);
 
-    let again = source.keeping(&[pair("past", "present")], &two.dims);
+    let again = source.keeping(&[pair("past", "present")], &two.options.dims);
     let text = match again.unwrap() {
         gristmill::Source::Graph(g) => g.to_string(),
         gristmill::Source::Onnx(_) => unreachable!("it is a graph"),
     };
     let clash = text.replace("input \"x\"", "input \"past\"");
     let clash = gristmill::Source::from(&Graph::parse(&clash).unwrap());
-    let e = clash.keeping(&[pair("past", "doubled")], &two.dims);
+    let e = clash.keeping(&[pair("past", "doubled")], &two.options.dims);
     let e = e.err().expect("the name is taken").to_string();
     assert!(e.contains("the graph has a variable of that name"), "{e}");
 
@@ -341,13 +341,17 @@ fn an_input_takes_what_an_output_gave() {
     for (pairs, dims, said) in [
         (
             vec![pair("pasd", "present")],
-            &two.dims,
+            &two.options.dims,
             "did you mean \"past\"?",
         ),
-        (vec![pair("past", "y")], &two.dims, "unknown output \"y\""),
+        (
+            vec![pair("past", "y")],
+            &two.options.dims,
+            "unknown output \"y\"",
+        ),
         (
             vec![pair("x", "present")],
-            &two.dims,
+            &two.options.dims,
             "input \"x\" is f32[1], output \"present\" is f32[c]",
         ),
         (
@@ -357,7 +361,7 @@ fn an_input_takes_what_an_output_gave() {
         ),
         (
             vec![pair("past", "present"), pair("past", "doubled")],
-            &two.dims,
+            &two.options.dims,
             "past=doubled: each is kept once",
         ),
     ] {
@@ -451,11 +455,11 @@ fn updates_are_written_over_old_values_when_nothing_can_fail_any_more() {
         (true, false, vec![]),
     ] {
         let graph = averages(pick_is_last, shows_old);
-        let in_place = compile(&graph, &options("cpu:1", 2)).unwrap();
+        let in_place = setup("cpu:1", 2).compile(&graph).unwrap();
         assert_eq!(changed_in_place(&in_place), expected, "{graph}");
-        let mut apart = options("cpu:1", 2);
-        apart.updates_in_place = false;
-        let apart = compile(&graph, &apart).unwrap();
+        let mut apart = setup("cpu:1", 2);
+        apart.options.updates_in_place = false;
+        let apart = apart.compile(&graph).unwrap();
         assert_eq!(changed_in_place(&apart), [""; 0]);
         let run = |model: &Compiled, at: i64| {
             let at = Tensor::from_slice(&[at], &[1]).unwrap();
@@ -526,16 +530,16 @@ fn copied(model: &Compiled) -> usize {
 fn rows_are_written_where_the_cache_is() {
     for (is_nd, level) in [(true, 2), (false, 2), (true, 0), (false, 0)] {
         let graph = caches(is_nd);
-        let in_place = compile(&graph, &options("cpu:1", level)).unwrap();
+        let in_place = setup("cpu:1", level).compile(&graph).unwrap();
         let run = |model: &Compiled, x: f32, at: [i64; 2]| {
             let x = Tensor::from_slice(&[x; 8], &[2, 4]).unwrap();
             let at = Tensor::from_slice(&at, &[2, 1]).unwrap();
             let outputs = model.run([("x", x), ("at", at)])?;
             Ok::<_, gristmill::Error>(outputs["values"].as_slice::<f32>().to_vec())
         };
-        let mut apart = options("cpu:1", level);
-        apart.updates_in_place = false;
-        let apart = compile(&graph, &apart).unwrap();
+        let mut apart = setup("cpu:1", level);
+        apart.options.updates_in_place = false;
+        let apart = apart.compile(&graph).unwrap();
         assert_eq!((copied(&in_place), copied(&apart)), (0, 2), "{graph}");
         for (x, at) in [(1.0, [0, 1]), (2.0, [-1, 2]), (3.0, [3, 3]), (4.0, [1, 4])] {
             assert_eq!(run(&in_place, x, at).unwrap(), run(&apart, x, at).unwrap());
@@ -567,7 +571,7 @@ fn values_are_forwarded_and_old_ones_stay_until_the_end() {
     let graph = b.finish().unwrap();
     for level in [0, 2] {
         for devices in ["cpu:1", "cpu:2"] {
-            let model = compile(&graph, &options(devices, level)).unwrap();
+            let model = setup(devices, level).compile(&graph).unwrap();
             for round in 0..3 {
                 let outputs = model.run([("x", reals(&[7.0, 8.0]))]).unwrap();
                 assert_eq!(outputs["seen"].as_slice::<f32>(), [7.0, 8.0]);
@@ -611,8 +615,8 @@ fn adam() -> Graph {
 #[test]
 fn a_step_of_an_optimiser_is_one_kernel() {
     let graph = adam();
-    let one = compile(&graph, &options("cpu:1", 2)).unwrap();
-    let apart = compile(&graph, &options("cpu:1", 0)).unwrap();
+    let one = setup("cpu:1", 2).compile(&graph).unwrap();
+    let apart = setup("cpu:1", 0).compile(&graph).unwrap();
     let gradient = |round: i32| {
         let values: Vec<f32> = (0..40)
             .map(|i| ((i * 7 + round) % 11) as f32 - 5.0)
@@ -646,7 +650,7 @@ fn a_cache_without_rows_takes_none() {
     b.assign_variable("cache", cache).unwrap();
     b.output("x", x);
     let graph = b.finish().unwrap();
-    let model = compile(&graph, &options("cpu:1", 2)).unwrap();
+    let model = setup("cpu:1", 2).compile(&graph).unwrap();
     let x = Tensor::zeros(DType::F32, &[1, 4]).unwrap();
     let at = Tensor::zeros(DType::I64, &[1, 1]).unwrap();
     let e = model.run([("x", x), ("at", at)]).unwrap_err().to_string();

@@ -9,8 +9,9 @@ mod loops;
 mod random;
 mod tuning;
 
-use crate::multi_device::options;
+use crate::multi_device::setup;
 use gristmill::ir::{Dim, ReduceKind, ScalarOp, ValueId};
+use gristmill::testing::Setup;
 use gristmill::train::{
     Adam, BatchNorm, Dataset, Init, Model, Objective, Sgd, Trainer, Training, Update, loss,
 };
@@ -39,7 +40,7 @@ fn perceptron(m: &mut Model) -> Result<Objective> {
     Ok(Objective::new(loss).metric("accuracy", accuracy))
 }
 
-fn trainer(options: Options) -> Trainer {
+fn trainer(setup: Setup) -> Trainer {
     let training = Training {
         seed: 5,
         update: Update {
@@ -47,9 +48,9 @@ fn trainer(options: Options) -> Trainer {
             average: Some(0.9),
             ..Adam::default().into()
         },
-        options,
+        options: setup.options.clone(),
     };
-    Trainer::new("perceptron", &training, perceptron).unwrap()
+    Trainer::in_session(&setup.session(), "perceptron", &training, perceptron).unwrap()
 }
 
 /// Rows whose class is the greatest of the first three numbers.
@@ -86,12 +87,12 @@ fn a_state_that_was_saved_goes_on_bit_for_bit() {
     let file = tempfile::tempdir().unwrap();
     let file = file.path().join("state.safetensors");
     let data = examples(100);
-    let whole = trainer(options("cpu:1", 2));
+    let whole = trainer(setup("cpu:1", 2));
     (0..6).for_each(|e| epoch(&whole, &data, e));
-    let first = trainer(options("cpu:1", 2));
+    let first = trainer(setup("cpu:1", 2));
     (0..3).for_each(|e| epoch(&first, &data, e));
     first.resources().save(&file).unwrap();
-    let second = trainer(options("cpu:1", 2));
+    let second = trainer(setup("cpu:1", 2));
     second.resources().load(&file).unwrap();
     (3..6).for_each(|e| epoch(&second, &data, e));
     assert!(state(&second) == state(&whole));
@@ -109,20 +110,19 @@ fn a_state_that_was_saved_goes_on_bit_for_bit() {
 #[test]
 fn threads_and_devices_make_the_same_bits_or_nearly() {
     let data = examples(70);
-    let run = |options: Options| {
-        let trainer = trainer(options);
+    let run = |setup: Setup| {
+        let trainer = trainer(setup);
         (0..3).for_each(|e| epoch(&trainer, &data, e));
         trainer
     };
-    let one = run(Options {
-        threads: Some(1),
-        ..options("cpu:1", 2)
-    });
-    let two = run(options("cpu:1", 2));
+    let mut one = setup("cpu:1", 2);
+    one.settings.threads = Some(1);
+    let one = run(one);
+    let two = run(setup("cpu:1", 2));
     assert!(state(&one) == state(&two), "one and two threads");
     let batch = || data.rows(&(0..70).collect::<Vec<_>>()).unwrap();
     let loss = |trainer: &Trainer| trainer.evaluate(batch()).unwrap()["loss"].to_f64s()[0];
-    for other in [run(options("cpu:2", 2)), run(options("cpu:1", 0))] {
+    for other in [run(setup("cpu:2", 2)), run(setup("cpu:1", 0))] {
         let (own, other) = (loss(&one), loss(&other));
         assert!((own - other).abs() < 1e-4 * own, "{own} {other}");
     }
@@ -130,7 +130,7 @@ fn threads_and_devices_make_the_same_bits_or_nearly() {
 
 #[test]
 fn a_step_that_fails_changes_nothing() {
-    let trainer = trainer(options("cpu:1", 2));
+    let trainer = trainer(setup("cpu:1", 2));
     let data = examples(64);
     epoch(&trainer, &data, 0);
     let before = state(&trainer);
@@ -163,9 +163,10 @@ fn a_step_that_is_not_finite_changes_nothing() {
         let training = Training {
             seed: 1,
             update: Adam::default().into(),
-            options: options(device, level),
+            options: setup(device, level).options,
         };
-        let trainer = Trainer::new("root", &training, root).unwrap();
+        let session = setup(device, level).session();
+        let trainer = Trainer::in_session(&session, "root", &training, root).unwrap();
         let step = |x: f32| trainer.step([("x", Tensor::from_slice(&[x], &[1]).unwrap())]);
         assert_eq!(step(4.0).unwrap().greatest_gradient, 1.0);
         let before = state(&trainer);
@@ -185,7 +186,7 @@ fn a_step_that_is_not_finite_changes_nothing() {
 
 #[test]
 fn a_perceptron_learns_by_batches_of_any_size() {
-    let trainer = trainer(options("cpu:1", 2));
+    let trainer = trainer(setup("cpu:1", 2));
     let data = examples(200);
     let all: Vec<usize> = (0..200).collect();
     for e in 0..60 {
@@ -259,7 +260,7 @@ fn a_transformer_learns_from_earlier_tokens_alone() {
             ..Adam::default()
         }
         .into(),
-        options: options("cpu:1", 2),
+        options: setup("cpu:1", 2).options,
     };
     let trainer = Trainer::new("transformer", &training, transformer).unwrap();
     // Each token is the one two places before, which it takes attention to know.
@@ -320,7 +321,7 @@ fn an_lstm_remembers() {
             ..Adam::default()
         }
         .into(),
-        options: options("cpu:1", 2),
+        options: setup("cpu:1", 2).options,
     };
     let trainer = Trainer::new("memory", &training, memory).unwrap();
     let mut rng = gristmill::testing::Rng(4);
@@ -387,7 +388,7 @@ fn towers_share_variables_and_find_their_losses() {
             ..Sgd::default()
         }
         .into(),
-        options: options("cpu:1", 2),
+        options: setup("cpu:1", 2).options,
     };
     let trainer = Trainer::new("towers", &training, towers).unwrap();
     assert_eq!(trainer.variables(), ["w"]);
@@ -409,7 +410,7 @@ fn models_that_cannot_be_trained_are_refused() {
         let training = Training {
             seed: 0,
             update: Adam::default().into(),
-            options: options("cpu:1", 2),
+            options: setup("cpu:1", 2).options,
         };
         Trainer::new("refused", &training, build)
             .err()

@@ -2,12 +2,12 @@
 
 use super::ceilings::Ceilings;
 use super::families::{ALL, Family, Work};
-use super::{Arguments, options};
+use super::{Arguments, setup};
 use gristmill::interp;
 use gristmill::interp::compare::allclose;
 use gristmill::ir::Graph;
 use gristmill::testing::{Rng, random_indices, random_tensor};
-use gristmill::{DType, Error, Result, Tensor, compile};
+use gristmill::{DType, Error, Result, Tensor};
 use std::time::Duration;
 
 /// Every family; false when one gives wrong results.
@@ -41,7 +41,7 @@ fn check(family: &Family, device: u32) -> Result<Check> {
     let inputs = inputs(&graph, &mut Rng(7))?;
     let expected = interp::run(&graph, &inputs)?;
     let on = |devices: &str| -> Result<Vec<Tensor>> {
-        let compiled = compile(&graph, &options(devices, device)?)?;
+        let compiled = setup(devices, device)?.compile(&graph)?;
         let executable = compiled.for_inputs(&inputs)?;
         // Asked for step by step, captured, and launched as a graph.
         let mut found = executable.run(&inputs)?;
@@ -119,7 +119,7 @@ fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
 fn time(family: &Family, device: u32, ceilings: &Ceilings) -> Result<String> {
     let (graph, work) = (family.make)(family.large)?;
     let inputs = inputs(&graph, &mut Rng(8))?;
-    let compiled = compile(&graph, &options("gpu:1", device)?)?;
+    let compiled = setup("gpu:1", device)?.compile(&graph)?;
     let executable = compiled.for_inputs(&inputs)?;
     executable.run(&inputs)?;
     let times = executable.time_kernels(Duration::from_millis(50))?;

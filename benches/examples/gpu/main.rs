@@ -23,7 +23,8 @@ mod partitions;
 
 use ceilings::Ceilings;
 use gristmill::place::DeviceSet;
-use gristmill::{Options, Result};
+use gristmill::testing::Setup;
+use gristmill::{Result, Settings};
 use gristmill_runtime::cuda;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,16 +59,18 @@ fn arguments() -> std::result::Result<Arguments, String> {
     Ok(read)
 }
 
-/// Options for runs on devices named as `--devices` does; GPUs are those of the command line.
-fn options(devices: &str, device: u32) -> Result<Options> {
+/// A setup for runs on devices named as `--devices` does; GPUs are those of the command line.
+fn setup(devices: &str, device: u32) -> Result<Setup> {
     let mut devices = DeviceSet::parse(devices, 1)?;
     devices.look_at_gpus(&[device])?;
-    Ok(Options {
+    let mut setup = Setup::default().with(|o| o.check = false);
+    setup.settings = Settings {
         devices,
         gpus: vec![device],
-        check: false,
-        ..Options::default()
-    })
+        check_kernels: false,
+        ..Settings::default()
+    };
+    Ok(setup)
 }
 
 fn main() -> ExitCode {

@@ -1,10 +1,10 @@
 //! Whole models: results against the CPU's, and the time of a run.
 
-use super::{Arguments, options};
+use super::{Arguments, setup};
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{Dim, Type};
 use gristmill::testing::{Rng, random_tensor};
-use gristmill::{Compiled, Error, Options, Precision, Result, Tensor, compile, onnx};
+use gristmill::{Compiled, Error, Precision, Result, Tensor, onnx};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -50,9 +50,9 @@ pub fn run(folder: &Path, arguments: &Arguments) -> Result<bool> {
 /// Batch 1 and 32 of a model whose batch is a symbol; otherwise the one that it has.
 fn all_batches(name: &str, path: &Path, arguments: &Arguments) -> Result<bool> {
     let model = onnx::load(path.join("model.onnx"))?;
-    let mut cpu = options("cpu:1", arguments.device)?;
-    cpu.threads = None;
-    let on_cpu = compile(&model, &cpu)?;
+    let mut cpu = setup("cpu:1", arguments.device)?;
+    cpu.settings.threads = None;
+    let on_cpu = cpu.compile(&model)?;
     let types: Vec<&Type> = on_cpu.inputs().iter().map(|(_, ty)| ty).collect();
     let symbol = types
         .first()
@@ -72,11 +72,8 @@ fn all_batches(name: &str, path: &Path, arguments: &Arguments) -> Result<bool> {
             .unwrap_or(1);
         let expected = on_cpu.for_inputs(&tensors)?.run(&tensors)?.into_tensors();
         for (precision, tolerance) in PRECISIONS {
-            let on_gpu = Options {
-                precision,
-                ..options("gpu:1", arguments.device)?
-            };
-            let compiled = compile(&model, &on_gpu)?;
+            let on_gpu = setup("gpu:1", arguments.device)?.with(|o| o.precision = precision);
+            let compiled = on_gpu.compile(&model)?;
             let (row, right) = one(&compiled, &tensors, &expected, tolerance, arguments)?;
             println!("{name}\t{rows}\t{precision}\t{row}");
             good &= right;

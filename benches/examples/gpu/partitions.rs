@@ -1,12 +1,12 @@
 //! Programs on the CPU and the GPU together: runs by captured pieces against runs step by step, and
 //! streams of runs against single ones.
 
-use super::{Arguments, options};
+use super::{Arguments, setup};
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{Graph, GraphBuilder, ScalarOp};
-use gristmill::place::{Objective, Pin, gpus};
-use gristmill::testing::{Rng, random_tensor};
-use gristmill::{DType, Options, Result, Tensor, compile};
+use gristmill::place::{Objective, Pin};
+use gristmill::testing::{Rng, Setup, random_tensor};
+use gristmill::{DType, Result, Tensor};
 use gristmill_runtime::exec::{ExecOptions, Executor, Lanes};
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         &[sizes.rows, sizes.columns],
         false,
     )];
-    let on_cpu = compile(&graph, &options("cpu:1", arguments.device)?)?;
+    let on_cpu = setup("cpu:1", arguments.device)?.compile(&graph)?;
     let expected = on_cpu.for_inputs(&inputs)?.run(&inputs)?.into_tensors();
     let mut good = true;
     // All on the GPU is one graph; with a part on the CPU it is captured in pieces.
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
             "^/(before|after)=gpu:0;^/middle=cpu:0",
         ),
     ] {
-        let placed = pinned(options(devices, arguments.device)?, pins)?;
+        let placed = pinned(setup(devices, arguments.device)?, pins)?;
         let [captured, steps] = [false, true].map(|step_by_step| {
             let executor = executor(&graph, &inputs, &placed, step_by_step)?;
             p50(&executor, &inputs, sizes.spent)
@@ -103,47 +103,40 @@ fn layers(sizes: &Sizes) -> Result<Graph> {
     b.finish()
 }
 
-fn pinned(options: Options, pins: &str) -> Result<Options> {
-    Ok(Options {
-        pins: pins.split(';').map(Pin::parse).collect::<Result<_>>()?,
-        ..options
-    })
+fn pinned(setup: Setup, pins: &str) -> Result<Setup> {
+    let pins = pins.split(';').map(Pin::parse).collect::<Result<_>>()?;
+    Ok(setup.with(|o| o.pins = pins))
 }
 
 /// One executor of the model's program, with devices of its own.
 fn executor(
     graph: &Graph,
     inputs: &[Tensor],
-    options: &Options,
+    setup: &Setup,
     step_by_step: bool,
 ) -> Result<Executor> {
-    let program = compile(graph, options)?
+    let program = setup
+        .compile(graph)?
         .for_inputs(inputs)?
         .lowered
         .program
         .clone();
     Ok(Executor::new(
         program.clone(),
-        &exec_options(&program, options, step_by_step)?,
+        &exec_options(&program, setup, step_by_step)?,
     )?)
 }
 
 fn exec_options(
     program: &gristmill_runtime::program::Program,
-    options: &Options,
+    setup: &Setup,
     step_by_step: bool,
 ) -> Result<ExecOptions> {
-    let mut made = ExecOptions {
+    Ok(ExecOptions {
         step_by_step,
+        drivers: setup.session().drivers(program)?,
         ..ExecOptions::default()
-    };
-    for device in program.partitions.iter().map(|p| &p.device) {
-        if let Some(driver) = gpus::driver(device, &options.devices, &options.gpus, options.check)?
-        {
-            made.drivers.insert(device.clone(), driver);
-        }
-    }
-    Ok(made)
+    })
 }
 
 /// Median time of a run, after three that do not count, and its results.
@@ -189,12 +182,10 @@ fn stream(
     let objective = Objective::Throughput {
         samples: sizes.n_runs as u64,
     };
-    let devices = options("cpu:1,gpu:1", arguments.device)?;
-    let placed = Options {
-        objective,
-        ..pinned(devices, ".*=gpu:0;^/before/0$=cpu:0")?
-    };
-    let executable = compile(graph, &placed)?.for_inputs(inputs)?;
+    let devices = setup("cpu:1,gpu:1", arguments.device)?;
+    let placed = pinned(devices, ".*=gpu:0;^/before/0$=cpu:0")?;
+    let placed = placed.with(|o| o.objective = objective);
+    let executable = placed.compile(graph)?.for_inputs(inputs)?;
     let program = executable.lowered.program.clone();
     let n_lanes = executable.n_in_flight();
     let mut found = Vec::new();

@@ -6,7 +6,8 @@ use super::interface::{Interface, identifier, is_of_python};
 use super::{Extra, Made, Sizes, Written, made};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::{Config, Options};
+use crate::session::{Session, Settings};
 use gristmill_runtime::files;
 use gristmill_runtime::image::Contents;
 use gristmill_runtime::program::Program;
@@ -27,20 +28,43 @@ pub fn write_executable(
     runner: &[u8],
     path: &Path,
 ) -> Result<Written> {
-    let extra = Extra::default();
-    write_with(source.into(), options, sizes, runner, path, &extra)
+    let session = Session::new(&Settings::default())?;
+    session.write_executable(source, options, sizes, runner, path)
 }
 
-/// [`write_executable`] with further wishes.
+impl Session {
+    /// [`write_executable`] for the devices, and with the measurements, of the session.
+    pub fn write_executable(
+        &self,
+        source: impl Into<Source>,
+        options: &Options,
+        sizes: &Sizes,
+        runner: &[u8],
+        path: &Path,
+    ) -> Result<Written> {
+        let settings = self.settings();
+        let config = Config { settings, options };
+        write_with(
+            source.into(),
+            config,
+            sizes,
+            runner,
+            path,
+            &Extra::default(),
+        )
+    }
+}
+
+/// [`write_executable`] with rarely used options.
 pub(crate) fn write_with(
     source: Source,
-    options: &Options,
+    config: Config,
     sizes: &Sizes,
     runner: &[u8],
     path: &Path,
     extra: &Extra,
 ) -> Result<Written> {
-    let made = made(source, options, sizes, path, extra)?;
+    let made = made(source, config, sizes, path, extra)?;
     put_into(runner, made, None, path)
 }
 
@@ -50,13 +74,13 @@ pub(crate) fn write_with(
 /// Errors as [`write_executable`], and for a name that is too long.
 pub(crate) fn write_library(
     source: Source,
-    options: &Options,
+    config: Config,
     sizes: &Sizes,
     library: &[u8],
     path: &Path,
     extra: &Extra,
 ) -> Result<Written> {
-    let made = made(source, options, sizes, path, extra)?;
+    let made = made(source, config, sizes, path, extra)?;
     let prefix = prefix(&made, path, extra)?;
     let interface = Interface {
         prefix: &prefix,

@@ -5,7 +5,6 @@
 //! order, and a link for each ordered pair. Its name holds machine, GPUs, driver and version.
 
 use super::{Effort, belongs, conv, device_text, flops, launch_on, link_text, map, softmax};
-use crate::compiled::compile;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, store};
 use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
@@ -14,6 +13,7 @@ use crate::options::Options;
 use crate::place::gpus::{described, ordinal};
 use crate::place::{Device, DeviceSet, RateSource, Target};
 use crate::rng::Rng;
+use crate::session::{Session, Settings};
 use crate::{DType, Tensor};
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
 use gristmill_runtime::device::DeviceKind;
@@ -296,7 +296,7 @@ fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfi
         memory_bandwidth: 2.0 * copied_bytes as f64 / copies.on_device.as_secs_f64().max(1e-9),
         cache_bandwidth: bench.rate(&map(in_cache, ScalarOp::Neg)?, 8.0 * in_cache as f64)?,
         cache_bytes: Bytes(u64::from(gpu.cache_bytes)),
-        launch: launch_on(bench.options.clone(), effort)?,
+        launch: launch_on(&bench.session, effort)?,
         ..assumed
     };
     for half in [DType::BF16, DType::F16] {
@@ -313,7 +313,7 @@ fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfi
 
 /// A GPU whose rates are measured.
 struct Bench {
-    options: Options,
+    session: Session,
     effort: Effort,
 }
 
@@ -321,18 +321,18 @@ impl Bench {
     fn new(ordinal: u32, effort: Effort) -> Result<Bench> {
         let mut devices = DeviceSet::parse("gpu:1", 1)?;
         devices.look_at_gpus(&[ordinal])?;
-        let options = Options {
+        let session = Session::new(&Settings {
             devices,
             gpus: vec![ordinal],
-            check: false,
-            ..Options::default()
-        };
-        Ok(Bench { options, effort })
+            check_kernels: false,
+            ..Settings::default()
+        })?;
+        Ok(Bench { session, effort })
     }
 
     /// Such an amount of work of a graph, per second.
     fn rate(&self, g: &Graph, amount: f64) -> Result<f64> {
-        Ok(amount / kernel_seconds(g, &self.options, self.effort)?)
+        Ok(amount / kernel_seconds(g, &self.session, self.effort)?)
     }
 
     /// Operations of a graph per second.
@@ -362,8 +362,8 @@ fn product(dtype: DType, side: usize) -> Result<Graph> {
 }
 
 /// Time of all kernels of a graph, one right after the other, on random operands: power, and so the clock, depends on them.
-fn kernel_seconds(g: &Graph, options: &Options, effort: Effort) -> Result<f64> {
-    let compiled = compile(g, options)?;
+fn kernel_seconds(g: &Graph, session: &Session, effort: Effort) -> Result<f64> {
+    let compiled = session.compile(g, &Options::default())?;
     let mut rng = Rng(1);
     let inputs = compiled
         .inputs()

@@ -1,4 +1,4 @@
-//! Flags that the compiling verbs share, and how they become [`Options`].
+//! Flags that the compiling verbs share, and how they become a [`Session`] and [`Options`].
 
 use super::objective::Objective;
 use super::output::{self, errln};
@@ -7,9 +7,10 @@ use crate::compiled::Source;
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{AllReduce, ConvAlgorithm, DimRange, Options, Tuning};
+use crate::options::{AllReduce, ConvAlgorithm, DimRange, Options};
 use crate::pipeline::Lowered;
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
+use crate::session::{Session, Settings, Tuning};
 use crate::target::Arch;
 use crate::target::TargetCpu;
 use clap::{Args, Parser, ValueEnum};
@@ -277,9 +278,9 @@ impl CompileArgs {
         given.map(|(flag, _)| flag).collect()
     }
 
-    /// The options that the flags say, with all that was measured on this machine.
-    pub fn options(&self) -> Result<Options> {
-        self.options_with(true)
+    /// The session and the options that the flags describe, with the measurements of this machine.
+    pub fn open(&self) -> Result<(Session, Options)> {
+        self.open_with(true)
     }
 
     /// The model of a file, with the state that flags ask for.
@@ -293,25 +294,47 @@ impl CompileArgs {
         load::model(model)?.keeping(&pairs, &DimFlags::sizes(&self.dims.set)?)
     }
 
-    /// The same without any measurement: the same flags are the same options everywhere.
-    pub fn reproducible_options(&self) -> Result<Options> {
-        self.options_with(false)
+    /// The same without measurements: equal flags give equal settings and options on every machine.
+    pub fn open_reproducibly(&self) -> Result<(Session, Options)> {
+        self.open_with(false)
     }
 
-    fn options_with(&self, is_measured: bool) -> Result<Options> {
+    fn open_with(&self, is_measured: bool) -> Result<(Session, Options)> {
+        let settings = self.settings(is_measured)?;
+        let options = self.options(is_measured)?;
+        self.warn_of_useless_flags(&settings.devices);
+        Ok((Session::new(&settings)?, options))
+    }
+
+    fn settings(&self, is_measured: bool) -> Result<Settings> {
         let usual = || match is_measured {
             true => n_cores(),
             false => ASSUMED_THREADS,
         };
         let threads = self.threads.map_or_else(usual, usize::from);
-        let mut options = Options {
+        let folder = is_measured.then(store::folder).flatten();
+        Ok(Settings {
             devices: self.device_set(threads, is_measured)?,
+            gpus: self.visible_gpus.clone(),
+            threads: Some(threads),
+            kept: folder.as_deref().map(store::placements_path),
+            tuning: Tuning {
+                folder,
+                measures: self.tune,
+                libraries: !self.no_libraries,
+            },
+            check_kernels: Settings::default().check_kernels || self.verify,
+            ..Settings::default()
+        })
+    }
+
+    fn options(&self, is_measured: bool) -> Result<Options> {
+        let mut options = Options {
             objective: self.objective.of_model(self.samples),
             fallback: self.fallback.of_model(),
             opt_level: self.opt_level,
             conv: self.conv.of_model(),
             budget: self.parsed_budget()?,
-            threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,
             pins: self
                 .pin
@@ -320,36 +343,20 @@ impl CompileArgs {
                 .collect::<Result<_>>()?,
             plan: self.plan()?,
             keep_stages: self.dump_dir.is_some(),
-            ..self.gpu_options()?
-        };
-        options.check |= self.verify;
-        if is_measured {
-            options.measured = calibrate::measured();
-            options.kept = store::folder().map(|folder| store::placements_path(&folder));
-            options.tuning.folder = store::folder();
-        }
-        (options.dims, options.ranges) = self.dims.parse()?;
-        self.warn_of_useless_flags(&options.devices);
-        Ok(options)
-    }
-
-    /// The options that concern GPUs.
-    fn gpu_options(&self) -> Result<Options> {
-        Ok(Options {
             gpu_arch: self.gpu_arch.as_deref().map(Arch::parse).transpose()?,
-            gpus: self.visible_gpus.clone(),
             precision: parse::precision(&self.precision)?,
             all_reduce: match self.all_reduce {
                 AllReduceArg::Auto => AllReduce::Auto,
                 AllReduceArg::Exchange => AllReduce::Exchange,
             },
-            tuning: Tuning {
-                folder: None,
-                measures: self.tune,
-                libraries: !self.no_libraries,
-            },
             ..Options::default()
-        })
+        };
+        options.check |= self.verify;
+        if is_measured {
+            options.measured = calibrate::measured();
+        }
+        (options.dims, options.ranges) = self.dims.parse()?;
+        Ok(options)
     }
 
     /// Says which flags are for GPUs where there is none.

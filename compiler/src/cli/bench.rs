@@ -8,12 +8,12 @@ use super::watchdog::within;
 use super::{parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
-use crate::compiled::{Compiled, Executable, compile};
+use crate::compiled::{Compiled, Executable};
 use crate::cost::Measured;
 use crate::cost::measured::MAX_RECENT;
 use crate::cost::store;
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::{Config, Options};
 use crate::place::{Objective, Replacement};
 use crate::report::Fallback;
 use crate::step_times::StepTime;
@@ -59,7 +59,6 @@ pub struct BenchArgs {
 
 /// A model that is ready to run.
 struct Prepared {
-    options: Options,
     model: Model,
     inputs: Inputs,
     /// Number of callers that the user asked for.
@@ -107,9 +106,10 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     if image::is_image(&args.model) {
         return open_image(args);
     }
+    let (session, options) = args.compile.open()?;
     let mut options = Options {
         max_in_flight: args.streams.map(usize::from),
-        ..args.inputs.seeded(args.compile.options()?)
+        ..args.inputs.seeded(options)
     };
     let started = Instant::now();
     let source = args.compile.source(&args.model)?;
@@ -117,7 +117,7 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     let started = Instant::now();
     let given = inputs::read(&args.inputs, &source)?;
     let source = given.closing(source, &mut options.dims)?;
-    let compiled = compile(source, &options)?;
+    let compiled = session.compile(source, &options)?;
     output::warnings(compiled.model_warnings());
     let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     let executable = match args.profile {
@@ -125,7 +125,6 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
         false => compiled.executable_for(&inputs.tensors)?,
     };
     Ok(Prepared {
-        options,
         model: Model::Compiled {
             compiled: Box::new(compiled),
             executable,
@@ -145,7 +144,6 @@ fn open_image(args: &BenchArgs) -> Result<Prepared> {
     let started = Instant::now();
     let ready = Ready::of(&args.model, &args.inputs, &args.compile)?;
     Ok(Prepared {
-        options: Options::default(),
         model: Model::Image(Box::new(ready.lanes)),
         inputs: ready.inputs,
         streams: args.streams.map(usize::from),
@@ -303,17 +301,18 @@ fn keep(p: &Prepared) -> Result<()> {
     warning.iter().for_each(output::warning);
     let path = path.display();
     errln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {path}");
-    match placements_folder(&p.options) {
+    match placements_folder(p.compiled()) {
         Some(placements) => keep_placement(p, measured, placements),
         None => Ok(()),
     }
 }
 
 /// The folder of kept placements where the placer decides, by the time of a run.
-fn placements_folder(options: &Options) -> Option<&Path> {
-    let has_choice = options.devices.devices.len() > 1 && options.plan.is_none();
+fn placements_folder(compiled: Option<&Compiled>) -> Option<&Path> {
+    let Config { settings, options } = compiled?.config();
+    let has_choice = settings.devices.devices.len() > 1 && options.plan.is_none();
     let is_decided_by_time = options.objective == Objective::Latency;
-    let folder = options.kept.as_deref()?;
+    let folder = settings.kept.as_deref()?;
     (has_choice && is_decided_by_time).then_some(folder)
 }
 

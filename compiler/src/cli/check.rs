@@ -4,15 +4,14 @@ use super::args::DimFlags;
 use super::output::{self, outln};
 use super::train::{self, Learning, ObjectiveArgs};
 use super::{image, load, print_json};
-use crate::any_shape::ShapeWork;
 use crate::codegen::cpu::why_loops;
+use crate::compiled::ShapeWork;
 use crate::compiled::{Source, bound, interface};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::onnx::{
     Capabilities, Declared, Form, Model, OperatorReport, Specialisation, Structure, Treatment,
 };
-use crate::options::Options;
 use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
 use crate::place::emulated;
 use crate::units::{plural, printable};
@@ -63,7 +62,7 @@ fn check_graph(g: Graph, json: bool) {
     }
     let n_nodes = g.n_nodes();
     let inputs = interface(&g).0;
-    let shapes = ShapeWork::of(&inputs, Ok(g), &Options::default());
+    let shapes = ShapeWork::of(&inputs, Ok(g));
     if json {
         let problems: [Value; 0] = [];
         let shapes = shapes.map(|s| s.json());
@@ -215,7 +214,7 @@ impl Report {
             Some(Ok(g)) => RunTimeExtents::of(g)?,
             _ => None,
         };
-        let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g, &Options::default()));
+        let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g));
         let forms = open.into_iter().map(|input| with_number(input, &structure));
         Ok(Report {
             n_nodes: capabilities.operators.values().map(n_nodes).sum(),

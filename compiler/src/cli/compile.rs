@@ -8,7 +8,8 @@ use crate::aot::{self, Extra, Sizes, Written, executable};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
-use crate::options::Options;
+use crate::options::{Config, Options};
+use crate::session::Session;
 use crate::units::{plural, size, time_ns};
 use clap::{Args, ValueEnum};
 use gristmill_runtime::command::given::dims_text;
@@ -83,7 +84,7 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
     }
     let started = Instant::now();
     let (flags, sizes) = lists(&args.compile)?;
-    let options = options(args, &flags)?;
+    let (session, options) = open(args, &flags)?;
     let source = args.compile.source(&args.model)?;
     let extra = Extra {
         name: args.name.as_deref(),
@@ -91,7 +92,11 @@ pub fn compile(args: &CompileVerbArgs) -> Result<()> {
         weights,
         progress: &progress,
     };
-    let written = form.write(args, source, &options, &sizes, &extra)?;
+    let config = Config {
+        settings: session.settings(),
+        options: &options,
+    };
+    let written = form.write(args, source, config, &sizes, &extra)?;
     let time = started.elapsed().as_nanos() as u64;
     output::warnings(&written.warnings);
     if args.json {
@@ -134,19 +139,19 @@ impl Form {
         self,
         args: &CompileVerbArgs,
         source: Source,
-        options: &Options,
+        config: Config,
         sizes: &Sizes,
         extra: &Extra,
     ) -> Result<Written> {
         match self {
-            Form::Image => aot::write_with(source, options, sizes, &args.output, extra),
+            Form::Image => aot::write_with(source, config, sizes, &args.output, extra),
             Form::Executable => {
                 let runner = template(Template::Runner, args.kit.as_deref())?;
-                executable::write_with(source, options, sizes, &runner, &args.output, extra)
+                executable::write_with(source, config, sizes, &runner, &args.output, extra)
             }
             Form::Library => {
                 let library = template(Template::Library, args.kit.as_deref())?;
-                executable::write_library(source, options, sizes, &library, &args.output, extra)
+                executable::write_library(source, config, sizes, &library, &args.output, extra)
             }
         }
     }
@@ -222,17 +227,17 @@ fn is_standard_output(_: &Path) -> bool {
     false
 }
 
-fn options(args: &CompileVerbArgs, flags: &CompileArgs) -> Result<Options> {
-    let options = match args.measured {
-        true => flags.options()?,
-        false => flags.reproducible_options()?,
+fn open(args: &CompileVerbArgs, flags: &CompileArgs) -> Result<(Session, Options)> {
+    let (session, options) = match args.measured {
+        true => flags.open()?,
+        false => flags.open_reproducibly()?,
     };
     let options = Options {
         seed: args.seed,
         ..options
     };
     match options.ranges.first_key_value() {
-        None => Ok(options),
+        None => Ok((session, options)),
         Some((dim, range)) => {
             let message =
                 format!("--shape {dim}={range}: an image has code for sizes, not for ranges");

@@ -6,7 +6,7 @@ use super::load;
 use super::nodes::NodeFilter;
 use super::output::{self, outln};
 use super::train::{self, ObjectiveArgs, UpdateArgs};
-use crate::compiled::{Compiled, Source, prepare};
+use crate::compiled::{Compiled, Source};
 use crate::error::{Error, Result};
 use crate::nearest::unknown;
 use crate::options::Options;
@@ -62,13 +62,13 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
     let filter = filter.transpose()?;
     let model = args.model.as_ref();
     let model = model.ok_or_else(|| Error::invalid("dump needs a model"))?;
-    let mut options = args.compile.options()?;
+    let (session, mut options) = args.compile.open()?;
     options.keep_stages = true;
     let source = match is_step {
         true => step_of(args, model, &mut options)?,
         false => args.compile.source(model)?,
     };
-    let compiled = prepare(source, &options)?;
+    let compiled = session.prepare(source, &options)?;
     output::warnings(compiled.model_warnings());
     let mut shown = text(args, stage, &compiled)?;
     if let Some(filter) = filter {

@@ -4,7 +4,7 @@ use super::args::{CompileArgs, FallbackArg};
 use super::objective::{Asked, Objective};
 use super::output::{self, outln};
 use super::{inputs, load, planned, print_json, print_value};
-use crate::compiled::{Compiled, prepare};
+use crate::compiled::Compiled;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
@@ -133,7 +133,8 @@ fn refuse_flags_of_problems(args: &PlaceArgs) -> Result<()> {
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     refuse_flags_of_problems(args)?;
-    let compiled = prepare(args.compile.source(model)?, &args.compile.options()?)?;
+    let (session, options) = args.compile.open()?;
+    let compiled = session.prepare(args.compile.source(model)?, &options)?;
     output::warnings(compiled.model_warnings());
     let is_listed = !args.is_explained() && !args.json;
     if is_listed && !compiled.is_whole() {
@@ -182,7 +183,8 @@ fn on_whole_cpu(args: &PlaceArgs, model: &Path, placement: &Placement) -> Result
         plan: None,
         ..args.compile.clone()
     };
-    let compiled = prepare(one.source(model)?, &one.options()?)?;
+    let (session, options) = one.open()?;
+    let compiled = session.prepare(one.source(model)?, &options)?;
     let planned = inputs::shapes(&compiled).and_then(|shapes| compiled.plan_shapes(&shapes));
     match planned {
         Ok(planned) => Ok(Some(planned.placement.makespan)),

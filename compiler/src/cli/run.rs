@@ -7,12 +7,13 @@ use super::output::{self, errln, outln};
 use super::watchdog::within;
 use super::{load, parse, print_json, summary};
 use crate::Tensor;
-use crate::compiled::{Compiled, Executable, Outputs, Source, compile};
+use crate::compiled::{Compiled, Executable, Outputs, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::{Comparison, allclose};
 use crate::nearest::unknown;
 use crate::onnx::Declared;
-use crate::options::{Options, Precision};
+use crate::options::{Config, Options, Precision};
+use crate::session::Session;
 use crate::units::{printable, time_ns};
 use clap::Args;
 use gristmill_runtime::command::accuracy::{accuracy as accuracy_of, text as accuracy_text};
@@ -150,12 +151,13 @@ fn files_read(args: &RunArgs) -> Vec<(&'static str, PathBuf)> {
 }
 
 fn compile_and_run(args: &RunArgs) -> Result<Ran> {
-    let mut options = args.inputs.seeded(args.compile.options()?);
+    let (session, options) = args.compile.open()?;
+    let mut options = args.inputs.seeded(options);
     let started = Instant::now();
     let source = args.compile.source(&args.model)?;
     let given = inputs::read(&args.inputs, &source)?;
     let source = given.closing(source, &mut options.dims)?;
-    let compiled = compile(source.clone(), &options)?;
+    let compiled = session.compile(source.clone(), &options)?;
     output::warnings(compiled.model_warnings());
     let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     inputs.announce(args.inputs.seed);
@@ -168,7 +170,7 @@ fn compile_and_run(args: &RunArgs) -> Result<Ran> {
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
     let changes = match options.precision {
         Precision::F32 => Vec::new(),
-        _ => changes(source.clone(), &options, &inputs.tensors, &outputs)?,
+        _ => changes(source.clone(), compiled.config(), &inputs.tensors, &outputs)?,
     };
     let declared = match &source {
         Source::Graph(_) => Vec::new(),
@@ -278,15 +280,17 @@ impl Ran {
 /// Differences of the results of a lower precision from those of the model's own, by output.
 fn changes(
     source: Source,
-    options: &Options,
+    config: Config,
     inputs: &[Tensor],
     outputs: &Outputs,
 ) -> Result<Vec<(String, Comparison)>> {
     let exact = Options {
         precision: Precision::F32,
-        ..options.clone()
+        ..config.options.clone()
     };
-    let exact = compile(source, &exact)?.run_ordered(inputs)?;
+    // A session of its own: the model's variables have changed.
+    let session = Session::new(config.settings)?;
+    let exact = session.compile(source, &exact)?.run_ordered(inputs)?;
     let change = |((name, want), (_, got)): ((&str, &Tensor), (&str, &Tensor))| {
         (name.to_owned(), allclose(want, got, 0.0, 0.0))
     };

@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::unknown;
 use crate::onnx::{self, Converted};
 use crate::options::Options;
+use crate::session::Session;
 use crate::train::{Checkpoints, Position, StepOutputs, Trainer, Training, Weight};
 use crate::units::{plural, printable, time_ns};
 use clap::Args;
@@ -98,15 +99,15 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     outlive_reader();
     let interrupt = interrupt()?;
     let began = Instant::now();
-    let mut session = Session::new(args)?;
-    let is_whole = session.run(&interrupt)?;
+    let mut run = Run::new(args)?;
+    let is_whole = run.run(&interrupt)?;
     if is_whole {
-        session.save()?;
+        run.save()?;
     }
     let ns = began.elapsed().as_nanos() as u64;
     match args.json {
-        true => print_json("train", session.json(is_whole, ns)),
-        false => session.print_end(is_whole, ns),
+        true => print_json("train", run.json(is_whole, ns)),
+        false => run.print_end(is_whole, ns),
     }
     if !is_whole {
         super::output::flush();
@@ -165,7 +166,7 @@ pub fn not_onnx(path: &Path) -> Error {
 }
 
 /// A training in progress.
-struct Session<'a> {
+struct Run<'a> {
     args: &'a TrainArgs,
     aim: Aim,
     trainer: Trainer,
@@ -192,12 +193,13 @@ struct Setup<'a> {
     fixed: Option<usize>,
     /// Examples of a step.
     size: usize,
+    session: Session,
     options: Options,
 }
 
 impl<'a> Setup<'a> {
     fn new(args: &'a TrainArgs) -> Result<Setup<'a>> {
-        let mut options = args.compile.options()?;
+        let (session, mut options) = args.compile.open()?;
         // The graph of a step has them already.
         let dims = std::mem::take(&mut options.dims);
         let model = onnx_model(&args.model)?;
@@ -213,6 +215,7 @@ impl<'a> Setup<'a> {
             size: batch_size(args, fixed)?,
             fixed,
             aim,
+            session,
             options,
         })
     }
@@ -235,7 +238,9 @@ impl<'a> Setup<'a> {
             dtype if dtype.is_float() => DType::I64,
             dtype => dtype,
         };
-        Trainer::new("train", &training, |m| self.aim.build(m, dtype))
+        Trainer::in_session(&self.session, "train", &training, |m| {
+            self.aim.build(m, dtype)
+        })
     }
 
     /// Errors when `--input` names an input that is not there.
@@ -273,8 +278,8 @@ impl<'a> Setup<'a> {
     }
 }
 
-impl<'a> Session<'a> {
-    fn new(args: &'a TrainArgs) -> Result<Session<'a>> {
+impl<'a> Run<'a> {
+    fn new(args: &'a TrainArgs) -> Result<Run<'a>> {
         let setup = Setup::new(args)?;
         let trainer = setup.trainer()?;
         setup.check_keys(&trainer)?;
@@ -283,7 +288,7 @@ impl<'a> Session<'a> {
             Some(path) => Some(setup.examples(&trainer, &Archive::read(path)?)?),
             None => None,
         };
-        Ok(Session {
+        Ok(Run {
             position: Position::start(&examples.data, setup.size, args.seed),
             args,
             trainer,
@@ -343,7 +348,7 @@ fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
     }
 }
 
-impl Session<'_> {
+impl Run<'_> {
     fn n_per_epoch(&self) -> u64 {
         let (n, size) = (self.examples.data.len() as u64, self.position.batch_size);
         match self.is_fixed {
@@ -545,7 +550,7 @@ impl Session<'_> {
     /// Errors when a weight is not finite, before it gets into a file.
     fn check_weights(&self) -> Result<()> {
         for name in self.trainer.variables() {
-            let value = self.trainer.resources().get("", name)?;
+            let value = self.trainer.value(name)?;
             let is_finite = |t: &crate::Tensor| t.to_f64s().iter().all(|x| x.is_finite());
             if !value.as_ref().is_none_or(is_finite) {
                 let e = Error::invalid(format!("weight {name:?} is not finite any more"));
@@ -587,12 +592,12 @@ impl Session<'_> {
 
     /// Writes the model, and says whether its nodes have another form now.
     fn save(&mut self) -> Result<()> {
-        let (net, resources) = (&self.aim.net, self.trainer.resources());
+        let (net, trainer) = (&self.aim.net, &self.trainer);
         let saved = match self.args.keep_training_form {
             true => net
-                .save_in_training_form(resources, &self.args.out)
+                .save_in_training_form(trainer, &self.args.out)
                 .map(|()| Converted::default()),
-            false => net.save(resources, &self.args.out),
+            false => net.save(trainer, &self.args.out),
         };
         self.converted = saved.map_err(|e| match &self.checkpoint {
             Some(path) => e.hint(format!("{} has the weights", path.display())),

@@ -1,5 +1,5 @@
 //! The constants that programs keep: packed weights, tables, and weights as they are. The programs
-//! of one model, for whatever shapes, have one store, so that a weight is read, folded and packed
+//! of one session have one store, so that a weight is read, folded and packed
 //! once, and is in memory once in each layout.
 
 use crate::error::Error;

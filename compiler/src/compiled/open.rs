@@ -1,10 +1,11 @@
 //! Models with open inputs: a compiled model for each structure of these.
 
-use super::{Compiled, Outputs, Shared, held_by_graph};
+use super::executable::held_by_graph;
+use super::{Common, Compiled, Outputs};
 use crate::error::Result;
 use crate::onnx::{Model, Structure};
 use crate::options::Options;
-use crate::specialisations::{Key, Specialisations};
+use crate::session::cache::{Key, Specialisations};
 use gristmill_runtime::Tensor;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ pub(super) struct Open {
     known: Structure,
     options: Options,
     forms: Specialisations<Compiled>,
-    shared: Arc<Shared>,
+    common: Arc<Common>,
 }
 
 /// A model as options close it.
@@ -31,7 +32,7 @@ impl Closed {
     pub(super) fn of(
         model: &Arc<Model>,
         options: &mut Options,
-        shared: &Arc<Shared>,
+        common: &Arc<Common>,
     ) -> Result<Closed> {
         let known = model.structure_by(&mut options.dims)?;
         let mut open = model.open_inputs()?.into_iter().peekable();
@@ -41,7 +42,7 @@ impl Closed {
         if open.all(|input| known.contains_key(&input.name)) {
             return Ok(Closed::Model(Arc::new(model.closed(&known)?)));
         }
-        Ok(Closed::Open(Open::new(model, known, options, shared)))
+        Ok(Closed::Open(Open::new(model, known, options, common)))
     }
 }
 
@@ -50,14 +51,14 @@ impl Open {
         model: &Arc<Model>,
         known: Structure,
         options: &Options,
-        shared: &Arc<Shared>,
+        common: &Arc<Common>,
     ) -> Box<Open> {
         Box::new(Open {
             model: model.clone(),
             known,
             options: options.clone(),
-            forms: Specialisations::new(&shared.caches),
-            shared: shared.clone(),
+            forms: Specialisations::new(common.session.caches()),
+            common: common.clone(),
         })
     }
 
@@ -81,7 +82,7 @@ impl Open {
 
     fn compiled(&self, structure: &Structure) -> Result<Compiled> {
         let closed = Arc::new(self.model.closed(structure)?);
-        Compiled::of(closed.into(), &self.options, &self.shared)
+        Compiled::of(closed.into(), &self.options, &self.common)
     }
 
     pub(super) fn output_names(&self) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! Models whose extents are not all known before a run: segments that are compiled one by one, and
 //! the nodes between them.
 
-use super::{Compiled, Executable, InputShapes, Outputs, Shared};
+use super::{Common, Compiled, Executable, InputShapes, Outputs};
 use crate::error::{Error, Result};
 use crate::interp;
 use crate::ir::print::PrintOptions;
@@ -41,18 +41,20 @@ pub(crate) struct Segmented {
 
 impl Segmented {
     /// Cuts a graph, in which the sizes of `options` stand for their symbols.
-    pub(crate) fn of(graph: Graph, options: &Options, shared: &Arc<Shared>) -> Result<Segmented> {
+    pub(crate) fn of(graph: Graph, options: &Options, common: &Arc<Common>) -> Result<Segmented> {
         check_plan(options)?;
-        let graph = with_pins(graph, options)?;
+        let graph = with_pins(graph, common.config(options))?;
         if options.fallback == Fallback::Error {
             check_requests(&graph)?;
         }
         let rules = OpenRules::of(&graph);
         let graph = passes::cut(&graph)?;
         let parts = passes::segments(&graph).into_iter();
-        let parts = parts.map(|part| Compiled::of(part.into(), &options_of(part, options), shared));
+        let parts = parts.map(|part| Compiled::of(part.into(), &options_of(part, options), common));
         let parts = parts.collect::<Result<_>>()?;
-        let resources = graph.has_state().then(|| shared.resources.clone());
+        let resources = graph
+            .has_state()
+            .then(|| common.session.resources().clone());
         Ok(Segmented {
             assigns: graph.assigns(),
             graph,
@@ -108,7 +110,7 @@ impl Segmented {
 
     fn named(&self, results: Vec<Tensor>) -> Outputs {
         let names = self.graph.outputs.iter().map(|o| o.name.clone());
-        Outputs(names.zip(results).collect())
+        Outputs::of(names.zip(results).collect())
     }
 
     /// The text of a stage of each segment, and of [`Stage::Segments`]. `shapes` gives those of the

@@ -28,7 +28,7 @@ impl Compiled {
             return Ok(self.symbolic_graph()?.to_text(PrintOptions::of(full)));
         }
         match self.symbolic_graph() {
-            Ok(graph) => pipeline::symbolic_text(graph, &self.options, full),
+            Ok(graph) => pipeline::symbolic_text(graph, self.config(), full),
             Err(e) if e.is_refusal() => self.trial_text(e, full),
             Err(e) => Err(e),
         }

@@ -1,6 +1,6 @@
 //! Warnings of all compilations of a model.
 
-use super::{Compiled, Shared};
+use super::{Common, Compiled};
 use std::sync::{MutexGuard, PoisonError};
 
 impl Compiled {
@@ -8,7 +8,7 @@ impl Compiled {
     /// requests for devices that could not be met ([`Fallback::Warn`](crate::place::Fallback::Warn)),
     /// slow fallbacks, files of the cache that do not fit. Shapes that a run compiles may add further ones.
     pub fn warnings(&self) -> Vec<String> {
-        self.shared.warnings().clone()
+        self.common.warnings().clone()
     }
 
     /// Warnings about the model itself, which no report of a compilation has.
@@ -17,7 +17,7 @@ impl Compiled {
     }
 }
 
-impl Shared {
+impl Common {
     /// Adds the warnings that are new.
     pub(super) fn add_warnings(&self, new: &[String]) {
         let mut warnings = self.warnings();

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Size from which a constant is worth making late.
@@ -50,6 +51,8 @@ enum Source {
 /// A file that constants are read from; it stays open, so that it may be removed meanwhile.
 pub struct DataFile {
     path: PathBuf,
+    /// Number of the opening: another one of the same path may find other bytes.
+    number: u64,
     len_bytes: u64,
     file: Mutex<File>,
 }
@@ -57,9 +60,11 @@ pub struct DataFile {
 impl DataFile {
     /// Opens a file.
     pub fn open(path: &Path) -> std::io::Result<DataFile> {
+        static N_OPENED: AtomicU64 = AtomicU64::new(0);
         let file = File::open(path)?;
         Ok(DataFile {
             path: path.to_owned(),
+            number: N_OPENED.fetch_add(1, Relaxed),
             len_bytes: file.metadata()?.len(),
             file: Mutex::new(file),
         })
@@ -79,8 +84,8 @@ struct Stored {
 }
 
 impl Stored {
-    fn key(&self) -> (&Path, u64) {
-        (&self.file.path, self.offset)
+    fn key(&self) -> (&Path, u64, u64) {
+        (&self.file.path, self.offset, self.file.number)
     }
 
     fn read(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
@@ -171,8 +176,8 @@ pub enum Recipe {
     Held(Identity),
     /// Bytes of a file.
     Stored {
-        /// The file.
-        path: PathBuf,
+        /// Number of the opened file.
+        file: u64,
         /// Position of the first byte.
         offset: u64,
         /// Element type.
@@ -319,7 +324,7 @@ impl ConstData {
         };
         match &d.source {
             Source::Stored(s) => Recipe::Stored {
-                path: s.file.path.clone(),
+                file: s.file.number,
                 offset: s.offset,
                 dtype: d.dtype,
                 shape: d.shape.clone(),

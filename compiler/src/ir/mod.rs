@@ -51,7 +51,7 @@ pub mod request;
 pub mod scalar;
 #[doc(hidden)]
 pub mod scope;
-mod state;
+pub(crate) mod state;
 #[doc(hidden)]
 pub mod types;
 #[doc(hidden)]

@@ -110,6 +110,20 @@ impl Graph {
         first
     }
 
+    /// Moves the variables without a container into one, in regions too.
+    pub(crate) fn set_container(&mut self, to: &str) {
+        for id in 0..self.n_nodes() as u32 {
+            let node = self.node_mut(NodeId(id));
+            node.regions.iter_mut().for_each(|r| r.set_container(to));
+            if let Op::ReadVariable { container, .. } | Op::AssignVariable { container, .. } =
+                &mut node.op
+                && container.is_empty()
+            {
+                *container = to.to_owned();
+            }
+        }
+    }
+
     /// Errors, naming both nodes, when a variable is used with types that cannot meet, or with two
     /// initial values. Extents with symbols may differ: the variable has another one after a run.
     pub fn check_state(&self) -> Result<(), Error> {
@@ -155,10 +169,7 @@ impl<'g> Use<'g> {
     fn meet(&mut self, other: Use<'g>, (container, name): &Variable) -> Result<(), Error> {
         let label = format!("variable {name:?} of container {container:?}");
         let (a, b) = (self.ty, other.ty);
-        let extents = a.shape.iter().zip(b.shape.iter());
-        let mut constants = extents.filter_map(|(a, b)| Some((a.as_const()?, b.as_const()?)));
-        let is_other = a.dtype != b.dtype || a.rank() != b.rank();
-        if is_other || constants.any(|(a, b)| a != b) {
+        if !have_common_values(a, b) {
             let message = format!(
                 "{label} is {b} here, and {a} in node {:?}",
                 self.origin.as_str()
@@ -178,6 +189,13 @@ impl<'g> Use<'g> {
             _ => Ok(()),
         }
     }
+}
+
+/// True when a tensor can have both types.
+pub(crate) fn have_common_values(a: &Type, b: &Type) -> bool {
+    let extents = a.shape.iter().zip(b.shape.iter());
+    let mut constants = extents.filter_map(|(a, b)| Some((a.as_const()?, b.as_const()?)));
+    a.dtype == b.dtype && a.rank() == b.rank() && constants.all(|(a, b)| a == b)
 }
 
 /// Adds the variables that a node uses. An assignment counts more than a read.

@@ -4,8 +4,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::interp;
 use crate::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp};
-use crate::options::Options;
-use crate::place::DeviceSet;
+use crate::testing::Setup;
 use crate::{DType, Tensor};
 
 fn names(g: &Graph) -> Vec<&'static str> {
@@ -400,12 +399,8 @@ fn nodes_that_others_wait_for_run() {
     let tensor = |last: f32| Tensor::from_slice(&[0.0, 1.0, 2.0, last], &[4]).unwrap();
     for (devices, placed) in [("cpu:1", &[][..]), ("cpu:2", &["/cpu:1", "/cpu:0"][..])] {
         for opt_level in 0..=3 {
-            let options = Options {
-                opt_level,
-                devices: DeviceSet::parse(devices, 2).unwrap(),
-                ..Options::default()
-            };
-            let compiled = crate::compile(&checked_exp(placed), &options).unwrap();
+            let setup = Setup::on(devices, 2).with(|o| o.opt_level = opt_level);
+            let compiled = setup.compile(&checked_exp(placed)).unwrap();
             compiled.run([("x", tensor(3.0))]).unwrap();
             let error = compiled.run([("x", tensor(f32::NAN))]).unwrap_err();
             assert_eq!(

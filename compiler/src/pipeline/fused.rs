@@ -11,7 +11,7 @@ use super::{pricing, request};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::{Bindings, Graph, Node, Requested};
-use crate::options::{AllReduce, Options, Precision};
+use crate::options::{AllReduce, Config, Precision};
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report, Scope};
 use crate::{passes, rewrite};
@@ -31,16 +31,16 @@ pub struct Fused {
 }
 
 /// Lowers a graph, whose dims may be symbolic, to fused kernels.
-pub fn fused(graph: Graph, options: &Options) -> Result<Fused> {
-    fused_for(graph, &Bindings::new(), options)
+pub fn fused(graph: Graph, config: Config) -> Result<Fused> {
+    fused_for(graph, &Bindings::new(), config)
 }
 
 /// [`fused`] for a graph that is first run with some sizes of its symbols.
-pub fn fused_for(graph: Graph, first: &Bindings, options: &Options) -> Result<Fused> {
-    let mut p = Passes::new(options);
-    let mut request = request(options);
+pub fn fused_for(graph: Graph, first: &Bindings, config: Config) -> Result<Fused> {
+    let mut p = Passes::new(config);
+    let mut request = request(config);
     let graph = prepared(graph, &mut request, &mut p)?;
-    let sizes = representative(&graph, first, options);
+    let sizes = representative(&graph, first, config);
     let rewritten = simplified(&graph, &sizes, &mut p)?;
     let graph = p.keep(graph);
     let source = Source {
@@ -62,12 +62,12 @@ impl Fused {
     /// The same kernels for given sizes of all dims. Their report has the time of this pass only.
     ///
     /// Errors when the sizes contradict a type rule, naming the node.
-    pub fn bind(&self, sizes: &Bindings, options: &Options) -> Result<Fused> {
-        let mut p = self.binding(options);
+    pub fn bind(&self, sizes: &Bindings, config: Config) -> Result<Fused> {
+        let mut p = self.binding(config);
         let kernels = self.kernels.iter().map(|k| k.bind(sizes, &mut p));
         Ok(Fused {
             kernels: kernels.collect::<Result<_>>()?,
-            graph: kept(&self.graph, sizes, options)?,
+            graph: kept(&self.graph, sizes, config)?,
             request: self.request.clone(),
             report: p.report,
             deadline: p.deadline,
@@ -75,8 +75,8 @@ impl Fused {
     }
 
     /// The pass that puts sizes in.
-    fn binding<'o>(&self, options: &'o Options) -> Passes<'o> {
-        let mut p = Passes::new(options);
+    fn binding<'o>(&self, config: Config<'o>) -> Passes<'o> {
+        let mut p = Passes::new(config);
         p.report = Report {
             passes: Vec::new(),
             scope: Scope::AllShapes,
@@ -91,8 +91,8 @@ impl Fused {
     }
 
     /// The pass that puts sizes into [`Fused::first_clusters`].
-    pub(super) fn binding_first<'o>(&self, sizes: &Bindings, options: &'o Options) -> Passes<'o> {
-        let mut p = self.binding(options);
+    pub(super) fn binding_first<'o>(&self, sizes: &Bindings, config: Config<'o>) -> Passes<'o> {
+        let mut p = self.binding(config);
         self.kernels[0].report_to(&mut p.report, Some(sizes));
         p
     }
@@ -103,9 +103,9 @@ impl Fused {
     }
 
     /// The passes that follow, with the report and the deadline of those before.
-    pub(super) fn passes<'o>(&self, options: &'o Options) -> Passes<'o> {
+    pub(super) fn passes<'o>(&self, config: Config<'o>) -> Passes<'o> {
         Passes {
-            options,
+            config,
             deadline: self.deadline,
             report: self.report.clone(),
         }
@@ -115,24 +115,24 @@ impl Fused {
 /// State is ordered and pins become requests of the model's own nodes, so that no pass reorders the one or joins nodes of
 /// different devices; then constants are folded.
 pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<Graph> {
-    let options = p.options;
+    let config = p.config;
     let joins = |places: &[Requested]| {
-        options.all_reduce == AllReduce::Auto
-            && place::gpus::nccl_joins(places, &options.devices, &options.gpus)
+        config.options.all_reduce == AllReduce::Auto
+            && place::gpus::nccl_joins(places, &config.settings.devices, &config.settings.gpus)
     };
     let prepared = p.run(Pass::Fold, |_| {
         place::apply_pins(&mut graph, request)?;
         let mut graph = passes::forward_state(&graph)?;
-        let mut devices = options.devices.devices.iter();
-        if options.updates_in_place && devices.all(|d| !d.name.kind.has_own_memory()) {
+        let mut devices = config.settings.devices.devices.iter();
+        if config.options.updates_in_place && devices.all(|d| !d.name.kind.has_own_memory()) {
             graph = passes::check_scattered(&graph)?;
         }
         graph.order_state();
         // Before weights are folded, so that those of the phases are.
-        if options.opt_level > 0 {
+        if config.options.opt_level > 0 {
             graph = passes::polyphase(&graph)?;
         }
-        let mut cleaned = passes::clean(&quantized(graph, options)?)?;
+        let mut cleaned = passes::clean(&quantized(graph, config)?)?;
         place::follow_operands(&mut cleaned, request);
         passes::expand_all_reduce(&cleaned, &joins)
     })?;
@@ -142,7 +142,7 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
 
 /// Equality saturation, then constant folding.
 fn simplified(graph: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> {
-    let rewriting = rewrite_options(p.options, sizes, p.deadline);
+    let rewriting = rewrite_options(p.config, sizes, p.deadline);
     let rewritten = p.run(Pass::Rewrite, |report| {
         let (rewritten, rewriting) = rewrite::rewrite(graph, &rewriting)?;
         report.rewrite = rewriting;
@@ -155,12 +155,12 @@ fn simplified(graph: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> 
 }
 
 /// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.
-fn quantized(g: Graph, options: &Options) -> Result<Graph> {
-    if options.opt_level == 0 {
+fn quantized(g: Graph, config: Config) -> Result<Graph> {
+    if config.options.opt_level == 0 {
         return Ok(g);
     }
     let g = passes::merge_quantization(&g)?;
-    if options.devices.devices.iter().any(is_gpu) {
+    if config.settings.devices.devices.iter().any(is_gpu) {
         return Ok(g);
     }
     passes::integer_products(&g)
@@ -168,7 +168,7 @@ fn quantized(g: Graph, options: &Options) -> Result<Graph> {
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
 pub(super) fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
-    let (precision, set) = (p.options.precision, &request.devices);
+    let (precision, set) = (p.config.options.precision, &request.devices);
     if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
         p.report.warnings.push(no_product_on_gpu(precision));
     }
@@ -202,12 +202,12 @@ fn must_be_on_gpu(node: &Node, set: &DeviceSet) -> bool {
     matching.into_iter().all(|d| is_gpu(&set.devices[d]))
 }
 
-fn rewrite_options(options: &Options, sizes: &Bindings, deadline: Deadline) -> rewrite::Options {
-    let mut pricing = pricing(options);
+fn rewrite_options(config: Config, sizes: &Bindings, deadline: Deadline) -> rewrite::Options {
+    let mut pricing = pricing(config);
     pricing.costs.extents.bindings = sizes.clone();
     rewrite::Options {
         pricing,
         deadline,
-        ..rewrite::Options::level(options.opt_level)
+        ..rewrite::Options::level(config.options.opt_level)
     }
 }

@@ -10,7 +10,7 @@ use super::{costs, fusion, pricing};
 use crate::cluster::{self, Clustered, Fusion, Traffic, cluster_at};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op};
-use crate::options::{Options, Precision};
+use crate::options::{Config, Options, Precision};
 use crate::passes;
 use crate::place::{
     self, Joining, Placement, Request,
@@ -66,7 +66,7 @@ impl Source<'_> {
     pub fn kernels(&self, p: &mut Passes) -> Result<Vec<Kernels>> {
         let joined = self.lowered(merged(self.graph, p)?, p)?;
         let joined = self.formed(Joining::Joined, joined, p)?.0;
-        let has_choice = p.options.opt_level > 0 && self.has_choice_of_devices();
+        let has_choice = p.config.options.opt_level > 0 && self.has_choice_of_devices();
         if !has_choice || p.is_late("products are joined as for one device") {
             return Ok(vec![joined]);
         }
@@ -157,11 +157,15 @@ impl Source<'_> {
         };
         let options = Options {
             measured: Arc::default(),
-            ..p.options.clone()
+            ..p.config.options.clone()
+        };
+        let config = Config {
+            options: &options,
+            ..p.config
         };
         let placed = p.run(Pass::Place, |_| {
             let sized = passes::specialise(g, self.sizes)?;
-            possible(place::place(&sized, &request, &costs(&options)))
+            possible(place::place(&sized, &request, &costs(config)))
         })?;
         Ok(placed.filter(Placement::is_spread))
     }
@@ -179,8 +183,8 @@ fn distinct(all: Vec<Kernels>) -> Vec<Kernels> {
 }
 
 /// The graph for given sizes if stages are kept; otherwise an empty one.
-pub(super) fn kept(g: &Graph, sizes: &Bindings, options: &Options) -> Result<Graph> {
-    match options.keep_stages {
+pub(super) fn kept(g: &Graph, sizes: &Bindings, config: Config) -> Result<Graph> {
+    match config.options.keep_stages {
         true => passes::specialise(g, sizes),
         false => Ok(Graph::default()),
     }
@@ -196,7 +200,7 @@ fn possible<T>(result: Result<T>) -> Result<Option<T>> {
 }
 
 fn merged(g: &Graph, p: &mut Passes) -> Result<Graph> {
-    match p.options.opt_level {
+    match p.config.options.opt_level {
         0 => Ok(g.clone()),
         _ => p.run(Pass::Merge, |_| passes::merge(g)),
     }
@@ -204,9 +208,9 @@ fn merged(g: &Graph, p: &mut Passes) -> Result<Graph> {
 
 /// Kernels are chosen at representative sizes; their bodies keep the symbols.
 fn clustered(rewritten: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Clustered> {
-    let mut fusion = fusion(p.options);
+    let mut fusion = fusion(p.config);
     if fusion.has_choice() && p.is_late("kernels are fused as at --opt-level 1") {
-        fusion = Fusion::greedy(pricing(p.options));
+        fusion = Fusion::greedy(pricing(p.config));
     }
     let sized = match sizes.is_empty() {
         true => None,
@@ -229,7 +233,7 @@ impl Kernels {
             joining: self.joining,
             lowered: self
                 .lowered
-                .with(kept(&self.lowered.graph, sizes, p.options)?),
+                .with(kept(&self.lowered.graph, sizes, p.config)?),
             clusters,
             traffic: Traffic::default(),
             fused,
@@ -273,12 +277,12 @@ impl Kernels {
 pub(super) fn best(
     mut all: Vec<Kernels>,
     request: &Request,
-    options: &Options,
+    config: Config,
 ) -> Result<(Kernels, Placement)> {
     if all.iter().any(|k| k.is_wanted(request)) {
         all.retain(|k| k.is_wanted(request));
     }
-    let costs = costs(options);
+    let costs = costs(config);
     let (mut placed, mut error) = (Vec::new(), None);
     for kernels in all {
         match place::place(&kernels.clusters, request, &costs) {

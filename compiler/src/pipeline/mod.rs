@@ -20,7 +20,7 @@ use crate::cost::{CostModel, Nanos};
 use crate::error::Result;
 use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Graph, NodeId};
-use crate::options::{ConvAlgorithm, Options, Precision};
+use crate::options::{Config, ConvAlgorithm, Precision};
 use crate::partition::Part;
 use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
 use crate::report::{self, Pass, Report};
@@ -79,10 +79,10 @@ pub struct Planned {
 }
 
 /// Lowers fused kernels to a placement, on machines that need not exist.
-pub fn plan(fused: Fused, options: &Options) -> Result<Planned> {
-    let mut p = fused.passes(options);
+pub fn plan(fused: Fused, config: Config) -> Result<Planned> {
+    let mut p = fused.passes(config);
     let front = front(fused, None, &mut p)?;
-    if options.check {
+    if config.options.check {
         place::check::check(&front.clusters, &front.request, &front.placement)?;
     }
     Ok(Planned {
@@ -96,16 +96,16 @@ pub fn plan(fused: Fused, options: &Options) -> Result<Planned> {
 /// rewriting and clustering do not depend.
 pub fn replan(
     fused: Fused,
-    options: &Options,
+    config: Config,
     previous: &Placement,
     horizon: Horizon,
 ) -> Result<Replacement> {
-    let mut p = fused.passes(options);
+    let mut p = fused.passes(config);
     let front = front(fused, Some(previous), &mut p)?;
     place::replace(
         &front.clusters,
         &front.request,
-        &costs(options),
+        &costs(config),
         previous,
         front.placement,
         horizon,
@@ -136,14 +136,14 @@ fn front(fused: Fused, previous: Option<&Placement>, p: &mut Passes) -> Result<F
     })
 }
 
-fn request(options: &Options) -> Request {
+fn request(config: Config) -> Request {
     Request {
-        devices: options.devices.clone(),
-        pins: options.pins.clone(),
-        fallback: options.fallback,
-        plan: options.plan.clone(),
-        objective: options.objective,
-        kept: options.kept.clone(),
+        devices: config.settings.devices.clone(),
+        pins: config.options.pins.clone(),
+        fallback: config.options.fallback,
+        plan: config.options.plan.clone(),
+        objective: config.options.objective,
+        kept: config.settings.kept.clone(),
         ..Request::default()
     }
 }
@@ -151,8 +151,8 @@ fn request(options: &Options) -> Request {
 /// The graph with the pins of the options as requests of its nodes.
 ///
 /// Errors when a pin finds no node.
-pub(crate) fn with_pins(mut graph: Graph, options: &Options) -> Result<Graph> {
-    place::apply_pins(&mut graph, &mut request(options))?;
+pub(crate) fn with_pins(mut graph: Graph, config: Config) -> Result<Graph> {
+    place::apply_pins(&mut graph, &mut request(config))?;
     Ok(graph)
 }
 
@@ -161,11 +161,11 @@ fn placed(
     request: &mut Request,
     p: &mut Passes,
 ) -> Result<(Kernels, Placement)> {
-    let options = p.options;
-    let has_choice = options.devices.devices.len() > 1;
+    let config = p.config;
+    let has_choice = config.settings.devices.devices.len() > 1;
     request.is_brief = has_choice && p.is_late("the placement is not refined");
     p.run(Pass::Place, |report| {
-        let (kernels, placement) = kernels::best(kernels, request, options)?;
+        let (kernels, placement) = kernels::best(kernels, request, config)?;
         kernels.report_to(report, None);
         report.warnings.extend(placement.warnings.iter().cloned());
         Ok((kernels, placement))
@@ -188,30 +188,30 @@ pub struct Partitioned {
 }
 
 /// Compiles a graph of static shapes to a program.
-pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
-    generate(partitioned(fused(graph, options)?, options)?, options)
+pub fn lower(graph: Graph, config: Config) -> Result<Lowered> {
+    generate(partitioned(fused(graph, config)?, config)?, config)
 }
 
 /// The text of [`Stage::Graph`] of a graph whose shapes may be symbolic.
-pub(crate) fn symbolic_text(graph: Graph, options: &Options, full: bool) -> Result<String> {
-    let mut request = request(options);
-    let prepared = fused::prepared(graph, &mut request, &mut Passes::new(options))?;
+pub(crate) fn symbolic_text(graph: Graph, config: Config, full: bool) -> Result<String> {
+    let mut request = request(config);
+    let prepared = fused::prepared(graph, &mut request, &mut Passes::new(config))?;
     Ok(prepared.to_text(PrintOptions::of(full)))
 }
 
 /// Lowers fused kernels to one graph per device.
-pub fn partitioned(fused: Fused, options: &Options) -> Result<Partitioned> {
-    let parts = partitioned_anywhere(fused, options)?;
-    parts.check_presence(options)?;
+pub fn partitioned(fused: Fused, config: Config) -> Result<Partitioned> {
+    let parts = partitioned_anywhere(fused, config)?;
+    parts.check_presence(config)?;
     Ok(parts)
 }
 
 /// [`partitioned`] for devices that need not exist.
-pub(crate) fn partitioned_anywhere(fused: Fused, options: &Options) -> Result<Partitioned> {
-    let mut p = fused.passes(options);
+pub(crate) fn partitioned_anywhere(fused: Fused, config: Config) -> Result<Partitioned> {
+    let mut p = fused.passes(config);
     let mut front = front(fused, None, &mut p)?;
     let partitions = partition_checked(&front, &mut p)?;
-    let mut settings = settings(options);
+    let mut settings = settings(config);
     if settings.codegen.release_constants {
         front.clusters.release_constants();
     }
@@ -231,7 +231,7 @@ pub(crate) fn partitioned_anywhere(fused: Fused, options: &Options) -> Result<Pa
 
 impl Partitioned {
     /// The stages up to partitions. There is no program.
-    pub(crate) fn without_code(self, options: &Options) -> Lowered {
+    pub(crate) fn without_code(self, config: Config) -> Lowered {
         Lowered {
             graph: self.graph,
             rewritten: self.rewritten,
@@ -244,20 +244,20 @@ impl Partitioned {
             clif: String::new(),
             asm: String::new(),
             settings: self.settings,
-            has_stages: options.keep_stages,
+            has_stages: config.options.keep_stages,
             report: self.report,
         }
     }
 
     /// Errors with `Unsupported` when nodes are on GPUs that are not there, as plans for absent machines may have them.
-    pub(crate) fn check_presence(&self, options: &Options) -> Result<()> {
+    pub(crate) fn check_presence(&self, config: Config) -> Result<()> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
         for placed in self.placement.nodes.iter().flatten() {
             *used.entry(placed.device).or_default() += 1;
         }
         used.into_iter().try_for_each(|(device, n_nodes)| {
             let device = &self.placement.devices[device];
-            let checked = place::gpus::check_presence(device, &options.gpus);
+            let checked = place::gpus::check_presence(device, &config.settings.gpus);
             checked.map_err(|e| e.context(format!("the plan has {n_nodes} nodes on a GPU")))
         })
     }
@@ -284,7 +284,7 @@ fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
         None => (clusters, placement),
     };
     let partitions = p.run(Pass::Partition, |_| partition::partition(whole, placed))?;
-    if p.options.check {
+    if p.config.options.check {
         place::check::check(clusters, &front.request, placement)?;
         partition::check::check(whole, placed, &partitions)?;
     }
@@ -292,10 +292,10 @@ fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
 }
 
 /// Code, schedules and memory plans of the partitions, as a program.
-pub fn generate(mut partitioned: Partitioned, options: &Options) -> Result<Lowered> {
+pub fn generate(mut partitioned: Partitioned, config: Config) -> Result<Lowered> {
     let mut partitions = std::mem::take(&mut partitioned.partitions);
-    let mut lowered = generate_parts(partitioned, &mut partitions, options)?;
-    if options.check {
+    let mut lowered = generate_parts(partitioned, &mut partitions, config)?;
+    if config.options.check {
         partition::check::check_schedules(&lowered.clusters, &partitions, &lowered.schedules)?;
     }
     lowered.partitions = partitions;
@@ -306,7 +306,7 @@ pub fn generate(mut partitioned: Partitioned, options: &Options) -> Result<Lower
 fn generate_parts(
     partitioned: Partitioned,
     partitions: &mut [Part],
-    options: &Options,
+    config: Config,
 ) -> Result<Lowered> {
     let Partitioned {
         interface,
@@ -316,9 +316,9 @@ fn generate_parts(
     } = partitioned;
     let started = Instant::now();
     let mut assembled = assemble(interface, partitions, &settings)?;
-    assembled.program.divide(n_threads_per_device(options))?;
+    assembled.program.divide(n_threads_per_device(config))?;
     report.add_time(Pass::Codegen, started.elapsed());
-    report_code(&mut report, &mut assembled, options);
+    report_code(&mut report, &mut assembled, config);
     Ok(Lowered {
         graph: partitioned.graph,
         rewritten: partitioned.rewritten,
@@ -331,16 +331,16 @@ fn generate_parts(
         clif: assembled.listing.clif,
         asm: assembled.listing.asm,
         settings,
-        has_stages: options.keep_stages,
+        has_stages: config.options.keep_stages,
         report,
     })
 }
 
 /// Moves arenas, fallbacks, choices and warnings of code generation to the report.
-fn report_code(report: &mut Report, assembled: &mut Assembled, options: &Options) {
+fn report_code(report: &mut Report, assembled: &mut Assembled, config: Config) {
     report.arenas = assembled.arenas();
     for (device, fallback) in std::mem::take(&mut assembled.fallbacks) {
-        report.add_fallback(priced(&device, fallback, options));
+        report.add_fallback(priced(&device, fallback, config));
     }
     report.filtered = filtered(&assembled.program);
     report.choices = std::mem::take(&mut assembled.choices);
@@ -368,8 +368,8 @@ fn filtered(program: &Program) -> Vec<(String, usize)> {
 /// Kernels of minimal filtering, and the pixels on a side of their tiles.
 const FILTERING: [(&str, usize); 2] = [("gm_winograd2_f32", 2), ("gm_winograd4_f32", 4)];
 
-fn priced(device: &DeviceName, fallback: Fallback, options: &Options) -> report::Fallback {
-    let mut known = options.devices.devices.iter();
+fn priced(device: &DeviceName, fallback: Fallback, config: Config) -> report::Fallback {
+    let mut known = config.settings.devices.devices.iter();
     let profile = known.find(|d| d.name == *device).map(|d| &d.profile);
     let loss = profile.map_or(Nanos::ZERO, |p| p.loop_penalty(&fallback.work));
     report::Fallback {
@@ -387,18 +387,18 @@ fn constant_bytes(program: &Program) -> usize {
 }
 
 /// The cost model of placement, with measured times.
-pub(crate) fn costs(options: &Options) -> CostModel {
+pub(crate) fn costs(config: Config) -> CostModel {
     CostModel {
-        measured: options.measured.clone(),
-        direct_convolutions: options.conv == ConvAlgorithm::Direct,
+        measured: config.options.measured.clone(),
+        direct_convolutions: config.options.conv == ConvAlgorithm::Direct,
         ..CostModel::default()
     }
 }
 
 /// Rewriting and fusion price for the fastest device, the first of equals, since most ops will run
 /// there. Clusters suit every device of the set: where there is a CPU, fusion keeps to its kernels.
-fn pricing(options: &Options) -> Pricing {
-    let devices = &options.devices.devices;
+fn pricing(config: Config) -> Pricing {
+    let devices = &config.settings.devices.devices;
     let faster = |a: &place::Device, b: &place::Device| b.profile.flops_f32 > a.profile.flops_f32;
     let fastest = devices
         .iter()
@@ -412,55 +412,60 @@ fn pricing(options: &Options) -> Pricing {
     })
 }
 
-fn fusion(options: &Options) -> Fusion {
-    match options.opt_level {
+fn fusion(config: Config) -> Fusion {
+    match config.options.opt_level {
         0 => Fusion::Off,
-        1 => Fusion::greedy(pricing(options)),
-        _ => Fusion::priced(pricing(options)),
+        1 => Fusion::greedy(pricing(config)),
+        _ => Fusion::priced(pricing(config)),
     }
 }
 
 /// Options of CUDA code generation, with the architecture for clusters that no GPU runs.
-fn gpu_options(options: &Options) -> cuda::Options {
-    let arch = options.gpu_arch.unwrap_or(Arch::COMMON);
+fn gpu_options(config: Config) -> cuda::Options {
+    let arch = config.options.gpu_arch.unwrap_or(Arch::COMMON);
     cuda::Options {
-        tf32: options.precision == Precision::Tf32,
+        tf32: config.options.precision == Precision::Tf32,
         ..arch.into()
     }
 }
 
-fn settings(options: &Options) -> Settings {
+fn settings(config: Config) -> Settings {
     Settings {
-        codegen: cpu_options(options),
-        gpu_archs: place::gpus::archs(&options.devices, &options.gpus, options.gpu_arch),
-        gpu: gpu_options(options),
+        codegen: cpu_options(config),
+        gpu_archs: place::gpus::archs(
+            &config.settings.devices,
+            &config.settings.gpus,
+            config.options.gpu_arch,
+        ),
+        gpu: gpu_options(config),
         forms: BTreeMap::new(),
-        memory_limits: memory_limits(&options.devices),
+        memory_limits: memory_limits(&config.settings.devices),
         n_in_flight: 1,
-        fusion: fusion(options),
+        fusion: fusion(config),
         order: None,
-        updates_in_place: options.updates_in_place,
-        check: options.check,
+        updates_in_place: config.options.updates_in_place,
+        check: config.options.check,
     }
 }
 
-fn cpu_options(options: &Options) -> cpu::Options {
+fn cpu_options(config: Config) -> cpu::Options {
     cpu::Options {
-        target: options.target_cpu,
-        conv: options.conv,
-        listings: options.keep_stages,
-        release_constants: !options.keep_stages && !options.check,
+        target: config.options.target_cpu,
+        conv: config.options.conv,
+        listings: config.options.keep_stages,
+        release_constants: !config.options.keep_stages && !config.options.check,
         constants: Arc::default(),
         code: None,
+        is_one_of_many: false,
         plans: None,
     }
 }
 
 /// An equal share of the threads for each device.
-fn n_threads_per_device(options: &Options) -> usize {
-    let n_devices = options.devices.devices.len().max(1);
+fn n_threads_per_device(config: Config) -> usize {
+    let n_devices = config.settings.devices.devices.len().max(1);
     let n_cores = gristmill_runtime::cpu::n_cores;
-    (options.threads.unwrap_or_else(n_cores) / n_devices).max(1)
+    (config.settings.threads.unwrap_or_else(n_cores) / n_devices).max(1)
 }
 
 /// Memory limits of the devices that have one, in bytes.

@@ -5,7 +5,7 @@ use crate::codegen::assemble::{Interface, Settings};
 use crate::codegen::cpu::KeptPlans;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, NodeId};
-use crate::options::Options;
+use crate::options::Config;
 use crate::partition::{self, Part};
 use crate::passes;
 use crate::place::Placement;
@@ -34,9 +34,9 @@ impl OnOneDevice {
     pub(crate) fn of(
         fused: &Fused,
         first: &Partitioned,
-        options: &Options,
+        config: Config,
     ) -> Result<Option<OnOneDevice>> {
-        let [device] = &options.devices.devices[..] else {
+        let [device] = &config.settings.devices.devices[..] else {
             return Ok(None);
         };
         let placement = &first.placement;
@@ -44,7 +44,7 @@ impl OnOneDevice {
             || device.memory_limit.is_some()
             || placement.stream.is_some()
             || !placement.copies.is_empty();
-        if depends_on_sizes || options.keep_stages {
+        if depends_on_sizes || config.options.keep_stages {
             return Ok(None);
         }
         let [part] = partition::partition(fused.first_clusters(), placement)?
@@ -67,14 +67,9 @@ impl OnOneDevice {
     /// The program for given sizes of all dims of `fused`; it has no graphs.
     ///
     /// Errors, as one of sizes, when these contradict a type rule.
-    pub(crate) fn lower(
-        &self,
-        fused: &Fused,
-        sizes: &Bindings,
-        options: &Options,
-    ) -> Result<Lowered> {
+    pub(crate) fn lower(&self, fused: &Fused, sizes: &Bindings, config: Config) -> Result<Lowered> {
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut p = fused.binding_first(sizes, options);
+        let mut p = fused.binding_first(sizes, config);
         p.run(Pass::Bind, |_| self.bind(&mut bound.graph, sizes))?;
         let mut settings = self.settings.clone();
         settings.codegen.plans = Some(self.plans.at(sizes));
@@ -91,9 +86,9 @@ impl OnOneDevice {
                 report: p.report,
             },
             std::slice::from_mut(&mut bound),
-            options,
+            config,
         )?;
-        if options.check {
+        if config.options.check {
             self.check(fused, sizes, &lowered)?;
         }
         Ok(lowered)

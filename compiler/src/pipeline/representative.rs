@@ -1,7 +1,7 @@
 //! Sizes of symbols by which choices for all sizes are priced.
 
 use crate::ir::{Bindings, Dim, Graph, Op};
-use crate::options::{DimRange, Options};
+use crate::options::{Config, DimRange};
 use crate::passes::{self, OpenRules};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,9 +17,9 @@ const OTHERS: [usize; 15] = [
 
 /// Sizes of the symbols of a graph: the geometric mean of a declared range, some tens of elements otherwise. Where such sizes
 /// contradict each other, as those of a slice and of what it is cut from may, others are tried.
-pub(super) fn representative(g: &Graph, first: &Bindings, options: &Options) -> Bindings {
+pub(super) fn representative(g: &Graph, first: &Bindings, config: Config) -> Bindings {
     let symbols = g.symbols();
-    let sized = |size: &dyn Fn(usize, &str) -> usize| sizes(&symbols, options, size);
+    let sized = |size: &dyn Fn(usize, &str) -> usize| sizes(&symbols, config, size);
     let different = sized(&|i, _| different(i));
     if fits(g, &different) {
         return different;
@@ -31,7 +31,7 @@ pub(super) fn representative(g: &Graph, first: &Bindings, options: &Options) -> 
     });
     let given = sized(&|i, symbol| first.get(symbol).copied().unwrap_or(self::different(i)));
     let known = [alike, given].into_iter().find(|sizes| fits(g, sizes));
-    let mended = || mended(g, &different, options).filter(|sizes| fits(g, sizes));
+    let mended = || mended(g, &different, config).filter(|sizes| fits(g, sizes));
     known.or_else(mended).unwrap_or(different)
 }
 
@@ -45,9 +45,9 @@ fn fits(g: &Graph, sizes: &Bindings) -> bool {
 }
 
 /// Sizes by number and name of the symbols, for those without a declared range.
-fn sizes(symbols: &[String], options: &Options, size: &dyn Fn(usize, &str) -> usize) -> Bindings {
+fn sizes(symbols: &[String], config: Config, size: &dyn Fn(usize, &str) -> usize) -> Bindings {
     let of = |(i, symbol): (usize, &String)| {
-        let range = options.ranges.get(symbol);
+        let range = config.options.ranges.get(symbol);
         let size = range.map_or_else(|| size(i, symbol), middle);
         (symbol.clone(), size)
     };
@@ -55,13 +55,13 @@ fn sizes(symbols: &[String], options: &Options, size: &dyn Fn(usize, &str) -> us
 }
 
 /// The sizes with others for the symbols of each rule that they contradict; `None` if all of [`OTHERS`] were tried in vain.
-fn mended(g: &Graph, sizes: &Bindings, options: &Options) -> Option<Bindings> {
+fn mended(g: &Graph, sizes: &Bindings, config: Config) -> Option<Bindings> {
     let rules = OpenRules::of(g);
     let mut sizes = sizes.clone();
     // The next of `OTHERS` for each symbol.
     let mut next: BTreeMap<String, usize> = BTreeMap::new();
     while let Some(mut symbols) = rules.contradicted(&sizes) {
-        symbols.retain(|symbol| !options.ranges.contains_key(symbol));
+        symbols.retain(|symbol| !config.options.ranges.contains_key(symbol));
         // Symbols of one rule are often to be equal.
         let index = symbols.iter().filter_map(|s| next.get(s)).max();
         let index = index.copied().unwrap_or(0);

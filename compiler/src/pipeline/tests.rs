@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::ir::{GraphBuilder, Layout, ScalarOp, Window};
-use crate::place::{DeviceSet, Pin};
+use crate::place::Pin;
+use crate::testing::Setup;
 use crate::{DType, Tensor};
 use std::time::Duration;
 
@@ -50,18 +51,15 @@ fn small_model() -> Graph {
     b.finish().unwrap()
 }
 
+/// Two devices; stages are checked and kept.
+fn two_devices() -> Setup {
+    Setup::on("cpu:2", 2).with(|o| (o.keep_stages, o.check) = (true, true))
+}
+
 fn lowered() -> Lowered {
-    let options = Options {
-        devices: DeviceSet::parse("cpu:2", 2).unwrap(),
-        pins: vec![
-            Pin::parse("/linear=/device:CPU:1").unwrap(),
-            Pin::parse("/conv=/device:CPU:0").unwrap(),
-        ],
-        keep_stages: true,
-        check: true,
-        ..Options::default()
-    };
-    lower(small_model(), &options).unwrap()
+    let pins = ["/linear=/device:CPU:1", "/conv=/device:CPU:0"];
+    let setup = two_devices().with(|o| o.pins = pins.map(|pin| Pin::parse(pin).unwrap()).into());
+    lower(small_model(), setup.config()).unwrap()
 }
 
 #[test]
@@ -89,23 +87,18 @@ fn other_stages_print_the_same_every_time() {
 
 #[test]
 fn stages_that_were_not_kept_are_an_error() {
-    let lowered = lower(small_model(), &Options::default()).unwrap();
+    let lowered = lower(small_model(), Setup::default().config()).unwrap();
     insta::assert_snapshot!(lowered.text(Stage::Graph, false).unwrap_err(), @"the stages were not kept (try: Options::keep_stages)");
 }
 
 #[test]
 fn a_budget_that_is_over_gives_a_plainer_program_and_says_so() {
     let run = |budget| {
-        let options = Options {
-            budget,
-            devices: DeviceSet::parse("cpu:2", 2).unwrap(),
-            keep_stages: true,
-            check: true,
-            ..Options::default()
-        };
-        let lowered = lower(small_model(), &options).unwrap();
+        let setup = two_devices().with(|o| o.budget = budget);
+        let lowered = lower(small_model(), setup.config()).unwrap();
         let x = ramp(&[1, 2, 4, 4]);
-        let y = crate::compile(&small_model(), &options)
+        let y = setup
+            .compile(&small_model())
             .unwrap()
             .run([("x", x)])
             .unwrap()["y"]
@@ -139,11 +132,8 @@ fn a_budget_that_is_over_gives_a_plainer_program_and_says_so() {
 
 #[test]
 fn every_cluster_is_measured_and_found_again() {
-    let options = Options {
-        devices: DeviceSet::parse("cpu:2", 2).unwrap(),
-        ..Options::default()
-    };
-    let compiled = crate::compile(&small_model(), &options).unwrap();
+    let setup = Setup::on("cpu:2", 2);
+    let compiled = setup.compile(&small_model()).unwrap();
     let x = [ramp(&[1, 2, 4, 4])];
     let mut measured = crate::cost::Measured::default();
     let planned = compiled.plan(&x).unwrap();
@@ -170,7 +160,7 @@ fn every_cluster_is_measured_and_found_again() {
     {
         let device = planned.placement.device_of(id).unwrap();
         let profile =
-            crate::cost::measured::ProfileKey::of(&options.devices.devices[device].profile);
+            crate::cost::measured::ProfileKey::of(&setup.settings.devices.devices[device].profile);
         assert!(
             seen.contains_key(&(profile, crate::cost::signature(&planned.clusters, node))),
             "{}",
@@ -179,11 +169,9 @@ fn every_cluster_is_measured_and_found_again() {
     }
     let measured = Arc::new(measured);
     let again = compiled.replan(&x, &measured, 100).unwrap();
-    let settled = Options {
-        measured: measured.clone(),
-        ..options
-    };
-    let next = crate::compile(&small_model(), &settled)
+    let next = setup
+        .with(|o| o.measured = measured.clone())
+        .compile(&small_model())
         .unwrap()
         .replan(&x, &measured, 100)
         .unwrap();

@@ -4,23 +4,23 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::Graph;
 use crate::ir::verify::verify;
-use crate::options::Options;
+use crate::options::Config;
 use crate::report::{Pass, Report};
 use crate::units::time_ns;
 use std::time::Instant;
 
 /// Times passes and checks their graphs.
 pub(super) struct Passes<'o> {
-    pub(super) options: &'o Options,
+    pub(super) config: Config<'o>,
     pub(super) deadline: Deadline,
     pub(super) report: Report,
 }
 
 impl Passes<'_> {
-    pub(super) fn new(options: &Options) -> Passes<'_> {
+    pub(super) fn new(config: Config<'_>) -> Passes<'_> {
         Passes {
-            options,
-            deadline: Deadline::after(options.budget),
+            config,
+            deadline: Deadline::after(config.options.budget),
             report: Report::default(),
         }
     }
@@ -35,7 +35,11 @@ impl Passes<'_> {
     }
 
     pub(super) fn warn_late(&mut self, left_out: &str) {
-        let budget_ns = self.options.budget.map_or(0, |b| b.as_nanos() as u64);
+        let budget_ns = self
+            .config
+            .options
+            .budget
+            .map_or(0, |b| b.as_nanos() as u64);
         let warning = format!("the budget of {} was over: {left_out}", time_ns(budget_ns));
         if !self.report.warnings.contains(&warning) {
             self.report.warnings.push(warning);
@@ -56,7 +60,7 @@ impl Passes<'_> {
 
     /// The graph if stages are kept; otherwise an empty one, so that its weights can be released.
     pub(super) fn keep(&self, g: Graph) -> Graph {
-        if self.options.keep_stages {
+        if self.config.options.keep_stages {
             g
         } else {
             Graph::default()
@@ -64,7 +68,7 @@ impl Passes<'_> {
     }
 
     pub(super) fn check(&self, g: &Graph) -> Result<()> {
-        if self.options.check {
+        if self.config.options.check {
             verify(g)
         } else {
             Ok(())

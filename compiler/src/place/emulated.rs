@@ -17,7 +17,7 @@ pub(super) fn memory_bytes() -> Result<u64> {
 
 /// A new emulated GPU. Errors with `Unsupported` in a build without the emulator.
 #[cfg(any(test, feature = "emulator"))]
-pub(super) fn open(limit_bytes: Option<usize>, check_races: bool) -> Result<Arc<dyn Driver>> {
+pub(crate) fn open(limit_bytes: Option<usize>, check_races: bool) -> Result<Arc<dyn Driver>> {
     use gristmill_emulator::{Checks, EmulatedGpu, Limits};
     let defaults = Limits::default();
     let limits = Limits {
@@ -45,6 +45,6 @@ pub(super) fn memory_bytes() -> Result<u64> {
 
 /// A new emulated GPU. Errors with `Unsupported` in a build without the emulator.
 #[cfg(not(any(test, feature = "emulator")))]
-pub(super) fn open(_limit_bytes: Option<usize>, _check_races: bool) -> Result<Arc<dyn Driver>> {
+pub(crate) fn open(_limit_bytes: Option<usize>, _check_races: bool) -> Result<Arc<dyn Driver>> {
     Err(absent())
 }

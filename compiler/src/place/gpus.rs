@@ -1,4 +1,4 @@
-//! GPUs of this machine as logical devices: index, profile and driver.
+//! GPUs of this machine as logical devices: index, memory and profile.
 
 use super::device::DeviceSet;
 use super::emulated;
@@ -7,11 +7,9 @@ use crate::error::{Error, Result};
 use crate::ir::Requested;
 use crate::target::Arch;
 use gristmill_runtime::DeviceName;
-use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
+use gristmill_runtime::cuda::{self, CudaDevice};
 use gristmill_runtime::device::DeviceKind;
-use gristmill_runtime::driver::Driver;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Between the host and a GPU, or two GPUs, before anything was measured: PCIe of the fourth
 /// generation.
@@ -104,43 +102,6 @@ pub fn check_presence(device: &DeviceName, gpus: &[u32]) -> Result<()> {
     } else {
         Ok(())
     }
-}
-
-/// The driver of a device that has memory of its own, with its memory limit; none for a CPU.
-///
-/// `check` makes the emulator look for races, and a GPU's driver wait for each launch. Errors with
-/// `Unsupported` when a GPU is not there.
-pub fn driver(
-    device: &DeviceName,
-    set: &DeviceSet,
-    gpus: &[u32],
-    check: bool,
-) -> Result<Option<Arc<dyn Driver>>> {
-    let known = set.devices.iter().find(|d| d.name == *device);
-    let limit = known.and_then(|d| d.memory_limit);
-    let limit_bytes = limit.map(|limit| limit.0 as usize);
-    Ok(match device.kind {
-        DeviceKind::Cpu => None,
-        DeviceKind::Emu => Some(emulated::open(limit_bytes, check)?),
-        DeviceKind::Gpu => Some(open_gpu(device, gpus, limit_bytes, check)?),
-    })
-}
-
-fn open_gpu(
-    device: &DeviceName,
-    gpus: &[u32],
-    limit_bytes: Option<usize>,
-    checks: bool,
-) -> Result<Arc<dyn Driver>> {
-    check_presence(device, gpus)?;
-    let settings = cuda::Settings {
-        limit_bytes,
-        checks,
-    };
-    let opened = CudaGpu::open(ordinal(device, gpus)?, settings);
-    Ok(Arc::new(
-        opened.map_err(|e| Error::from(e).context(device))?,
-    ))
 }
 
 /// True when NCCL is there and joins these places: each is one GPU of the set, and no two are parts

@@ -4,12 +4,14 @@
 
 pub mod emulate;
 mod graphs;
+mod setup;
 mod state;
 mod symbols;
 mod wiring;
 
 pub use crate::passes::specialise;
 pub use graphs::{RandomOptions, random_graph};
+pub use setup::Setup;
 pub use symbols::with_symbols;
 pub use wiring::random_wiring;
 

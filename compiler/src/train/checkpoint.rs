@@ -150,7 +150,9 @@ impl Checkpoints {
         let path = self.folder.join(format!("step-{step:012}.safetensors"));
         let mut notes = self.facts.clone();
         notes.extend(position.notes());
-        trainer.resources().save_with(&path, &notes)?;
+        let own =
+            |container: &str, name: &str| trainer.state().contains_key(&label(container, name));
+        safetensors::write(&path, &trainer.resources().values(own)?, &notes)?;
         sync(&self.folder).map_err(|e| self.error(e))?;
         let mut old = self.files()?;
         old.retain(|file| *file < path);

@@ -1,6 +1,7 @@
 //! Models from files whose weights go on learning.
 
 use super::model::Model;
+use super::trainer::Trainer;
 use crate::autodiff::{unreached, without_gradient};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, Op, Type, ValueId};
@@ -10,7 +11,6 @@ use crate::onnx::{self, Converted, Form, Specialisation, Weights};
 use crate::passes::{Rebuild, clean};
 use crate::rewrite::{self, Phase, rewrite};
 use gristmill_runtime::DType;
-use gristmill_runtime::exec::Resources;
 use regex_lite::Regex;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,25 +140,20 @@ impl Pretrained {
 
     /// Writes the model's file with the values that the variables have now, and `BatchNormalization` and `Dropout` in inference form, so that any
     /// runtime computes what evaluations do: [`onnx::Model::write_for_inference`].
-    pub fn save(&self, resources: &Resources, path: impl AsRef<Path>) -> Result<Converted> {
-        self.model
-            .write_for_inference(&self.values(resources)?, path)
+    pub fn save(&self, trainer: &Trainer, path: impl AsRef<Path>) -> Result<Converted> {
+        self.model.write_for_inference(&self.values(trainer)?, path)
     }
 
     /// [`Pretrained::save`] with nodes in training form as they are, for a training that goes on elsewhere: [`onnx::Model::write_with`].
-    pub fn save_in_training_form(
-        &self,
-        resources: &Resources,
-        path: impl AsRef<Path>,
-    ) -> Result<()> {
-        self.model.write_with(&self.values(resources)?, path)
+    pub fn save_in_training_form(&self, trainer: &Trainer, path: impl AsRef<Path>) -> Result<()> {
+        self.model.write_with(&self.values(trainer)?, path)
     }
 
     /// The values of the variables.
-    fn values(&self, resources: &Resources) -> Result<Weights> {
+    fn values(&self, trainer: &Trainer) -> Result<Weights> {
         let mut values = Weights::new();
         for weight in self.weights.iter().filter(|w| w.is_variable()) {
-            let value = resources.get("", &weight.name)?;
+            let value = trainer.value(&weight.name)?;
             let value = value.ok_or_else(|| {
                 let message = format!("variable {:?} has no value: nothing has run", weight.name);
                 Error::invalid(message)

@@ -2,18 +2,19 @@
 
 use super::model::{Model, Variable};
 use super::update::{Parameter, Update};
-use crate::compiled::{Compiled, Outputs, compile};
+use crate::compiled::{Compiled, Outputs};
 use crate::error::{Error, Result};
 use crate::ir::random::STEP;
 use crate::ir::{Graph, GraphBuilder, Op, Type, ValueId};
 use crate::options::Options;
+use crate::session::{Session, Settings};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::safetensors::label;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A model that learns: two programs over the same variables, one that changes them and one that does not.
+/// A model that learns: two programs of one session over the same variables. A step changes them, an evaluation does not.
 ///
 /// Code is generated for each size of a batch when it first comes.
 pub struct Trainer {
@@ -22,6 +23,7 @@ pub struct Trainer {
     names: Vec<String>,
     /// All that is kept from step to step, by label.
     state: BTreeMap<String, Type>,
+    container: String,
 }
 
 /// Results of a step.
@@ -113,23 +115,32 @@ impl Trainer {
         training: &Training,
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Trainer> {
-        let resources = training.options.resources.clone().unwrap_or_default();
-        let options = Options {
-            resources: Some(resources),
-            ..training.options.clone()
-        };
+        Trainer::in_session(&Session::new(&Settings::default())?, name, training, build)
+    }
+
+    /// [`Trainer::new`] in a session, whose other models see the variables: a model with variables of the same names and types computes with the
+    /// trained values. [`Options::container`] keeps two trainers of one session apart.
+    pub fn in_session(
+        session: &Session,
+        name: &str,
+        training: &Training,
+        build: impl Fn(&mut Model) -> Result<Objective>,
+    ) -> Result<Trainer> {
+        let options = &training.options;
         let mut used = Model::new(name, training.seed, false);
         let objective = build(&mut used)?;
         let (mut b, _) = used.into_parts();
         objective.add_outputs(&mut b)?;
-        let (step, names) = step(name, training, build)?;
+        let (mut step, names) = step(name, training, build)?;
+        step.set_container(&options.container);
         let state = step.variables().into_iter();
         let state = state.map(|((container, name), ty)| (label(&container, &name), ty));
         Ok(Trainer {
-            evaluation: compile(&b.finish()?, &options)?,
+            evaluation: session.compile(&b.finish()?, options)?,
             state: state.collect(),
-            step: compile(&step, &options)?,
+            step: session.compile(&step, options)?,
             names,
+            container: options.container.clone(),
         })
     }
 
@@ -159,7 +170,7 @@ impl Trainer {
         self.evaluation.run(batch)
     }
 
-    /// All that is kept from step to step: variables, slots of the optimiser, averages.
+    /// The session's variables. Variables of the model, slots of the optimiser and averages are in the container of [`Training::options`].
     pub fn resources(&self) -> &Arc<Resources> {
         self.step.resources()
     }
@@ -169,9 +180,14 @@ impl Trainer {
         &self.state
     }
 
+    /// The value of a variable of the model, a slot or an average; `None` before it has one.
+    pub fn value(&self, name: &str) -> Result<Option<Tensor>> {
+        Ok(self.resources().get(&self.container, name)?)
+    }
+
     /// Number of steps that were done, those before a checkpoint included.
     pub fn n_steps(&self) -> Result<u64> {
-        let number = self.resources().get("", NUMBER)?;
+        let number = self.value(NUMBER)?;
         Ok(number.map_or(0, |n| n.to_f64s()[0] as u64))
     }
 

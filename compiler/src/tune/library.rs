@@ -5,7 +5,7 @@ use super::{Bench, agree};
 use crate::codegen::forms::{LibraryForm, Preferred, Why};
 use crate::error::{Error, Result};
 use crate::ir::Graph;
-use crate::options::Options;
+use crate::session::Tuning;
 use crate::{DType, ErrorKind, Tensor};
 use gristmill_runtime::cuda;
 use gristmill_runtime::product::{MOST_WORKSPACE_BYTES, Product};
@@ -31,8 +31,8 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn of(options: &Options) -> Library {
-        let is_wanted = options.tuning.libraries;
+    pub(super) fn of(tuning: &Tuning) -> Library {
+        let is_wanted = tuning.libraries;
         let there = if is_wanted {
             cuda::product_library()
         } else {

@@ -146,16 +146,17 @@ impl Resources {
     /// [`Resources::save`], with texts by name beside the values.
     #[cfg(feature = "safetensors")]
     pub fn save_with(&self, path: impl AsRef<Path>, notes: &Notes) -> Result<(), Error> {
-        safetensors::write(path.as_ref(), &self.values()?, notes)
+        safetensors::write(path.as_ref(), &self.values(|_, _| true)?, notes)
     }
 
-    /// Values of all variables that have one.
+    /// Values of variables that have one, all of the same moment; `is_wanted` chooses among them by container and name.
     #[cfg(feature = "safetensors")]
-    fn values(&self) -> Result<Vec<Saved>, Error> {
+    pub fn values(&self, is_wanted: impl Fn(&str, &str) -> bool) -> Result<Vec<Saved>, Error> {
         let _reading = self.begin_as(false);
         let variables = lock(&self.variables);
         let mut values = Vec::new();
-        for ((container, name), variable) in variables.iter() {
+        let wanted = variables.iter().filter(|((c, n), _)| is_wanted(c, n));
+        for ((container, name), variable) in wanted {
             variable.check_whole(&shared(&variable.state))?;
             values.extend(variable.committed()?.map(|value| Saved {
                 container: container.clone(),

@@ -1,11 +1,11 @@
 //! Random graphs with variables, in loops and branches too, over several runs: beside the interpreter, from images, and by many callers.
 
-use super::options;
+use super::setup;
 use crate::images;
 use gristmill::interp::{self, Store, compare::allclose};
 use gristmill::ir::Graph;
 use gristmill::testing::{RandomOptions, nvrtc_or_left_out, random_graph};
-use gristmill::{Compiled, Resources, Tensor, aot, compile};
+use gristmill::{Compiled, Resources, Tensor, aot};
 use gristmill_runtime::exec::{ExecOptions, Executor};
 
 fn stateful(seed: u64) -> (Graph, Vec<Tensor>) {
@@ -69,7 +69,7 @@ fn check_all(seeds: std::ops::Range<u64>, configured: &[(&str, u8)]) -> usize {
     for seed in seeds {
         let (graph, inputs) = stateful(seed);
         for &(devices, level) in configured {
-            let model = compile(&graph, &options(devices, level)).unwrap();
+            let model = setup(devices, level).compile(&graph).unwrap();
             let how = format!("seed {seed} on {devices} at level {level}");
             n_runs += check(&graph, &inputs, &model, &how);
         }
@@ -97,9 +97,9 @@ fn an_image_gives_the_bits_of_the_compiler() {
     let file = folder.path().join("model.gmx");
     for seed in 0..40 {
         let (graph, inputs) = stateful(seed);
-        let options = options("cpu:1", 2);
-        let model = compile(&graph, &options).unwrap();
-        aot::write(&graph, &options, &aot::Sizes::new(), &file).unwrap();
+        let setup = setup("cpu:1", 2);
+        let model = setup.compile(&graph).unwrap();
+        aot::write(&graph, &setup.options, &aot::Sizes::new(), &file).unwrap();
         let image = images::open(&file).unwrap();
         let own = ExecOptions::validated();
         let shapes: Vec<&[usize]> = inputs.iter().map(Tensor::shape).collect();
@@ -124,7 +124,7 @@ fn an_image_gives_the_bits_of_the_compiler() {
 fn eight_callers_leave_what_eight_runs_leave() {
     for seed in 0..20 {
         let (graph, inputs) = stateful(seed);
-        let model = || compile(&graph, &options("cpu:1", 2)).unwrap();
+        let model = || setup("cpu:1", 2).compile(&graph).unwrap();
         let (alone, shared) = (model(), model());
         (0..8).for_each(|_| drop(alone.run_ordered(&inputs).unwrap()));
         std::thread::scope(|s| {

@@ -1,9 +1,9 @@
 //! Random updates of variables over several runs, some of which fail, beside the interpreter.
 
-use super::options;
+use super::setup;
 use gristmill::ir::{Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ScatterKind, ValueId};
 use gristmill::testing::{Rng, nvrtc_or_left_out};
-use gristmill::{DType, Resources, Tensor, compile, interp};
+use gristmill::{DType, Resources, Tensor, interp};
 
 const NAMES: [&str; 3] = ["u", "v", "w"];
 
@@ -158,7 +158,7 @@ fn check_seed(seed: u64, configured: &[(&str, u8)], counts: &mut Counts) {
         .iter()
         .for_each(|name| store.set("", name, initial(name)));
     let models = configured.iter().map(|&(devices, level)| {
-        let model = compile(&graph, &options(devices, level)).unwrap();
+        let model = setup(devices, level).compile(&graph).unwrap();
         NAMES
             .iter()
             .for_each(|name| model.resources().set("", name, &initial(name)).unwrap());

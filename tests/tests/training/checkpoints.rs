@@ -1,8 +1,10 @@
 //! Checkpoints: resumed bit for bit, whole at every moment, refused where they do not fit.
 
 use super::{examples, perceptron, state, trainer};
+use gristmill::testing::Setup;
 use gristmill::train::{Checkpoints, Dataset, Model, Position, Sgd, Trainer, Training};
 use gristmill::{DType, ErrorKind, Options, Tensor};
+use gristmill_runtime::safetensors::{self, Saved};
 use std::fs;
 use std::path::Path;
 
@@ -42,7 +44,7 @@ fn training_goes_on_bit_for_bit_from_the_last_checkpoint() {
     let data = examples(100);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let start = Position::start(&data, BATCH, 7);
-    let whole = trainer(Options::default());
+    let whole = trainer(Setup::default());
     train(
         &whole,
         &data,
@@ -51,10 +53,10 @@ fn training_goes_on_bit_for_bit_from_the_last_checkpoint() {
         20,
     );
     let checkpoints = new(folders[1].path());
-    let first = trainer(Options::default());
+    let first = trainer(Setup::default());
     train(&first, &data, &checkpoints, &mut start.clone(), 14);
     assert_eq!(checkpoints.files().unwrap().len(), 2);
-    let second = trainer(Options::default());
+    let second = trainer(Setup::default());
     let resumed = checkpoints.resume(&second).unwrap().unwrap();
     let mut position = resumed.position;
     assert_eq!((position.epoch, position.n_batches), (2, 2));
@@ -68,7 +70,7 @@ fn the_newest_checkpoint_that_is_whole_counts() {
     let data = examples(100);
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = new(folder.path());
-    let own = trainer(Options::default());
+    let own = trainer(Setup::default());
     let mut position = Position::start(&data, BATCH, 7);
     assert!(checkpoints.resume(&own).unwrap().is_none());
     train(&own, &data, &checkpoints, &mut position, 6);
@@ -126,7 +128,7 @@ fn checkpoints_of_others_are_refused() {
     let data = examples(100);
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = new(folder.path());
-    let own = trainer(Options::default());
+    let own = trainer(Setup::default());
     let mut position = Position::start(&data, BATCH, 7);
     train(&own, &data, &checkpoints, &mut position, 3);
     let training = Training {
@@ -152,10 +154,19 @@ fn checkpoints_of_others_are_refused() {
     own.resources().save(&path).unwrap();
     let message = new(plain.path()).resume(&own).unwrap_err().to_string();
     assert!(message.contains("no checkpoint"), "{message}");
+    // A variable of another model of the session is not saved; a file that has one is of another model.
     let value = Tensor::zeros(DType::F32, &[2]).unwrap();
     own.resources().set("", "another", &value).unwrap();
-    checkpoints.save(&own, &position).unwrap();
-    let fresh = trainer(Options::default());
+    let file = checkpoints.save(&own, &position).unwrap();
+    let mut contents = safetensors::read(&file).unwrap();
+    assert!(contents.variables.iter().all(|v| v.name != "another"));
+    contents.variables.push(Saved {
+        container: String::new(),
+        name: "another".to_owned(),
+        value,
+    });
+    safetensors::write(&file, &contents.variables, &contents.notes).unwrap();
+    let fresh = trainer(Setup::default());
     let message = checkpoints.resume(&fresh).unwrap_err().to_string();
     assert!(
         message.contains("\"another\", which is not there"),

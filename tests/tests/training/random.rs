@@ -1,8 +1,9 @@
 //! Random bits in a graph, and dropout by them.
 
 use super::{epoch, examples, state};
-use crate::multi_device::options;
+use crate::multi_device::setup;
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
+use gristmill::testing::Setup;
 use gristmill::train::{Model, Objective, Sgd, Trainer, Training, loss};
 use gristmill::{DType, ErrorKind, Options, Result, Tensor, compile, interp};
 
@@ -68,11 +69,9 @@ fn bits_depend_on_position_seed_and_stream_alone() {
             for (threads, level, n_devices) in
                 [(1, 0, 1), (1, 2, 1), (2, 2, 1), (2, 3, 1), (2, 2, 2)]
             {
-                let options = Options {
-                    threads: Some(threads),
-                    ..options(&format!("cpu:{n_devices}"), level)
-                };
-                let compiled = compile(&pair(seeds, shape, n_devices), &options).unwrap();
+                let mut setup = setup(&format!("cpu:{n_devices}"), level);
+                setup.settings.threads = Some(threads);
+                let compiled = setup.compile(&pair(seeds, shape, n_devices)).unwrap();
                 let found = compiled.run_ordered(&input).unwrap().into_tensors();
                 assert_eq!(found, want, "{shape:?} {threads} {level} {n_devices}");
             }
@@ -140,7 +139,7 @@ fn two_masks(m: &mut Model) -> Result<Objective> {
         .metric("second", second))
 }
 
-fn masks(seed: u64, options: Options) -> Trainer {
+fn masks(seed: u64, setup: Setup) -> Trainer {
     let update = Sgd {
         learning_rate: 1.0.into(),
         ..Sgd::default()
@@ -148,7 +147,7 @@ fn masks(seed: u64, options: Options) -> Trainer {
     let training = Training {
         seed,
         update: update.into(),
-        options,
+        options: setup.options.clone(),
     };
     Trainer::new("masks", &training, two_masks).unwrap()
 }
@@ -167,7 +166,7 @@ fn step(t: &Trainer) -> [Vec<f32>; 3] {
 
 #[test]
 fn dropout_keeps_its_share_and_gradients_see_the_mask() {
-    let trainer = masks(3, options("cpu:1", 2));
+    let trainer = masks(3, setup("cpu:1", 2));
     let factor = (1.0 / (1.0 - RATE)) as f32;
     let [first, second, gradient] = step(&trainer);
     for mask in [&first, &second] {
@@ -190,15 +189,15 @@ fn dropout_keeps_its_share_and_gradients_see_the_mask() {
 #[test]
 fn masks_are_those_of_the_seed_and_the_step() {
     let path = |t: &Trainer, n: usize| (0..n).map(|_| step(t)).collect::<Vec<_>>();
-    let whole = path(&masks(3, options("cpu:1", 2)), 4);
-    assert!(path(&masks(3, options("cpu:1", 0)), 4) == whole);
-    assert!(path(&masks(4, options("cpu:1", 2)), 1)[0] != whole[0]);
+    let whole = path(&masks(3, setup("cpu:1", 2)), 4);
+    assert!(path(&masks(3, setup("cpu:1", 0)), 4) == whole);
+    assert!(path(&masks(4, setup("cpu:1", 2)), 1)[0] != whole[0]);
     let file = tempfile::tempdir().unwrap();
     let file = file.path().join("state.safetensors");
-    let first = masks(3, options("cpu:1", 2));
+    let first = masks(3, setup("cpu:1", 2));
     assert!(path(&first, 2) == whole[..2]);
     first.resources().save(&file).unwrap();
-    let second = masks(3, options("cpu:1", 2));
+    let second = masks(3, setup("cpu:1", 2));
     second.resources().load(&file).unwrap();
     assert!(path(&second, 2) == whole[2..]);
 }
@@ -223,12 +222,10 @@ fn training_with_dropout_is_the_same_on_one_and_two_threads() {
         let training = Training {
             seed: 5,
             update: gristmill::train::Adam::default().into(),
-            options: Options {
-                threads: Some(threads),
-                ..options("cpu:1", 2)
-            },
+            options: Options::default(),
         };
-        let trainer = Trainer::new("perceptron", &training, perceptron).unwrap();
+        let session = Setup::with_threads(threads).session();
+        let trainer = Trainer::in_session(&session, "perceptron", &training, perceptron).unwrap();
         (0..3).for_each(|e| epoch(&trainer, &data, e));
         state(&trainer)
     };

@@ -44,10 +44,7 @@ pub(super) fn training(update: impl Into<Update>) -> Training {
     Training {
         seed: 0,
         update: update.into(),
-        options: Options {
-            threads: Some(1),
-            ..Options::default()
-        },
+        options: Options::default(),
     }
 }
 
@@ -98,7 +95,7 @@ fn exports_learn_and_are_written_again() {
         );
         let evaluated = trainer.evaluate(inputs.clone()).unwrap();
         let path = folder.path().join("tuned.onnx");
-        net.save(trainer.resources(), &path).unwrap();
+        net.save(&trainer, &path).unwrap();
         let after = outputs_of(&path, &inputs);
         let (_, y) = after.iter().next().unwrap();
         let (_, old) = before.iter().next().unwrap();

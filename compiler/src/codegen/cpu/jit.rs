@@ -1,5 +1,6 @@
 //! The functions of a program: emits them for all of its partitions and regions, tells which are alike, and links them.
 
+use super::Options;
 use super::emit::Emitter;
 use super::kept::NewlyKept;
 use super::link::{Linker, internal};
@@ -29,8 +30,10 @@ pub(super) struct Jit {
     kept: Vec<NewlyKept>,
     /// Functions of this text by what they have but constants.
     defined: HashMap<Skeleton, Vec<Defined>>,
-    /// Functions of the programs of the same model.
+    /// Functions of the programs of the session.
     store: Option<Arc<CodeStore>>,
+    is_one_of_many: bool,
+    target: TargetCpu,
 }
 
 /// A function that is defined in this text, for comparison with later ones.
@@ -112,14 +115,11 @@ pub(super) enum Variants {
 }
 
 impl Jit {
-    /// An empty text for a CPU.
-    pub(super) fn new(
-        target: TargetCpu,
-        listings: bool,
-        store: Option<Arc<CodeStore>>,
-    ) -> Result<Jit> {
+    /// An empty text.
+    pub(super) fn new(options: &Options) -> Result<Jit> {
+        let target = options.target;
         let linker = Linker::new(target_isa(target)?, target.isa());
-        let listings = listings.then(Default::default);
+        let listings = options.listings.then(Default::default);
         Ok(Jit {
             linker,
             context: Context::new(),
@@ -129,7 +129,9 @@ impl Jit {
             n_functions: 0,
             kept: Vec::new(),
             defined: HashMap::new(),
-            store,
+            store: options.code.clone(),
+            is_one_of_many: options.is_one_of_many,
+            target,
         })
     }
 
@@ -153,13 +155,16 @@ impl Jit {
     ) -> Result<Kernel> {
         let reads_constants = match variants {
             Variants::None => false,
-            Variants::OfPrograms => self.store.is_some(),
+            Variants::OfPrograms => self.is_one_of_many,
             Variants::OfParts => true,
         };
         let base = self.emit(reads_constants, body)?;
         let callees = self.linker.callees(&self.context.func);
         let constants = Constants::of(&self.context.func);
-        let skeleton = constants.skeleton(&mut self.context.func, (callees, base.is_some()));
+        let skeleton = constants.skeleton(
+            &mut self.context.func,
+            (self.target, callees, base.is_some()),
+        );
         let found = self.find(skeleton, &constants.values, name);
         let (function, form) = match found {
             Some(found) => found,

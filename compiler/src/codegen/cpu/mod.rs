@@ -68,8 +68,10 @@ pub struct Options {
     pub release_constants: bool,
     /// Holder of the constants, shared by all programs of a model.
     pub constants: Arc<ConstantStore>,
-    /// Functions of all programs of a model, for a program of one of many shapes.
+    /// Functions of all programs of the session.
     pub code: Option<Arc<CodeStore>>,
+    /// True for a program of one of many shapes: its functions may read the constants in which those of other shapes differ.
+    pub is_one_of_many: bool,
     /// Plans of clusters of the graph that is compiled, from earlier shapes, which also bind the
     /// symbols in their bodies. Regions have none.
     pub plans: Option<KeptPlans>,
@@ -84,6 +86,7 @@ impl Default for Options {
             release_constants: false,
             constants: Arc::default(),
             code: None,
+            is_one_of_many: false,
             plans: None,
         }
     }
@@ -97,12 +100,7 @@ impl Collector {
     ///
     /// Errors with `Unsupported` for a CPU of another architecture than this one.
     pub fn new(options: &Options) -> Result<Collector> {
-        let store = options.code.clone();
-        Ok(Collector(Jit::new(
-            options.target,
-            options.listings,
-            store,
-        )?))
+        Ok(Collector(Jit::new(options)?))
     }
 
     /// Links the code: from now on the kernels that were compiled run.

@@ -1,4 +1,4 @@
-//! Machine code that the programs of one model have in common.
+//! Machine code that the programs of one session have in common.
 //!
 //! Programs of other shapes are made of functions that are alike but for integer constants: extents,
 //! strides and offsets. The first program has its constants in its code, as if it were alone. A
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Functions of the programs of one model. It holds none itself: code is there as long as a program
+/// Functions of the programs of one session. It holds none itself: code is there as long as a program
 /// has it.
 #[derive(Default)]
 pub struct CodeStore(Mutex<HashMap<Skeleton, Vec<Stored>>>);
@@ -166,7 +166,7 @@ impl Constants {
         Constants { values, places }
     }
 
-    /// The function without the constants, with what else decides its code: the functions that it
+    /// The function without the constants, with what else decides its code: the CPU, the functions that it
     /// calls, and whether it has an argument for constants.
     pub(super) fn skeleton(&self, function: &mut Function, rest: impl Hash) -> Skeleton {
         self.write(function, |_| 0);

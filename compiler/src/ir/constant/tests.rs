@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::ir::{Graph, GraphBuilder, Layout, ScalarOp, ValueId, Window};
-use crate::{Options, compile, interp, passes};
+use crate::testing::Setup;
+use crate::{interp, passes};
 use std::io::Write;
 
 /// Tensors one after another in a file, and the same held in memory.
@@ -176,11 +177,8 @@ fn models_compute_the_same_from_weights_read_late() {
     let ids = Tensor::from_slice(&[7i64, 0, 299, 7], &[4]).unwrap();
     let inputs = [("x", x.clone()), ("ids", ids.clone())];
     let run = |g: &Graph| {
-        let options = Options {
-            threads: Some(2),
-            ..Options::default()
-        };
-        compile(g, &options)
+        Setup::with_threads(2)
+            .compile(g)
             .unwrap()
             .run(inputs.clone())
             .unwrap()

@@ -4,27 +4,26 @@ use super::*;
 use crate::cost::{DeviceProfile, Nanos};
 use crate::ir::{GraphBuilder, ScalarOp, ValueId};
 use crate::pipeline::{Planned, fused, plan};
-use crate::place::{DeviceSet, Pin, Plan};
-use crate::testing::Rng;
+use crate::place::{Pin, Plan};
+use crate::testing::{Rng, Setup};
 use crate::{DType, Tensor};
 
 /// Two CPUs with the same rates on every machine.
-fn two_devices() -> DeviceSet {
-    let mut set = DeviceSet::parse("cpu:2", 8).unwrap();
-    for device in &mut set.devices {
+fn two_devices() -> Setup {
+    let mut setup = Setup::on("cpu:2", 8);
+    for device in &mut setup.settings.devices.devices {
         device.profile = DeviceProfile::cpu(gristmill_kernels::Isa::Avx2, 4);
     }
-    set
+    setup
 }
 
 fn planned(graph: &Graph, pins: &[String]) -> Planned {
-    let options = Options {
-        devices: two_devices(),
-        pins: pins.iter().map(|pin| Pin::parse(pin).unwrap()).collect(),
-        check: true,
-        ..Options::default()
-    };
-    plan(fused(graph.clone(), &options).unwrap(), &options).unwrap()
+    let setup = two_devices().with(|o| {
+        o.pins = pins.iter().map(|pin| Pin::parse(pin).unwrap()).collect();
+        o.check = true;
+    });
+    let config = setup.config();
+    plan(fused(graph.clone(), config).unwrap(), config).unwrap()
 }
 
 /// A model from whose input branches begin, and the paths of its nodes, one each.
@@ -130,12 +129,8 @@ fn branches_are_as_fast_as_with_a_pin_on_each() {
     assert!(free.placement.rivals.len() > 1);
     assert_ne!(free.placement.joining, Joining::Joined);
     let text = free.placement.plan_text(&free.clusters).unwrap();
-    let options = Options {
-        devices: two_devices(),
-        plan: Some(Plan::parse(&text, "p.plan").unwrap()),
-        ..Options::default()
-    };
-    let replayed = plan(fused(g, &options).unwrap(), &options).unwrap();
+    let setup = two_devices().with(|o| o.plan = Some(Plan::parse(&text, "p.plan").unwrap()));
+    let replayed = plan(fused(g, setup.config()).unwrap(), setup.config()).unwrap();
     assert_eq!(replayed.clusters, free.clusters);
     assert_eq!(replayed.placement.makespan, free.placement.makespan);
 }

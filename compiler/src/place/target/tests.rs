@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ir::{Graph, GraphBuilder};
+use crate::testing::Setup;
 use crate::{ErrorKind, Options, Tensor, pipeline};
 
 const GPUS: &str = r#"
@@ -120,8 +121,14 @@ fn wrong_profiles_say_where() {
     "#);
 }
 
-fn planned(graph: Graph, options: &Options) -> crate::Result<pipeline::Planned> {
-    pipeline::plan(pipeline::fused(graph, options)?, options)
+fn on(profile: &str) -> Setup {
+    let mut setup = Setup::default();
+    setup.settings.devices = Target::parse(profile).unwrap().devices;
+    setup
+}
+
+fn planned(graph: Graph, setup: &Setup) -> crate::Result<pipeline::Planned> {
+    pipeline::plan(pipeline::fused(graph, setup.config())?, setup.config())
 }
 
 /// A chain of products, heavy enough for an accelerator.
@@ -139,11 +146,8 @@ fn chain() -> Graph {
 
 #[test]
 fn absent_devices_are_planned_for_but_do_not_run() {
-    let options = Options {
-        devices: Target::parse(GPUS).unwrap().devices,
-        ..Options::default()
-    };
-    let planned = planned(chain(), &options).unwrap();
+    let mut setup = on(GPUS);
+    let planned = planned(chain(), &setup).unwrap();
     let on_gpu = planned
         .placement
         .nodes
@@ -156,11 +160,8 @@ fn absent_devices_are_planned_for_but_do_not_run() {
         "{}",
         planned.placement.to_text(&planned.clusters)
     );
-    let options = Options {
-        gpus: vec![1000, 1001],
-        ..options
-    };
-    let error = pipeline::lower(chain(), &options)
+    setup.settings.gpus = vec![1000, 1001];
+    let error = pipeline::lower(chain(), setup.config())
         .err()
         .expect("no machine has so many GPUs");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -174,11 +175,7 @@ fn absent_devices_are_planned_for_but_do_not_run() {
 #[test]
 fn links_of_the_profile_count() {
     let slow = GPUS.replace("latency_ns = 8_000", "latency_ns = 800_000_000");
-    let options = Options {
-        devices: Target::parse(&slow).unwrap().devices,
-        ..Options::default()
-    };
-    let planned = planned(chain(), &options).unwrap();
+    let planned = planned(chain(), &on(&slow)).unwrap();
     let devices: std::collections::BTreeSet<usize> = planned
         .placement
         .nodes
@@ -192,11 +189,7 @@ fn links_of_the_profile_count() {
 #[test]
 fn a_time_beyond_the_placers_largest_is_the_profiles_fault() {
     let slow = GPUS.replace("launch_ns = 3_000", "launch_ns = 100_000_000_000_000_000");
-    let options = Options {
-        devices: Target::parse(&slow).unwrap().devices,
-        ..Options::default()
-    };
-    let error = planned(chain(), &options)
+    let error = planned(chain(), &on(&slow))
         .err()
         .expect("no sum of such times fits");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);

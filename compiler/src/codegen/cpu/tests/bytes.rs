@@ -254,7 +254,8 @@ fn constants_outside_of_the_cluster() {
     let sum = build.b.matmul(x, w).unwrap();
     let y = build.rest(sum, 40, Rest::Quantized(DType::U8), rng);
     let (g, inputs) = build.finish(y);
-    let lowered = crate::pipeline::lower(g.clone(), &crate::Options::default()).unwrap();
+    let lowered =
+        crate::pipeline::lower(g.clone(), crate::testing::Setup::default().config()).unwrap();
     let kernels: Vec<&str> = lowered.program.partitions[0]
         .kernels
         .iter()

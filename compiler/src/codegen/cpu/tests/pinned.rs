@@ -1,11 +1,11 @@
 //! The code of small bodies, pinned: vector plans and task calls, Cranelift IR and program, for `x86-64-v3` and one thread. A refactoring
 //! changes none of them.
 
+use crate::TargetCpu;
 use crate::cost::DeviceProfile;
 use crate::ir::Graph;
 use crate::pipeline::{Stage, lower};
-use crate::place::DeviceSet;
-use crate::{Options, TargetCpu};
+use crate::testing::Setup;
 use gristmill_kernels::Isa;
 
 /// Name and graph of each case.
@@ -24,20 +24,17 @@ fn case(text: &str) -> (String, Graph) {
 }
 
 /// One core with AVX2, whatever this machine has.
-fn options() -> Options {
-    let mut devices = DeviceSet::parse("cpu:1", 1).unwrap();
-    devices.devices[0].profile = DeviceProfile::cpu(Isa::Avx2, 1);
-    Options {
-        devices,
-        target_cpu: TargetCpu::parse("x86-64-v3").unwrap(),
-        threads: Some(1),
-        keep_stages: true,
-        ..Options::default()
-    }
+fn setup() -> Setup {
+    let mut setup = Setup::on("cpu:1", 1);
+    setup.settings.devices.devices[0].profile = DeviceProfile::cpu(Isa::Avx2, 1);
+    setup.with(|o| {
+        o.target_cpu = TargetCpu::parse("x86-64-v3").unwrap();
+        o.keep_stages = true;
+    })
 }
 
 fn code(graph: Graph) -> String {
-    let lowered = lower(graph, &options()).unwrap();
+    let lowered = lower(graph, setup().config()).unwrap();
     let clif = lowered.text(Stage::Clif, false).unwrap();
     format!("{clif}\n{}", lowered.program)
 }

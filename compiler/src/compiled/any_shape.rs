@@ -2,9 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Op, Type, symbols_of};
-use crate::options::Options;
+use crate::options::{Config, Options};
 use crate::passes::{self, OpenRules};
 use crate::pipeline::{Fused, Lowered, OnOneDevice, Partitioned, fused_for};
+use crate::session::Settings;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -35,9 +36,9 @@ impl AnyShape {
     pub(crate) fn of(
         graph: Result<Graph>,
         shapes: &[Vec<usize>],
-        options: &Options,
+        config: Config,
     ) -> Result<AnyShape> {
-        match graph.and_then(|graph| Symbolic::of(graph, shapes, options)) {
+        match graph.and_then(|graph| Symbolic::of(graph, shapes, config)) {
             Ok(symbolic) => Ok(AnyShape::Fused(Box::new(symbolic))),
             Err(e) if e.is_refusal() => Ok(AnyShape::Failed(e.to_string())),
             Err(e) => Err(e),
@@ -51,10 +52,10 @@ impl AnyShape {
     pub(crate) fn bind(
         &self,
         shapes: &[Vec<usize>],
-        options: &Options,
+        config: Config,
     ) -> Result<Result<Fused, Option<String>>> {
         match self {
-            AnyShape::Fused(symbolic) => match symbolic.bind(shapes, options) {
+            AnyShape::Fused(symbolic) => match symbolic.bind(shapes, config) {
                 Ok(fused) => Ok(Ok(fused)),
                 Err(e) if e.is_of_sizes() => Ok(Err(Some(e.to_string()))),
                 Err(e) => Err(e),
@@ -69,7 +70,7 @@ impl AnyShape {
     pub(crate) fn lower_on_one_device(
         &self,
         shapes: &[Vec<usize>],
-        options: &Options,
+        config: Config,
     ) -> Result<Option<Lowered>> {
         let AnyShape::Fused(symbolic) = self else {
             return Ok(None);
@@ -78,7 +79,7 @@ impl AnyShape {
             return Ok(None);
         };
         let lowered = symbolic.sizes(shapes);
-        let lowered = lowered.and_then(|s| on_one_device.lower(&symbolic.fused, &s, options));
+        let lowered = lowered.and_then(|s| on_one_device.lower(&symbolic.fused, &s, config));
         match lowered {
             Ok(lowered) => Ok(Some(lowered)),
             Err(e) if e.is_of_sizes() => Ok(None),
@@ -87,12 +88,12 @@ impl AnyShape {
     }
 
     /// Makes the graph of the only device for all shapes, from the decisions for the first ones.
-    pub(crate) fn put_on_one_device(&self, first: &Partitioned, options: &Options) -> Result<()> {
+    pub(crate) fn put_on_one_device(&self, first: &Partitioned, config: Config) -> Result<()> {
         let AnyShape::Fused(symbolic) = self else {
             return Ok(());
         };
         if symbolic.on_one_device.get().is_none() {
-            let made = OnOneDevice::of(&symbolic.fused, first, options)?;
+            let made = OnOneDevice::of(&symbolic.fused, first, config)?;
             // Another caller may have made the same.
             let _ = symbolic.on_one_device.set(made);
         }
@@ -110,16 +111,16 @@ pub(crate) struct ShapeWork {
 
 impl ShapeWork {
     /// The work for a graph with inputs of these types; `None` where all are constant.
-    pub(crate) fn of(
-        inputs: &[(String, Type)],
-        graph: Result<Graph>,
-        options: &Options,
-    ) -> Option<ShapeWork> {
+    pub(crate) fn of(inputs: &[(String, Type)], graph: Result<Graph>) -> Option<ShapeWork> {
+        let config = Config {
+            settings: &Settings::default(),
+            options: &Options::default(),
+        };
         let mut symbols = symbols_of(inputs.iter().map(|(_, ty)| ty));
         let reason = match graph {
-            Ok(g) if passes::has_run_time_extents(&g) => why_parts_anew(&g, options, &mut symbols),
+            Ok(g) if passes::has_run_time_extents(&g) => why_parts_anew(&g, config, &mut symbols),
             _ if symbols.is_empty() => return None,
-            graph => why_anew(graph, options),
+            graph => why_anew(graph, config),
         };
         Some(ShapeWork {
             symbols: symbols.into_iter().collect(),
@@ -130,7 +131,7 @@ impl ShapeWork {
 
 /// The reason why each set of shapes of a segment goes all the way by itself; adds the symbols of
 /// all segments.
-fn why_parts_anew(g: &Graph, options: &Options, symbols: &mut BTreeSet<String>) -> Option<String> {
+fn why_parts_anew(g: &Graph, config: Config, symbols: &mut BTreeSet<String>) -> Option<String> {
     let host = match passes::cut(g) {
         Ok(host) => host,
         Err(e) => return Some(e.to_string()),
@@ -138,12 +139,12 @@ fn why_parts_anew(g: &Graph, options: &Options, symbols: &mut BTreeSet<String>) 
     let parts = passes::segments(&host);
     parts.iter().for_each(|part| symbols.extend(part.symbols()));
     let mut parts = parts.into_iter();
-    parts.find_map(|part| why_anew(Ok(part.clone()), options))
+    parts.find_map(|part| why_anew(Ok(part.clone()), config))
 }
 
 /// The reason why each set of shapes of a graph goes all the way by itself.
-fn why_anew(graph: Result<Graph>, options: &Options) -> Option<String> {
-    match AnyShape::of(graph, &[], options) {
+fn why_anew(graph: Result<Graph>, config: Config) -> Option<String> {
+    match AnyShape::of(graph, &[], config) {
         Ok(AnyShape::Failed(why)) => Some(why),
         Ok(AnyShape::Fused(_) | AnyShape::None) => None,
         Err(e) => Some(e.to_string()),
@@ -151,7 +152,7 @@ fn why_anew(graph: Result<Graph>, options: &Options) -> Option<String> {
 }
 
 impl Symbolic {
-    fn of(graph: Graph, shapes: &[Vec<usize>], options: &Options) -> Result<Symbolic> {
+    fn of(graph: Graph, shapes: &[Vec<usize>], config: Config) -> Result<Symbolic> {
         if has_sums(&graph) {
             let why = "how devices exchange operands of an all_reduce depends on their sizes";
             return Err(Error::unsupported(why));
@@ -160,7 +161,7 @@ impl Symbolic {
         Ok(Symbolic {
             inputs: inputs_of(&graph),
             rules: OpenRules::of(&graph),
-            fused: fused_for(graph, &first, options)?,
+            fused: fused_for(graph, &first, config)?,
             on_one_device: OnceLock::new(),
         })
     }
@@ -172,9 +173,9 @@ impl Symbolic {
         Ok(sizes)
     }
 
-    fn bind(&self, shapes: &[Vec<usize>], options: &Options) -> Result<Fused> {
+    fn bind(&self, shapes: &[Vec<usize>], config: Config) -> Result<Fused> {
         let sizes = self.sizes(shapes)?;
-        self.fused.bind(&sizes, options).map_err(Error::of_sizes)
+        self.fused.bind(&sizes, config).map_err(Error::of_sizes)
     }
 }
 

@@ -1,0 +1,88 @@
+//! One specialisation of a model, ready to run.
+
+use super::Outputs;
+use crate::error::Result;
+use crate::pipeline::Lowered;
+use crate::report::Scope;
+use crate::session::cache::Held;
+use gristmill_runtime::Tensor;
+use gristmill_runtime::exec::{Lanes, Transaction};
+
+/// Bytes of what describes a step: buffers, operands and names; and with the graphs that it was made
+/// from. Measured: 0.7 MiB of resident memory for each further set of shapes of GPT-2, which has 179
+/// steps, and 1.8 MiB with graphs.
+const STEP_BYTES: [usize; 2] = [4 << 10, 10 << 10];
+
+/// The memory of a model for some inputs without code: that of its graph.
+pub(crate) fn held_by_graph(n_nodes: usize) -> Held {
+    Held {
+        is_cheap: true,
+        own_bytes: (n_nodes * STEP_BYTES[1]) as u64,
+        ..Held::default()
+    }
+}
+
+/// One specialisation: every stage's result, and the executors that run it.
+pub struct Executable {
+    /// The stages. Those of shapes after the first have no graphs, unless
+    /// [`Options::keep_stages`](crate::Options::keep_stages) says so: they would take most of the memory.
+    #[doc(hidden)]
+    pub lowered: Lowered,
+    /// As many as runs can be in flight.
+    pub(crate) lanes: Lanes,
+}
+
+impl Executable {
+    /// Memory that is held as long as this is: constants, packed weights included, which other
+    /// shapes may have as well; code; and arenas that are not leased from the pool.
+    pub(super) fn held(&self) -> Held {
+        let partitions = &self.lowered.program.partitions;
+        let own = partitions.iter().filter(|p| p.device.kind.has_own_memory());
+        let arenas: usize = own.map(|p| p.arena_bytes).sum();
+        let constants = partitions.iter().flat_map(|p| &p.constants);
+        let n_steps: usize = partitions.iter().map(|p| p.steps.len()).sum();
+        let has_graphs = !self.lowered.partitions.is_empty();
+        let of_step = STEP_BYTES[usize::from(has_graphs)];
+        let code = self.lowered.report.code_bytes + n_steps * of_step;
+        Held {
+            is_cheap: self.lowered.report.scope != Scope::Alone,
+            own_bytes: (code + arenas * self.n_in_flight()) as u64,
+            shared: constants
+                .map(|t| (t.as_ptr() as usize, t.size_bytes() as u64))
+                .collect(),
+        }
+    }
+
+    /// Runs with inputs in the model's order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Outputs> {
+        let results = self.lanes.run(inputs)?;
+        let names = self.lowered.program.outputs.iter().map(|o| o.name.clone());
+        Ok(Outputs::of(names.zip(results).collect()))
+    }
+
+    /// Runs as a part of a transaction on the model's variables.
+    pub(super) fn run_in(
+        &self,
+        transaction: &Transaction,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>> {
+        Ok(self.lanes.run_in(transaction, inputs)?)
+    }
+
+    /// Runs into tensors of an earlier run; nothing is allocated. For timing loops.
+    pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
+        Ok(self.lanes.run_into(inputs, outputs)?)
+    }
+
+    /// Number of runs that a placement for throughput keeps in flight, each started by a thread of
+    /// its own; 1 for other placements.
+    pub fn n_in_flight(&self) -> usize {
+        let stream = self.lowered.placement.stream;
+        stream.map_or(1, |stream| stream.in_flight as usize)
+    }
+
+    /// Number of runs that can be in flight. Further callers wait.
+    pub fn max_in_flight(&self) -> usize {
+        self.lanes.n_lanes()
+    }
+}

@@ -1,0 +1,503 @@
+//! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
+
+mod any_shape;
+mod executable;
+mod fixed;
+mod interface;
+mod open;
+mod outputs;
+mod segmented;
+mod source;
+mod specialise;
+mod text;
+mod warnings;
+
+pub(crate) use any_shape::ShapeWork;
+pub use executable::Executable;
+pub(crate) use interface::interface;
+pub use outputs::Outputs;
+pub use source::Source;
+
+use crate::cost::{Measured, Nanos};
+use crate::error::{Error, Result};
+use crate::ir::{Bindings, Graph, Type};
+use crate::nearest::unknown;
+use crate::onnx::{self, LeftOpen};
+use crate::options::{Config, Options};
+use crate::partition::Part;
+use crate::passes;
+use crate::pipeline::{Planned, partitioned, plan, replan};
+use crate::place::{Horizon, Objective, Replacement};
+use crate::report::Pass;
+use crate::session::cache::Specialisations;
+use crate::session::{Session, Settings};
+use any_shape::AnyShape;
+use executable::held_by_graph;
+use gristmill_runtime::Tensor;
+use gristmill_runtime::exec::Resources;
+use interface::{check_ranges, with_ranges};
+use open::{Closed, Open};
+use segmented::{Segmented, Watch};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// All that compilation needs to know of inputs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InputShapes {
+    /// Shape of each input, in order.
+    pub shapes: Vec<Vec<usize>>,
+    /// Inputs whose values decide shapes, by name.
+    pub values: BTreeMap<String, Tensor>,
+}
+
+/// A model ready to run.
+///
+/// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled
+/// at once; one with symbolic dims when a run first shows their values.
+/// [`Compiled::specialisations`] reports how many there are, and [`Settings::specialisation_bytes`]
+/// bounds the memory that they hold. All share what the [`Session`] owns: weights, code, threads, arenas and variables.
+///
+/// Where the data decides extents, such as how many boxes a detector finds, the model is compiled
+/// in segments, each when a run first shows its extents: see [`Compiled::is_whole`].
+///
+/// Any number of threads may run it at once: see [`Options::max_in_flight`].
+pub struct Compiled {
+    source: Source,
+    pub(crate) options: Options,
+    inputs: Vec<(String, Type)>,
+    outputs: Vec<String>,
+    /// Inputs whose contents decide shapes.
+    value_inputs: BTreeSet<String>,
+    /// Warnings of the import.
+    model_warnings: Vec<String>,
+    /// Kernels of all shapes, made when the first is needed.
+    any_shape: OnceLock<Result<AnyShape>>,
+    specialisations: Specialisations<Executable>,
+    /// The model by the structure of its inputs, where runs decide that.
+    open: Option<Box<Open>>,
+    /// The model in parts, where extents are known during a run only.
+    segmented: Option<Segmented>,
+    /// The same for inputs of given shapes and contents, where the parts depend on these.
+    cuts: Specialisations<Segmented>,
+    /// Sets of shapes that were compiled alone.
+    n_alone: AtomicUsize,
+    common: Arc<Common>,
+}
+
+/// A model's share of a session: what its specialisations, segments and forms have in common.
+pub(crate) struct Common {
+    pub(crate) session: Session,
+    /// The session's settings, with the rates of the CPU that code is made for.
+    settings: Settings,
+    /// Warnings of all compilations, each once.
+    warnings: Mutex<Vec<String>>,
+}
+
+impl Common {
+    pub(crate) fn new(session: &Session, options: &Options) -> Arc<Common> {
+        let mut settings = session.settings().clone();
+        // Code for another CPU is planned by that CPU's rates, here as in files.
+        settings.devices.assume_cpus(options.target_cpu.isa());
+        Arc::new(Common {
+            session: session.clone(),
+            settings,
+            warnings: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn config<'a>(&'a self, options: &'a Options) -> Config<'a> {
+        Config {
+            settings: &self.settings,
+            options,
+        }
+    }
+}
+
+/// Compiles a model or graph in a session of its own, with default [`Settings`]: see [`Session::compile`].
+pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
+    Session::new(&Settings::default())?.compile(source, options)
+}
+
+/// [`Session::prepare`] in a session of its own, with default [`Settings`].
+pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
+    Session::new(&Settings::default())?.prepare(source, options)
+}
+
+impl Session {
+    /// Compiles a model or graph into the session. See [`Compiled`] for when code is generated.
+    ///
+    /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops. A variable that another model of the session
+    /// has with another type is `InvalidInput`.
+    pub fn compile(&self, source: impl Into<Source>, options: &Options) -> Result<Compiled> {
+        let compiled = self.prepare(source, options)?;
+        compiled.compile_static()?;
+        Ok(compiled)
+    }
+
+    /// [`Session::compile`] without any code yet: for [`Compiled::plan`], which needs none.
+    pub fn prepare(&self, source: impl Into<Source>, options: &Options) -> Result<Compiled> {
+        let mut source = source.into();
+        if let Source::Graph(g) = &mut source
+            && g.has_state()
+        {
+            if !options.container.is_empty() {
+                Arc::make_mut(g).set_container(&options.container);
+            }
+            g.check_state()?;
+            self.variables().declare(&bound(g, &options.dims)?)?;
+        }
+        Compiled::of(source, options, &Common::new(self, options))
+    }
+}
+
+/// A graph with sizes in the place of symbols. Errors with a symbol that it does not have, as the import of a model does.
+pub(crate) fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
+    let mut known = BTreeSet::new();
+    let results = g.nodes().flat_map(|(_, node)| &node.outputs);
+    for v in g.inputs.iter().chain(results) {
+        for dim in g.ty(*v).shape.iter() {
+            dim.visit_symbols(&mut |symbol| known.extend([symbol.to_owned()]));
+        }
+    }
+    match dims.keys().find(|dim| !known.contains(*dim)) {
+        Some(dim) => {
+            let known = known.iter().map(String::as_str);
+            Err(Error::invalid(unknown("dim", dim, known)))
+        }
+        None => passes::specialise(g, dims),
+    }
+}
+
+/// The facts about an ONNX model that options say.
+fn specialisation(options: &Options) -> onnx::Specialisation {
+    onnx::Specialisation {
+        dims: options.dims.clone(),
+        ranges: options.ranges.clone(),
+        seed: options.seed,
+        ..Default::default()
+    }
+}
+
+impl Compiled {
+    /// A model that has `common` in common with others.
+    pub(crate) fn of(source: Source, options: &Options, common: &Arc<Common>) -> Result<Compiled> {
+        let mut options = options.clone();
+        let (source, open) = match &source {
+            Source::Graph(_) => (source, None),
+            Source::Onnx(m) => match Closed::of(m, &mut options, common)? {
+                Closed::Model(closed) => (closed.into(), None),
+                Closed::Open(open) => (source, Some(open)),
+            },
+        };
+        match open {
+            None => Compiled::of_closed(source, &options, common),
+            Some(open) => Ok(Compiled::of_open(source, open, options, common)),
+        }
+    }
+
+    /// A model that has no code before a run shows the structure of its inputs.
+    fn of_open(
+        source: Source,
+        open: Box<Open>,
+        options: Options,
+        common: &Arc<Common>,
+    ) -> Compiled {
+        let outputs = open.output_names();
+        Compiled {
+            open: Some(open),
+            ..Compiled::new(source, options, Vec::new(), outputs, common)
+        }
+    }
+
+    /// A model without code.
+    fn new(
+        source: Source,
+        options: Options,
+        inputs: Vec<(String, Type)>,
+        outputs: Vec<String>,
+        common: &Arc<Common>,
+    ) -> Compiled {
+        Compiled {
+            specialisations: Specialisations::new(common.session.caches()),
+            cuts: Specialisations::new(common.session.caches()),
+            options,
+            source,
+            inputs,
+            outputs,
+            value_inputs: BTreeSet::new(),
+            model_warnings: Vec::new(),
+            any_shape: OnceLock::new(),
+            open: None,
+            segmented: None,
+            n_alone: AtomicUsize::new(0),
+            common: common.clone(),
+        }
+    }
+
+    fn of_closed(source: Source, options: &Options, common: &Arc<Common>) -> Result<Compiled> {
+        let (symbolic, left_open) = match &source {
+            Source::Onnx(m) => {
+                let spec = specialisation(options);
+                (m.interface(&spec)?, m.left_open(&spec)?)
+            }
+            Source::Graph(g) => {
+                let bound = bound(g, &options.dims)?;
+                bound.check_state()?;
+                let left_open = LeftOpen {
+                    has_extents: passes::has_run_time_extents(&bound),
+                    ..LeftOpen::default()
+                };
+                (interface(&bound), left_open)
+            }
+        };
+        let ranged = with_ranges(&source, options);
+        check_ranges(&symbolic.0, &ranged)?;
+        common.add_warnings(&left_open.warnings);
+        let mut compiled = Compiled {
+            value_inputs: left_open.values,
+            model_warnings: left_open.warnings,
+            ..Compiled::new(source, ranged, symbolic.0, symbolic.1, common)
+        };
+        if left_open.has_extents {
+            let graph = compiled.symbolic_graph()?;
+            compiled.segmented = Some(Segmented::of(graph, options, common)?);
+        }
+        Ok(compiled)
+    }
+
+    /// Generates code for shapes that are known now.
+    pub(crate) fn compile_static(&self) -> Result<()> {
+        if self.open.is_some() {
+            return Ok(());
+        }
+        if let Some(segmented) = &self.segmented {
+            return segmented.compile_static();
+        }
+        let shapes = self.inputs.iter().map(|(_, t)| t.static_shape());
+        let shapes: Option<Vec<Vec<usize>>> = shapes.collect();
+        if let (Some(shapes), true) = (shapes, self.value_inputs.is_empty()) {
+            let values = BTreeMap::new();
+            self.specialise(InputShapes { shapes, values })?;
+        }
+        Ok(())
+    }
+
+    /// Names and types of the inputs; dims not bound by [`Options::dims`] are symbols.
+    ///
+    /// Element `i` of an input `x` that is a sequence is the input `x[i]`. There are none of a model whose runs decide the number
+    /// of elements, which [`Options::dims`] can say under the name of the sequence: [`Compiled::run`] alone takes such a model.
+    pub fn inputs(&self) -> &[(String, Type)] {
+        &self.inputs
+    }
+
+    /// Names of the outputs. A sequence is one; its elements are results of their own, see [`Outputs::elements`].
+    pub fn output_names(&self) -> &[String] {
+        &self.outputs
+    }
+
+    /// False when the data decides extents of the model: then it is compiled in segments, and there
+    /// is no [`Executable`] for all of it.
+    pub fn is_whole(&self) -> bool {
+        self.segmented.is_none()
+    }
+
+    /// The parts of a model that are compiled one by one, since extents between them are known
+    /// during a run only; one where the model is compiled as a whole. The most that a run had so far
+    /// where the parts depend on the inputs.
+    pub fn n_segments(&self) -> usize {
+        let cuts = self.cuts.values();
+        let cuts = cuts.iter().map(|cut| cut.n_segments());
+        let all = self.segmented.as_ref().map(Segmented::n_segments);
+        all.into_iter().chain(cuts).max().unwrap_or(1)
+    }
+
+    /// Number of specialisations that are held: those made so far without those evicted. Of those
+    /// whose kernels were chosen once for all shapes, which are made again within milliseconds, no
+    /// more than 64 are held.
+    pub fn specialisations(&self) -> usize {
+        self.sum(|part| part.specialisations.len())
+    }
+
+    /// Number of sets of input shapes, of segments too, that were compiled all the way by themselves, since they do not fit the
+    /// kernels that are chosen once for all shapes, or there are none. All others took milliseconds.
+    pub fn compiled_alone(&self) -> usize {
+        self.sum(|part| part.n_alone.load(Ordering::Relaxed))
+    }
+
+    /// The session that the model is compiled into.
+    pub fn session(&self) -> &Session {
+        &self.common.session
+    }
+
+    /// The variables of the session, those of other models included.
+    pub fn resources(&self) -> &Arc<Resources> {
+        self.session().resources()
+    }
+
+    /// The settings and the options that the model is compiled with.
+    pub(crate) fn config(&self) -> Config<'_> {
+        self.common.config(&self.options)
+    }
+
+    /// The sum over all parts, for whatever inputs.
+    fn sum<T: std::iter::Sum>(&self, of: impl Fn(&Compiled) -> T) -> T {
+        let forms = self.open.as_ref().map_or(Vec::new(), |open| open.forms());
+        let all = || forms.iter().map(Arc::as_ref).chain([self]);
+        let cuts: Vec<Arc<Segmented>> = all().flat_map(|form| form.cuts.values()).collect();
+        let parts = cuts.iter().flat_map(|cut| cut.parts());
+        all().flat_map(Compiled::parts).chain(parts).map(of).sum()
+    }
+
+    /// The segments; the model itself where it is compiled as a whole.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Compiled> {
+        let parts = self.segmented.as_ref().map(Segmented::parts);
+        parts.unwrap_or(std::slice::from_ref(self)).iter()
+    }
+
+    /// Runs the model once. Inputs are given by name, each exactly once.
+    ///
+    /// Errors when a name is unknown or missing, a dtype or shape does not fit, or a dim is outside of its range; errors of kernels name their node.
+    pub fn run<N: AsRef<str>>(
+        &self,
+        inputs: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Result<Outputs> {
+        if let Some(open) = &self.open {
+            let owned = inputs
+                .into_iter()
+                .map(|(name, t)| (name.as_ref().to_owned(), t));
+            return open.run(owned.collect());
+        }
+        self.run_ordered(&self.bind(inputs)?)
+    }
+
+    /// Runs the model once with inputs in the order of [`Compiled::inputs`], whose types were
+    /// checked, as [`Compiled::bind`] does.
+    pub fn run_ordered(&self, tensors: &[Tensor]) -> Result<Outputs> {
+        self.run_watched(tensors, &|_, _| Ok(()))
+    }
+
+    /// [`Compiled::run_ordered`]; `watch` sees the segments of a model before they run.
+    pub(crate) fn run_watched(&self, tensors: &[Tensor], watch: Watch) -> Result<Outputs> {
+        if let Some(executable) = self.executable_for(tensors)? {
+            return executable.run(tensors);
+        }
+        let inputs = self.shapes_of(tensors);
+        match self.segmented.as_ref().filter(|s| s.fits(&inputs.shapes)) {
+            Some(segmented) => segmented.run(tensors, watch),
+            None => self.cut_for(&inputs)?.run(tensors, watch),
+        }
+    }
+
+    /// The specialisation for given inputs; `None` where the data decides extents.
+    pub(crate) fn executable_for(&self, tensors: &[Tensor]) -> Result<Option<Arc<Executable>>> {
+        let inputs = self.shapes_of(tensors);
+        if self.segmented.is_some() || self.cuts.has(&self.key(&inputs)) {
+            return Ok(None);
+        }
+        match self.specialise(inputs) {
+            Ok(executable) => Ok(Some(executable)),
+            Err(e) if e.is_of_extents() => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The parts for given inputs of a model that is cut for these alone.
+    fn cut_for(&self, inputs: &InputShapes) -> Result<Arc<Segmented>> {
+        let make = || {
+            let graph = self.graph(inputs)?;
+            let options = Options {
+                dims: Bindings::new(),
+                ..self.options.clone()
+            };
+            let held = held_by_graph(graph.n_nodes());
+            Ok((Segmented::of(graph, &options, &self.common)?, held))
+        };
+        self.cuts.get_or_make(self.key(inputs), make, |_, _| {})
+    }
+
+    /// The placement for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
+    pub fn plan(&self, tensors: &[Tensor]) -> Result<Planned> {
+        self.plan_shapes(&self.shapes_of(tensors))
+    }
+
+    /// The same without the tensors.
+    pub(crate) fn plan_shapes(&self, inputs: &InputShapes) -> Result<Planned> {
+        plan(self.fused(inputs)?, self.config())
+    }
+
+    /// The placement to go on with by the times of `measured`: the one that was compiled for given inputs, or a better one where that pays over
+    /// `steps` runs. Time to rebuild is that of code generation, if anything moves.
+    ///
+    /// Errors when placements are for another objective than latency.
+    pub fn replan(
+        &self,
+        tensors: &[Tensor],
+        measured: &Arc<Measured>,
+        steps: u64,
+    ) -> Result<Replacement> {
+        if self.options.objective != Objective::Latency {
+            let message = "placements are decided anew by measured times for latency only";
+            return Err(Error::invalid(message).hint("Options::objective as it is by default"));
+        }
+        let executable = self.for_inputs(tensors)?;
+        let report = &executable.lowered.report;
+        let generated = report.time_ns(Pass::Codegen);
+        let rebuild = generated.ok_or_else(|| Error::internal("code generation has no time"))?;
+        let options = Options {
+            measured: measured.clone(),
+            ..self.options.clone()
+        };
+        let horizon = Horizon {
+            steps,
+            rebuild: Nanos(rebuild),
+        };
+        replan(
+            self.fused(&self.shapes_of(tensors))?,
+            self.common.config(&options),
+            &executable.lowered.placement,
+            horizon,
+        )
+    }
+
+    /// The graphs of the devices for given inputs, as their executable was made from them.
+    pub(crate) fn partitions(&self, tensors: &[Tensor]) -> Result<Vec<Part>> {
+        let fused = self.fused(&self.shapes_of(tensors))?;
+        Ok(partitioned(fused, self.config())?.partitions)
+    }
+
+    /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
+    ///
+    /// Errors with `Unsupported` where the data decides extents: see [`Compiled::is_whole`].
+    pub fn for_inputs(&self, tensors: &[Tensor]) -> Result<Arc<Executable>> {
+        self.check_whole()?;
+        self.specialise(self.shapes_of(tensors))
+    }
+
+    /// The graph for given inputs, in the order of [`Compiled::inputs`], not yet rewritten.
+    pub(crate) fn graph_for(&self, tensors: &[Tensor]) -> Result<Graph> {
+        self.graph(&self.shapes_of(tensors))
+    }
+
+    /// Names of the inputs whose values decide shapes.
+    pub(crate) fn value_inputs(&self) -> &BTreeSet<String> {
+        &self.value_inputs
+    }
+
+    /// Errors when the model is compiled in parts.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        match &self.segmented {
+            Some(segmented) => Err(segmented.not_whole()),
+            None => Ok(()),
+        }
+    }
+
+    fn shapes_of(&self, tensors: &[Tensor]) -> InputShapes {
+        let named = self.inputs.iter().map(|(name, _)| name).zip(tensors);
+        let deciding = named.filter(|(name, _)| self.value_inputs.contains(*name));
+        InputShapes {
+            shapes: tensors.iter().map(|t| t.shape().to_vec()).collect(),
+            values: deciding.map(|(n, t)| (n.clone(), t.clone())).collect(),
+        }
+    }
+}
