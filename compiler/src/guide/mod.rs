@@ -1,15 +1,15 @@
-//! The guide: a page per subject, for those who use gristmill and for those who work on it.
+//! The guide: a page per subject, for users and contributors.
 //!
 //! - [`devices`]: logical devices, requests by scope and by pin, control dependencies, memory limits, all-reduce.
-//! - [`placement`]: choice and explanation of devices, objectives, plans, machines that are not here,
-//!   bare problems and their files.
+//! - [`placement`]: choice and explanation of devices, objectives, plans, planning for another
+//!   machine, bare problems and their files.
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
-//! - [`quantised`]: models in 8-bit integers.
-//! - [`state`]: variables, updates in place, files of state.
-//! - [`training`]: models that learn, updates, gradients.
+//! - [`quantised`]: 8-bit integer models.
+//! - [`state`]: variables, in-place updates, state files.
+//! - [`training`]: training and fine-tuning, optimisers, checkpoints, gradients.
 //! - [`caching`]: code per shape, measured times, the cache folder, tuning.
-//! - [`ahead_of_time`]: executables, libraries and images, which run without a compiler.
-//! - [`command_line`]: inputs, dims, limits of the search, exit codes, JSON.
+//! - [`ahead_of_time`]: executables, libraries and images, to run without a compiler.
+//! - [`command_line`]: inputs, dims, search limits, exit codes, JSON.
 //! - [`internals`]: for contributors, the code map, invariants, and how to add an op, a pass, a
 //!   back end.
 
