@@ -20,10 +20,11 @@
 //! | build a graph | [`ir::GraphBuilder`] |
 //! | differentiate a graph | [`autodiff::grad`] |
 //! | train a model | [`train::Trainer`] |
-//! | compile | [`compile`] with [`Options`]: devices, dims, limits, precision |
+//! | compile | [`compile`] with [`Options`]: dims, pins, precision, target |
+//! | choose devices and threads, compile several models | [`Session`] with [`Settings`] |
 //! | run | [`Compiled::run`] by name, [`Executable::run_into`] without allocation of outputs |
 //! | compile ahead of time | [`aot::write`] |
-//! | keep state between runs | [`Compiled::resources`], or [`Options::resources`] to share it |
+//! | keep state between runs | [`Session::resources`], and [`Options::container`] to keep models apart |
 //! | read results | [`Outputs`], [`Tensor`] |
 //! | ask for devices | [`place::DeviceSet`], [`place::Pin`], [`ir::DeviceScope`] |
 //! | read a stage, or pin it in a snapshot test | [`dump`] |

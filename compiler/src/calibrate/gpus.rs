@@ -123,7 +123,7 @@ impl GpuCalibration {
     }
 
     /// Puts measured rates in the place of assumed ones. `gpus` are the driver's numbers of `/device:GPU:0` and so on, as in
-    /// [`Options::gpus`].
+    /// [`Settings::gpus`].
     pub fn apply(&self, set: &mut DeviceSet, gpus: &[u32]) {
         let own = |d: &Device| self.own_device(d, gpus);
         let measured: Vec<Option<usize>> = set.devices.iter().map(own).collect();
