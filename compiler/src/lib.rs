@@ -42,7 +42,7 @@ pub mod onnx;
 pub mod place;
 pub mod train;
 
-pub use compiled::{Compiled, Executable, Outputs, Source, compile, prepare};
+pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use cost::{Bytes, Measured, Nanos};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::exec::Resources;
@@ -52,7 +52,6 @@ pub use gristmill_runtime::npy::{read_npz, write_npz};
 pub use gristmill_runtime::{DType, DeviceName, Element, Tensor};
 pub use options::{AllReduce, DimRange, Options, Precision};
 pub use session::{Session, Settings, Tuning};
-pub use step_times::StepTime;
 pub use target::{Arch, Level, TargetCpu};
 
 // For the command line, tests and benches of this repository: no promise goes with these.
@@ -78,17 +77,13 @@ pub mod testing;
 pub mod tune;
 
 mod compiled;
-mod deadline;
 mod error;
-mod indexed;
 mod options;
 mod partition;
 mod passes;
-mod random;
 mod report;
 mod schedule;
 mod session;
-mod step_times;
 mod target;
 
 pub(crate) use gristmill_runtime::{nearest, units};

@@ -3,7 +3,6 @@
 use crate::cost::Measured;
 use crate::ir::Bindings;
 use crate::place::{Fallback, Objective, Pin, Plan};
-use crate::session::Settings;
 use crate::target::Arch;
 use crate::target::TargetCpu;
 use gristmill_runtime::DType;
@@ -93,15 +92,6 @@ impl Default for Options {
             keep_stages: false,
         }
     }
-}
-
-/// The settings of a session and the options of a model: what compilation depends on beside the model.
-#[derive(Clone, Copy)]
-pub struct Config<'a> {
-    /// Settings of the session.
-    pub settings: &'a Settings,
-    /// Options of the model.
-    pub options: &'a Options,
 }
 
 /// Algorithm of convolutions on CPUs.

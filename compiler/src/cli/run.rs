@@ -12,7 +12,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::{Comparison, allclose};
 use crate::nearest::unknown;
 use crate::onnx::Declared;
-use crate::options::{Config, Options, Precision};
+use crate::options::{Options, Precision};
+use crate::pipeline::Config;
 use crate::session::Session;
 use crate::units::{printable, time_ns};
 use clap::Args;
@@ -168,10 +169,7 @@ fn compile_and_run(args: &RunArgs) -> Result<Ran> {
     let (outputs, run_ns) = timed_run(args, &compiled, &inputs)?;
     let labels = args.labels.as_deref();
     let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
-    let changes = match options.precision {
-        Precision::F32 => Vec::new(),
-        _ => changes(source.clone(), compiled.config(), &inputs.tensors, &outputs)?,
-    };
+    let changes = changes(source.clone(), compiled.config(), &inputs.tensors, &outputs)?;
     let declared = match &source {
         Source::Graph(_) => Vec::new(),
         Source::Onnx(m) => m.declared_outputs()?,
@@ -277,13 +275,16 @@ impl Ran {
     }
 }
 
-/// Differences of the results of a lower precision from those of the model's own, by output.
+/// Differences of the results of a lower precision from those of the model's own, by output; none in the model's own.
 fn changes(
     source: Source,
     config: Config,
     inputs: &[Tensor],
     outputs: &Outputs,
 ) -> Result<Vec<(String, Comparison)>> {
+    if config.options.precision == Precision::F32 {
+        return Ok(Vec::new());
+    }
     let exact = Options {
         precision: Precision::F32,
         ..config.options.clone()

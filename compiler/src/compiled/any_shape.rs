@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Op, Type, symbols_of};
-use crate::options::{Config, Options};
+use crate::options::Options;
 use crate::passes::{self, OpenRules};
+use crate::pipeline::Config;
 use crate::pipeline::{Fused, Lowered, OnOneDevice, Partitioned, fused_for};
 use crate::session::Settings;
 use std::collections::BTreeSet;
@@ -19,11 +20,11 @@ pub(crate) enum AnyShape {
     Failed(String),
 }
 
-/// Kernels over symbols, and the inputs that give the symbols values.
+/// Kernels over symbols, and the inputs whose extents are the symbols.
 pub(crate) struct Symbolic {
     /// A graph of inputs alone.
     inputs: Graph,
-    /// Type rules that some sizes contradict.
+    /// Type rules contradicted by some sizes.
     rules: OpenRules,
     fused: Fused,
     on_one_device: OnceLock<Option<OnOneDevice>>,
@@ -32,7 +33,7 @@ pub(crate) struct Symbolic {
 impl AnyShape {
     /// Chooses kernels for all shapes of a graph, of whose inputs some are known.
     ///
-    /// Errors when something failed; a graph that is refused without sizes is no error.
+    /// Errors when something failed. A graph refused without sizes gives [`AnyShape::Failed`].
     pub(crate) fn of(
         graph: Result<Graph>,
         shapes: &[Vec<usize>],
@@ -48,7 +49,7 @@ impl AnyShape {
     /// The kernels for given shapes of the inputs, or the reason why there are none, where that is
     /// of interest.
     ///
-    /// Errors when something failed; sizes that do not fit those decisions are no error.
+    /// Errors when something failed. Sizes out of reach of those decisions give the reason.
     pub(crate) fn bind(
         &self,
         shapes: &[Vec<usize>],
@@ -101,9 +102,9 @@ impl AnyShape {
     }
 }
 
-/// The work that a further set of shapes of a model takes, for `check`.
+/// The work for a further set of shapes, for `check`.
 pub(crate) struct ShapeWork {
-    /// The dims that may have any size.
+    /// The dims of any size.
     pub(crate) symbols: Vec<String>,
     /// Why each set of shapes goes all the way by itself; `None` where kernels are chosen once.
     pub(crate) reason: Option<String>,

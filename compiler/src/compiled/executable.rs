@@ -8,8 +8,8 @@ use crate::session::cache::Held;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::{Lanes, Transaction};
 
-/// Bytes of what describes a step: buffers, operands and names; and with the graphs that it was made
-/// from. Measured: 0.7 MiB of resident memory for each further set of shapes of GPT-2, which has 179
+/// Bytes of the description of a step (buffers, operands and names), and with its graphs.
+/// Measured: 0.7 MiB of resident memory for each further set of shapes of GPT-2, which has 179
 /// steps, and 1.8 MiB with graphs.
 const STEP_BYTES: [usize; 2] = [4 << 10, 10 << 10];
 
@@ -22,7 +22,7 @@ pub(crate) fn held_by_graph(n_nodes: usize) -> Held {
     }
 }
 
-/// One specialisation: every stage's result, and the executors that run it.
+/// One specialisation: every stage's result, and its executors.
 pub struct Executable {
     /// The stages. Those of shapes after the first have no graphs, unless
     /// [`Options::keep_stages`](crate::Options::keep_stages) says so: they would take most of the memory.
@@ -33,8 +33,7 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// Memory that is held as long as this is: constants, packed weights included, which other
-    /// shapes may have as well; code; and arenas that are not leased from the pool.
+    /// Memory of the executable: constants and packed weights, which other shapes may share; code; and arenas not leased from the pool.
     pub(super) fn held(&self) -> Held {
         let partitions = &self.lowered.program.partitions;
         let own = partitions.iter().filter(|p| p.device.kind.has_own_memory());
@@ -74,14 +73,14 @@ impl Executable {
         Ok(self.lanes.run_into(inputs, outputs)?)
     }
 
-    /// Number of runs that a placement for throughput keeps in flight, each started by a thread of
+    /// Number of runs kept in flight by a placement for throughput, each started by a thread of
     /// its own; 1 for other placements.
     pub fn n_in_flight(&self) -> usize {
         let stream = self.lowered.placement.stream;
         stream.map_or(1, |stream| stream.in_flight as usize)
     }
 
-    /// Number of runs that can be in flight. Further callers wait.
+    /// Largest number of runs in flight. Further callers wait.
     pub fn max_in_flight(&self) -> usize {
         self.lanes.n_lanes()
     }

@@ -2,8 +2,8 @@
 
 use super::{Compiled, InputShapes};
 use crate::error::{Error, Result};
-use crate::indexed::indexed_extents;
 use crate::ir::Type;
+use crate::passes::indexed::indexed_extents;
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use gristmill_runtime::command::state::Variable;
 use gristmill_runtime::safetensors::label;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sizes must be possible; ranges must name dims of the inputs, be no contradiction in themselves, and hold the values that are set.
+/// Sizes must be possible; ranges must name dims of the inputs, not be empty, and contain the values of dims.
 pub(super) fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
     for (dim, &size) in &options.dims {
         if size > MAX_DIM_SIZE {
@@ -40,7 +40,7 @@ pub(super) fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Resu
     Ok(())
 }
 
-/// The options, with the ranges that a graph declares where these are narrower.
+/// The options, with the declared ranges of the graph where these are narrower.
 pub(super) fn with_ranges(source: &Source, options: &Options) -> Options {
     let mut options = options.clone();
     if let Source::Graph(g) = source {
@@ -82,7 +82,7 @@ pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
 }
 
 impl Compiled {
-    /// The greatest sizes of the dims that have a range and no value.
+    /// The largest sizes of dims with a range and without a value.
     pub fn largest_dims(&self) -> Bindings {
         let open = self
             .options
@@ -106,7 +106,7 @@ impl Compiled {
         (0..self.inputs.len()).all(|i| self.declared_shape(i).is_ok())
     }
 
-    /// Variables that the graph uses.
+    /// Variables of the graph.
     pub(crate) fn variables(&self) -> Vec<Variable> {
         let Source::Graph(graph) = &self.source else {
             return Vec::new();

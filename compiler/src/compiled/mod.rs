@@ -9,6 +9,7 @@ mod outputs;
 mod segmented;
 mod source;
 mod specialise;
+mod step_times;
 mod text;
 mod warnings;
 
@@ -17,15 +18,17 @@ pub use executable::Executable;
 pub(crate) use interface::interface;
 pub use outputs::Outputs;
 pub use source::Source;
+pub use step_times::StepTime;
 
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx::{self, LeftOpen};
-use crate::options::{Config, Options};
+use crate::options::Options;
 use crate::partition::Part;
 use crate::passes;
+use crate::pipeline::Config;
 use crate::pipeline::{Planned, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement};
 use crate::report::Pass;
@@ -42,7 +45,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// All that compilation needs to know of inputs.
+/// The facts about inputs for compilation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InputShapes {
     /// Shape of each input, in order.
@@ -56,7 +59,7 @@ pub(crate) struct InputShapes {
 /// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled
 /// at once; one with symbolic dims when a run first shows their values.
 /// [`Compiled::specialisations`] reports how many there are, and [`Settings::specialisation_bytes`]
-/// bounds the memory that they hold. All share what the [`Session`] owns: weights, code, threads, arenas and variables.
+/// bounds their memory. All share the weights, code, threads, arenas and variables of the [`Session`].
 ///
 /// Where the data decides extents, such as how many boxes a detector finds, the model is compiled
 /// in segments, each when a run first shows its extents: see [`Compiled::is_whole`].
@@ -80,15 +83,15 @@ pub struct Compiled {
     segmented: Option<Segmented>,
     /// The same for inputs of given shapes and contents, where the parts depend on these.
     cuts: Specialisations<Segmented>,
-    /// Sets of shapes that were compiled alone.
+    /// Number of sets of shapes compiled alone.
     n_alone: AtomicUsize,
     common: Arc<Common>,
 }
 
-/// A model's share of a session: what its specialisations, segments and forms have in common.
+/// A model's share of a session, common to its specialisations, segments and forms.
 pub(crate) struct Common {
     pub(crate) session: Session,
-    /// The session's settings, with the rates of the CPU that code is made for.
+    /// The session's settings, with the rates of the target CPU.
     settings: Settings,
     /// Warnings of all compilations, each once.
     warnings: Mutex<Vec<String>>,
@@ -127,8 +130,8 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
 impl Session {
     /// Compiles a model or graph into the session. See [`Compiled`] for when code is generated.
     ///
-    /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops. A variable that another model of the session
-    /// has with another type is `InvalidInput`.
+    /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops. A variable with another type in
+    /// another model of the session is `InvalidInput`.
     pub fn compile(&self, source: impl Into<Source>, options: &Options) -> Result<Compiled> {
         let compiled = self.prepare(source, options)?;
         compiled.compile_static()?;
@@ -151,7 +154,7 @@ impl Session {
     }
 }
 
-/// A graph with sizes in the place of symbols. Errors with a symbol that it does not have, as the import of a model does.
+/// A graph with sizes in the place of symbols. Errors with an unknown symbol, as the import of a model does.
 pub(crate) fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
     let mut known = BTreeSet::new();
     let results = g.nodes().flat_map(|(_, node)| &node.outputs);
@@ -169,7 +172,7 @@ pub(crate) fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
     }
 }
 
-/// The facts about an ONNX model that options say.
+/// The facts about an ONNX model in the options.
 fn specialisation(options: &Options) -> onnx::Specialisation {
     onnx::Specialisation {
         dims: options.dims.clone(),
@@ -180,7 +183,7 @@ fn specialisation(options: &Options) -> onnx::Specialisation {
 }
 
 impl Compiled {
-    /// A model that has `common` in common with others.
+    /// A model, a segment or a form.
     pub(crate) fn of(source: Source, options: &Options, common: &Arc<Common>) -> Result<Compiled> {
         let mut options = options.clone();
         let (source, open) = match &source {
@@ -196,7 +199,7 @@ impl Compiled {
         }
     }
 
-    /// A model that has no code before a run shows the structure of its inputs.
+    /// A model without code until a run shows the structure of its inputs.
     fn of_open(
         source: Source,
         open: Box<Open>,
@@ -266,7 +269,7 @@ impl Compiled {
         Ok(compiled)
     }
 
-    /// Generates code for shapes that are known now.
+    /// Generates code if all shapes are known.
     pub(crate) fn compile_static(&self) -> Result<()> {
         if self.open.is_some() {
             return Ok(());
@@ -285,8 +288,8 @@ impl Compiled {
 
     /// Names and types of the inputs; dims not bound by [`Options::dims`] are symbols.
     ///
-    /// Element `i` of an input `x` that is a sequence is the input `x[i]`. There are none of a model whose runs decide the number
-    /// of elements, which [`Options::dims`] can say under the name of the sequence: [`Compiled::run`] alone takes such a model.
+    /// Element `i` of a sequence `x` is the input `x[i]`. If runs decide the number of elements, the list is empty and only [`Compiled::run`]
+    /// runs the model; [`Options::dims`] can set the number under the name of the sequence.
     pub fn inputs(&self) -> &[(String, Type)] {
         &self.inputs
     }
@@ -302,9 +305,8 @@ impl Compiled {
         self.segmented.is_none()
     }
 
-    /// The parts of a model that are compiled one by one, since extents between them are known
-    /// during a run only; one where the model is compiled as a whole. The most that a run had so far
-    /// where the parts depend on the inputs.
+    /// Number of segments, compiled one by one because only a run knows the extents between them; 1 for a model compiled as a whole.
+    /// The largest number so far if segments depend on the inputs.
     pub fn n_segments(&self) -> usize {
         let cuts = self.cuts.values();
         let cuts = cuts.iter().map(|cut| cut.n_segments());
@@ -312,20 +314,19 @@ impl Compiled {
         all.into_iter().chain(cuts).max().unwrap_or(1)
     }
 
-    /// Number of specialisations that are held: those made so far without those evicted. Of those
-    /// whose kernels were chosen once for all shapes, which are made again within milliseconds, no
-    /// more than 64 are held.
+    /// Number of specialisations in the cache. At most 64 of them have kernels chosen once for all shapes, since those are compiled again
+    /// within milliseconds.
     pub fn specialisations(&self) -> usize {
         self.sum(|part| part.specialisations.len())
     }
 
-    /// Number of sets of input shapes, of segments too, that were compiled all the way by themselves, since they do not fit the
-    /// kernels that are chosen once for all shapes, or there are none. All others took milliseconds.
+    /// Number of sets of input shapes, of segments too, compiled all the way by themselves because no kernels for all shapes fit them.
+    /// All others took milliseconds.
     pub fn compiled_alone(&self) -> usize {
         self.sum(|part| part.n_alone.load(Ordering::Relaxed))
     }
 
-    /// The session that the model is compiled into.
+    /// The session of the model.
     pub fn session(&self) -> &Session {
         &self.common.session
     }
@@ -335,7 +336,7 @@ impl Compiled {
         self.session().resources()
     }
 
-    /// The settings and the options that the model is compiled with.
+    /// The settings and the options of compilation.
     pub(crate) fn config(&self) -> Config<'_> {
         self.common.config(&self.options)
     }
@@ -402,7 +403,7 @@ impl Compiled {
         }
     }
 
-    /// The parts for given inputs of a model that is cut for these alone.
+    /// The segments of a model cut for these inputs alone.
     fn cut_for(&self, inputs: &InputShapes) -> Result<Arc<Segmented>> {
         let make = || {
             let graph = self.graph(inputs)?;
@@ -426,8 +427,8 @@ impl Compiled {
         plan(self.fused(inputs)?, self.config())
     }
 
-    /// The placement to go on with by the times of `measured`: the one that was compiled for given inputs, or a better one where that pays over
-    /// `steps` runs. Time to rebuild is that of code generation, if anything moves.
+    /// The placement to continue with, by the times of `measured`: the compiled one for these inputs, or a better one if it pays over
+    /// `steps` runs. Rebuilding costs the time of code generation if a node moves.
     ///
     /// Errors when placements are for another objective than latency.
     pub fn replan(

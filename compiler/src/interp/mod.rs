@@ -10,6 +10,7 @@
 mod budget;
 pub mod compare;
 mod control;
+pub(crate) mod random;
 #[cfg(test)]
 mod tests;
 

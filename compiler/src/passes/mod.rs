@@ -6,6 +6,7 @@ mod all_reduce;
 mod concat_views;
 mod cse;
 mod fold;
+pub(crate) mod indexed;
 mod keep;
 mod merge_matmuls;
 mod open_rules;

@@ -2,8 +2,8 @@
 //! read is the value that was read, and an assignment that a later one replaces is none.
 
 use super::Rebuild;
+use super::indexed;
 use crate::error::Result;
-use crate::indexed;
 use crate::ir::{Def, Graph, Node, NodeId, Op, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,16 +4,17 @@
 //! Rules of rewriting hold whatever the sizes are, since they see dims as expressions. Which of them
 //! pay, and which ops become one kernel, is decided by predicted time at [`representative`](representative()) sizes.
 
+use super::Config;
 use super::kernels::{Kernels, Source, kept};
 use super::representative::representative;
 use super::timing::Passes;
 use super::{pricing, request};
-use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::{Bindings, Graph, Node, Requested};
-use crate::options::{AllReduce, Config, Precision};
+use crate::options::{AllReduce, Precision};
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report, Scope};
+use crate::rewrite::Deadline;
 use crate::{passes, rewrite};
 use gristmill_runtime::device::DeviceKind;
 

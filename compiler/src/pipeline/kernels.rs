@@ -5,12 +5,13 @@
 //! five graphs of kernels are placed (see [`Joining`]). Two of them follow a first placement of the
 //! graph whose branches are separate: they join and fuse only ops that it has on the same device.
 
+use super::Config;
 use super::timing::Passes;
 use super::{costs, fusion, pricing};
 use crate::cluster::{self, Clustered, Fusion, Traffic, cluster_at};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op};
-use crate::options::{Config, Options, Precision};
+use crate::options::{Options, Precision};
 use crate::passes;
 use crate::place::{
     self, Joining, Placement, Request,

@@ -1,5 +1,6 @@
 //! The stages of compilation, as one list: every stage is a function, every stage has a text.
 
+mod config;
 mod fused;
 mod kernels;
 mod on_one_device;
@@ -8,6 +9,7 @@ mod stage;
 mod timing;
 
 pub use crate::report::Scope;
+pub use config::Config;
 pub use fused::{Fused, fused, fused_for};
 pub(crate) use on_one_device::OnOneDevice;
 pub use stage::Stage;
@@ -20,7 +22,7 @@ use crate::cost::{CostModel, Nanos};
 use crate::error::Result;
 use crate::ir::print::PrintOptions;
 use crate::ir::{Bindings, Graph, NodeId};
-use crate::options::{Config, ConvAlgorithm, Precision};
+use crate::options::{ConvAlgorithm, Precision};
 use crate::partition::Part;
 use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
 use crate::report::{self, Pass, Report};

@@ -1,11 +1,11 @@
 //! The program of the only device, for all shapes of a model: there is nothing to place.
 
+use super::Config;
 use super::{Fused, Lowered, Partitioned, generate_parts};
 use crate::codegen::assemble::{Interface, Settings};
 use crate::codegen::cpu::KeptPlans;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, NodeId};
-use crate::options::Config;
 use crate::partition::{self, Part};
 use crate::passes;
 use crate::place::Placement;

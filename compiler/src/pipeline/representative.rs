@@ -1,7 +1,8 @@
 //! Sizes of symbols by which choices for all sizes are priced.
 
+use super::Config;
 use crate::ir::{Bindings, Dim, Graph, Op};
-use crate::options::{Config, DimRange};
+use crate::options::DimRange;
 use crate::passes::{self, OpenRules};
 use std::collections::{BTreeMap, BTreeSet};
 

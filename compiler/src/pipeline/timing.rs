@@ -1,11 +1,11 @@
 //! The timed passes, in order, and the state that all of them share.
 
-use crate::deadline::Deadline;
+use super::Config;
 use crate::error::Result;
 use crate::ir::Graph;
 use crate::ir::verify::verify;
-use crate::options::Config;
 use crate::report::{Pass, Report};
+use crate::rewrite::Deadline;
 use crate::units::time_ns;
 use std::time::Instant;
 

@@ -7,6 +7,7 @@
 mod chunks;
 mod convert;
 mod cost;
+mod deadline;
 mod extract;
 mod lang;
 mod report;
@@ -15,12 +16,12 @@ mod run;
 mod terms;
 
 pub use cost::{Pricing, Work};
+pub(crate) use deadline::Deadline;
 pub use report::{PhaseReport, Report, StopReason};
 pub use rules::{Phase, RuleInfo, rule_list};
 pub use run::{Exactness, Limits};
 pub use terms::Miss;
 
-use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::Graph;
 use std::collections::BTreeMap;

@@ -3,10 +3,10 @@
 //! An iteration visits all e-classes by id and applies every rule whose root fits, at once; congruence is restored after
 //! each iteration. Limits are numbers of e-nodes and iterations, so results do not depend on the machine; a deadline is for those who ask for it.
 
+use super::deadline::Deadline;
 use super::lang::{OpId, PlacedOp, Sym, Tables};
 use super::report::{PhaseReport, StopReason};
 use super::terms::{Miss, RuleResult, Terms};
-use crate::deadline::Deadline;
 use crate::ir::Op;
 use egg::Id;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Variables that a program uses where they are, and those that it changes there.
 
 use super::{Needs, Place};
-use crate::indexed::scattered_extents;
 use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use crate::passes::indexed::scattered_extents;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A variable that is read, and then assigned once at most, by nodes of the graph itself. So its reads are its value

@@ -1,5 +1,5 @@
-//! Caches of a model by the shapes of its inputs: executables of the model and of its segments, and the models that are cut or closed
-//! for some inputs. One [`CacheMemory`] bounds the bytes of all of them together, and each cache has a bounded number of entries that can
+//! Caches by the shapes of a model's inputs: executables of the model and of its segments, and models cut or closed for some
+//! inputs. One [`CacheMemory`] bounds the bytes of all caches of a session, and each cache has a bounded number of entries which can
 //! be made again within milliseconds.
 
 use std::any::Any;
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Shapes, and contents of shape-determining inputs by position, that one entry was made for.
+/// Key of an entry: shapes, and contents of shape-determining inputs by position.
 pub(crate) type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
 
 /// Entries of all caches of a model; beyond a number of bytes, the least recently used ones are evicted, whichever cache they are of.
@@ -36,21 +36,21 @@ struct Entry {
     last_use: u64,
 }
 
-/// Values that are dropped without the lock, since they may have caches of their own.
+/// Evicted values, to be dropped without the lock: they may have caches of their own.
 type Dropped = Vec<Arc<dyn Any + Send + Sync>>;
 
-/// Entries of one cache that can be made again within milliseconds and are held at the same time: those of
+/// Most cheap entries of one cache at a time: those of
 /// BERT-base take 30 MiB.
 const MAX_CHEAP: usize = 64;
 
-/// Memory that an entry holds.
+/// Memory of an entry.
 #[derive(Clone, Default)]
 pub(crate) struct Held {
     /// True when it can be made again within milliseconds.
     pub(crate) is_cheap: bool,
     /// Bytes of its own.
     pub(crate) own_bytes: u64,
-    /// Bytes of what it may share with others, by address.
+    /// Bytes of memory shared with other entries, by address.
     pub(crate) shared: BTreeMap<usize, u64>,
 }
 
@@ -66,12 +66,12 @@ impl CacheMemory {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that all entries hold; what several share counts once.
+    /// Bytes of all entries; shared memory counts once.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().ledger.bytes
     }
 
-    /// Number of entries that have been evicted so far.
+    /// Number of entries evicted so far.
     pub(crate) fn n_evicted(&self) -> usize {
         self.lock().n_evicted
     }
@@ -84,7 +84,7 @@ impl CacheMemory {
         (!entries.by_place.is_empty() && bytes > self.limit_bytes).then_some(bytes)
     }
 
-    /// Holds an entry, after evicting others until it fits. One that is alone is held whatever its size; runs that are in flight
+    /// Holds an entry, after evicting others until it fits. A single entry is held at any size; runs in flight
     /// keep theirs until they end.
     fn insert(&self, place: Place, value: Arc<dyn Any + Send + Sync>, held: Held) {
         let mut entries = self.lock();
@@ -127,7 +127,7 @@ impl Entries {
         self.remove(&place)
     }
 
-    /// Removes the oldest one of a cache that is cheap, where one more would be too many of them.
+    /// Removes the oldest cheap entry of a cache if one more would exceed [`MAX_CHEAP`].
     fn make_room_for_cheap(
         &mut self,
         cache: u64,
@@ -203,7 +203,7 @@ impl<T: Send + Sync + 'static> Specialisations<T> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of entries that are held.
+    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.memory.lock().of_cache(self.cache).count()
     }
@@ -213,7 +213,7 @@ impl<T: Send + Sync + 'static> Specialisations<T> {
         self.memory.lock().by_place.contains_key(&self.place(key))
     }
 
-    /// All values that are held.
+    /// All values.
     pub(crate) fn values(&self) -> Vec<Arc<T>> {
         let entries = self.memory.lock();
         let values = entries.of_cache(self.cache).map(|(_, e)| e.value.clone());
@@ -224,11 +224,10 @@ impl<T: Send + Sync + 'static> Specialisations<T> {
         self.memory.lock().get(&self.place(key)).map(typed)
     }
 
-    /// The value of a key; `make` makes it, unless it is there or another caller makes it now,
-    /// who is waited for. `warn` is called on one for which others must go, with the bytes that all
-    /// take together.
+    /// The value of a key, made by `make` unless it is there. If another caller makes it now, waits for that caller. Calls `warn` with
+    /// the bytes of all entries when others must go.
     ///
-    /// Errors with that of `make`; every caller that waited then tries for itself.
+    /// Errors with the error of `make`; every waiting caller then tries for itself.
     pub(crate) fn get_or_make<E>(
         &self,
         key: Key,
@@ -287,16 +286,16 @@ impl<T> Drop for InMaking<'_, T> {
     }
 }
 
-/// Bytes of several executables; what they share counts once.
+/// Bytes of several executables; shared memory counts once.
 #[derive(Default)]
 struct Ledger {
     bytes: u64,
-    /// Number of executables that have what is at an address.
+    /// Number of users of the memory at an address.
     n_users: BTreeMap<usize, usize>,
 }
 
 impl Ledger {
-    /// Bytes of an executable that none of those counted has.
+    /// Bytes of an executable not shared with a counted one.
     fn unshared(&self, held: &Held) -> u64 {
         let shared = held.shared.iter();
         let unshared = shared.filter(|(at, _)| !self.n_users.contains_key(at));

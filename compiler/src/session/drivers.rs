@@ -1,4 +1,4 @@
-//! Drivers of the devices that have memory of their own.
+//! Drivers of devices with their own memory.
 
 use super::Settings;
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The drivers that a session has opened so far.
+/// The drivers opened so far.
 #[derive(Default)]
 pub(super) struct Drivers(Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>);
 
@@ -36,7 +36,7 @@ impl Drivers {
 
 /// Opens the driver of a device, with the device's memory limit; `None` for a CPU.
 ///
-/// Errors with `Unsupported` when the device is a GPU that is not there.
+/// Errors with `Unsupported` when the device is an absent GPU.
 pub(crate) fn open(device: &DeviceName, settings: &Settings) -> Result<Option<Arc<dyn Driver>>> {
     let mut known = settings.devices.devices.iter();
     let limit = known

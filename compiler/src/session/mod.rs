@@ -1,4 +1,4 @@
-//! The session: devices, threads, memory, code, constants and variables that models of one process share.
+//! The session: devices, threads, memory, code, constants and variables, shared by its models.
 //!
 //! It knows nothing of models: they are compiled into it by [`crate::compiled`], which adds [`Session::compile`].
 
@@ -97,7 +97,7 @@ impl Session {
         })))
     }
 
-    /// The settings that the session was made with.
+    /// The settings of the session.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
@@ -107,17 +107,17 @@ impl Session {
         &self.0.variables.values
     }
 
-    /// Number of threads that the session has started. Threads of callers do not count.
+    /// Number of threads started by the session. Threads of callers do not count.
     pub fn n_threads(&self) -> usize {
         self.0.pool.n_started()
     }
 
-    /// Bytes of weights, code, graphs and device memory that all caches hold. Shared weights count once.
+    /// Bytes of weights, code, graphs and device memory in all caches. Shared weights count once.
     pub fn held_bytes(&self) -> u64 {
         self.0.caches.bytes()
     }
 
-    /// Number of cache entries that were evicted to keep [`Settings::specialisation_bytes`].
+    /// Number of cache entries evicted to keep [`Settings::specialisation_bytes`].
     pub fn evictions(&self) -> usize {
         self.0.caches.n_evicted()
     }
@@ -163,7 +163,7 @@ impl Session {
         &self.0.variables
     }
 
-    /// The drivers of a program's devices that have memory of their own.
+    /// The drivers of a program's devices with their own memory.
     #[doc(hidden)]
     pub fn drivers(&self, program: &Program) -> Result<BTreeMap<DeviceName, Arc<dyn Driver>>> {
         self.0.drivers.of(program, &self.0.settings)

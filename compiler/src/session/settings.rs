@@ -3,29 +3,29 @@
 use crate::place::DeviceSet;
 use std::path::PathBuf;
 
-/// Settings of a [`Session`](super::Session): the machine, and the bounds that all models of the session keep together.
+/// Settings of a [`Session`](super::Session): the machine, and bounds for all models of the session together.
 ///
-/// Fields are added from time to time: write `Settings { threads: Some(2), ..Settings::default() }`. The struct is not
-/// `#[non_exhaustive]`, since other crates could not write that then.
+/// Fields are added from time to time: write `Settings { threads: Some(2), ..Settings::default() }`. With `#[non_exhaustive]`, other
+/// crates could not write this expression.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Logical devices with their memory limits; one CPU by default.
     pub devices: DeviceSet,
-    /// The driver's numbers of `/device:GPU:0` and so on. A number may occur more than once, which gives logical devices that share a GPU.
+    /// The driver's numbers of `/device:GPU:0` and so on. A number may occur more than once: logical devices then share a GPU.
     /// Empty: numbered as the driver does.
     pub gpus: Vec<u32>,
     /// CPU threads over all logical CPU devices and all runs in flight; `None`: one per available core.
     pub threads: Option<usize>,
-    /// Bytes that all caches of the session may hold together: code, graphs, weights and device memory of all models, for all
+    /// Memory limit of all caches of the session in bytes: code, graphs, weights and device memory of all models, for all
     /// shapes, segments and structures of their inputs. Beyond this limit, the least recently used entries are dropped, and compiled
-    /// again when they are needed. Shared weights count once. A single entry is held whatever its size.
+    /// again when they are needed. Shared weights count once. A single entry is held at any size.
     pub specialisation_bytes: u64,
-    /// Folder of placements that earlier processes decided on by measured times and kept ([`crate::place::Placement::keep`]). A placement decided
+    /// Folder of placements decided by measured times and kept by earlier processes ([`crate::place::Placement::keep`]). A placement decided
     /// by the current times replaces a search. `None`: always search.
     pub kept: Option<PathBuf>,
     /// Choice among the variants of kernels on GPUs.
     pub tuning: Tuning,
-    /// Look for races in emulated kernels, and wait for each launch on a GPU, so that a fault names its kernel (on by default in debug builds).
+    /// Look for races in emulated kernels, and wait for each launch on a GPU to name the kernel of a fault (on by default in debug builds).
     pub check_kernels: bool,
     /// Record the device of every op of every compiled program: see [`Session::placement_log`](super::Session::placement_log).
     pub log_device_placement: bool,

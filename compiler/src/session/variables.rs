@@ -1,4 +1,4 @@
-//! Variables of a session: their values, and the types that models use them with.
+//! Variables of a session: their values and types.
 
 use crate::error::{Error, Result};
 use crate::ir::state::have_common_values;

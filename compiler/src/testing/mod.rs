@@ -18,7 +18,7 @@ pub use wiring::random_wiring;
 use crate::codegen::cuda::nvrtc::{self, Nvrtc};
 
 pub use crate::codegen::cuda::nvrtc::get as nvrtc;
-pub use crate::random::{random_indices, random_tensor};
+pub use crate::interp::random::{random_indices, random_tensor};
 pub use crate::rng::Rng;
 
 /// NVRTC for a test of `what`. Where it is absent, a line names the test as left out; where

@@ -2,7 +2,8 @@
 
 use crate::compiled::{Compiled, Source};
 use crate::error::Result;
-use crate::options::{Config, Options};
+use crate::options::Options;
+use crate::pipeline::Config;
 use crate::place::DeviceSet;
 use crate::session::{Session, Settings};
 

@@ -13,7 +13,7 @@ use super::strided::{Strided, row_major};
 use super::task::{Call, Context, Place, Ptr, Task};
 use super::thunk::Slot;
 use super::vector::{self, Destination, VectorMap};
-use super::{Session, kernel_name};
+use super::{GraphCompiler, kernel_name};
 use crate::cluster::coverage;
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
@@ -29,7 +29,7 @@ use std::ops::Range;
 
 /// One cluster being compiled.
 pub(super) struct ClusterCompiler<'s, 'o> {
-    pub(super) session: &'s mut Session<'o>,
+    pub(super) graph_compiler: &'s mut GraphCompiler<'o>,
     outer: &'s Graph,
     id: NodeId,
     pub(super) body: Body,
@@ -53,7 +53,7 @@ pub(super) struct Buffers {
 
 impl<'s, 'o> ClusterCompiler<'s, 'o> {
     pub(super) fn compile(
-        session: &'s mut Session<'o>,
+        graph_compiler: &'s mut GraphCompiler<'o>,
         outer: &'s Graph,
         id: NodeId,
         node: &Node,
@@ -61,7 +61,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let body = Body::new(node, &has_kernel)?;
         let mut compiler = ClusterCompiler {
             placed: Placed::new(&body)?,
-            session,
+            graph_compiler,
             outer,
             id,
             body,
@@ -92,7 +92,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         {
             // The misses are parts of the composite op.
             let fallback = fallback(body, anchor, why)?;
-            self.session.fallbacks.extend(fallback);
+            self.graph_compiler.fallbacks.extend(fallback);
             return Ok(phases);
         }
         let mut must_write_out = false;
@@ -100,7 +100,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             let node = self.body.graph.node(id);
             must_write_out |= is_composite(&node.op);
             let fallback = fallback(&self.body.graph, node, why)?;
-            self.session.fallbacks.extend(fallback);
+            self.graph_compiler.fallbacks.extend(fallback);
         }
         if !must_write_out {
             return Ok(phases);
@@ -132,7 +132,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     fn context<'c>(&'c self, cluster: &'c Node, phase: &'c MatchContext) -> Context<'c> {
-        let options = self.session.options;
+        let options = self.graph_compiler.options;
         Context {
             body: &self.body,
             outer: self.outer,
@@ -171,7 +171,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     ) -> Result<()> {
         let Buffers { reads, writes } = buffers;
         let (name, body) = (self.kernel_name(purpose), &self.body);
-        let kernel = self.session.jit.kernel(&name, variants, |e| {
+        let kernel = self.graph_compiler.jit.kernel(&name, variants, |e| {
             let stored = reads.iter().enumerate().map(|(i, &(v, _))| (v, e.arg(i)));
             let stored = stored.collect();
             let outs = reads.len()..reads.len() + writes.len();
@@ -183,7 +183,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let buffers = reads.iter().chain(&writes).map(|&(_, arg)| arg);
         let function = kernel.function;
         self.placed.plan.steps.push(PlanStep {
-            kernel: self.session.add_kernel(CpuKernel {
+            kernel: self.graph_compiler.add_kernel(CpuKernel {
                 name,
                 function,
                 workspace_bytes_per_thread: workspace_bytes,
@@ -224,7 +224,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     /// Appends a call of a task kernel. The generated kernel arranges the addresses and passes the items on; kernels of one symbol that
     /// arrange them alike share it.
     fn call(&mut self, call: &Call, first_temp: u32, destination: Arg) -> Result<()> {
-        self.session.jit.note(call);
+        self.graph_compiler.jit.note(call);
         let mut reads = vec![self.placed.pack(call.descriptor.clone())];
         let (mut writes, mut slots) = (Vec::new(), Vec::new());
         for ptr in &call.ptrs {
@@ -245,7 +245,9 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             });
         }
         let (symbol, n_outputs) = (call.symbol, writes.len());
-        let thunk = self.session.thunk(symbol, reads.len(), n_outputs, &slots)?;
+        let thunk = self
+            .graph_compiler
+            .thunk(symbol, reads.len(), n_outputs, &slots)?;
         let constants = self.constants_of(&thunk)?;
         let blocks = Blocked::of_symbol(symbol).map(|kind| Blocks {
             kind,
@@ -260,7 +262,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         };
         let items = call.items as u64;
         self.placed.plan.steps.push(PlanStep {
-            kernel: self.session.add_kernel(kernel),
+            kernel: self.graph_compiler.add_kernel(kernel),
             args: constants.into_iter().chain(reads).chain(writes).collect(),
             n_outputs: n_outputs as u32,
             items,
@@ -288,7 +290,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             .ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?;
         let arg = self
             .placed
-            .pack(self.session.options.constants.plain(constant)?);
+            .pack(self.graph_compiler.options.constants.plain(constant)?);
         self.placed.location.insert(v, arg);
         Ok(arg)
     }
@@ -434,7 +436,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         writes: Vec<(ValueId, Arg)>,
         variants: Variants,
     ) -> Result<()> {
-        self.session.jit.note(&map);
+        self.graph_compiler.jit.note(&map);
         let items = map.n_items() as u64;
         debug_assert!(items as usize <= self.body.n_elements(writes[0].0));
         let grain = (SERIAL_NS * 1000).div_ceil(map.cost_ps());
@@ -481,7 +483,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let in_memory = |v: ValueId| self.in_memory(v);
         let view = Strided::resolve(&self.body, v, &in_memory);
         if in_memory(view.base) {
-            let isa = self.session.options.target.isa();
+            let isa = self.graph_compiler.options.target.isa();
             let call = super::rows::copy(isa, &self.body, &view, v, &to.strides, to.offset);
             return call.map(|c| parts.push(Part::Copy(c))).is_some();
         }

@@ -5,7 +5,7 @@
 //! clusters that are alike, as those of repeated layers, one is compiled, and the plans of the
 //! others follow from its change.
 
-use super::Session;
+use super::GraphCompiler;
 use super::rejected::Fallback;
 use crate::codegen::plan::{KernelPlan, PlanStep};
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ struct Kept {
     fallbacks: Vec<Fallback>,
 }
 
-/// A cluster that was compiled, with its kernels and fallbacks among those of the session.
+/// A cluster that was compiled, with its kernels and fallbacks among those of the graph.
 pub(super) struct Made {
     plan: KernelPlan,
     kernels: Range<usize>,
@@ -111,7 +111,7 @@ impl KeptPlans {
         self.lock().get(&id).cloned()
     }
 
-    /// The clusters that a session has compiled, whose kernels and fallbacks these are, to be kept.
+    /// The clusters that a graph has compiled, whose kernels and fallbacks these are, to be kept.
     pub(super) fn newly_kept(
         &self,
         made: BTreeMap<NodeId, Made>,
@@ -201,8 +201,8 @@ fn are_same(a: &Graph, b: &Graph) -> bool {
         })
 }
 
-impl Session<'_> {
-    /// The plan of a cluster as it was for the shapes before, its kernels added to the session.
+impl GraphCompiler<'_> {
+    /// The plan of a cluster as it was for the shapes before, its kernels added to the graph.
     pub(super) fn kept_plan(&mut self, id: NodeId) -> Option<KernelPlan> {
         let plans = self.options.plans.as_ref()?;
         let sizes = plans.sizes_of(id)?;
@@ -216,7 +216,7 @@ impl Session<'_> {
     }
 
     /// The plan of a cluster, from the last one and the change of that of a cluster like it, which
-    /// was compiled by this session.
+    /// was compiled by this graph.
     pub(super) fn plan_alike(
         &mut self,
         id: NodeId,

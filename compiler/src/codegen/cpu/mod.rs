@@ -110,7 +110,7 @@ impl Collector {
 }
 
 /// The clusters of a graph while they are compiled.
-struct Session<'a> {
+struct GraphCompiler<'a> {
     jit: &'a mut Jit,
     kernels: Vec<CpuKernel>,
     /// Functions that arrange the addresses of a task kernel, by symbol and slots.
@@ -119,7 +119,7 @@ struct Session<'a> {
     options: &'a Options,
 }
 
-impl Session<'_> {
+impl GraphCompiler<'_> {
     /// Adds a kernel of the program; gives its index.
     fn add_kernel(&mut self, kernel: CpuKernel) -> usize {
         self.kernels.push(kernel);
@@ -168,7 +168,7 @@ pub fn compile_clusters(
     options: &Options,
     collector: &mut Collector,
 ) -> Result<CompiledKernels> {
-    let mut session = Session {
+    let mut graph_compiler = GraphCompiler {
         jit: &mut collector.0,
         kernels: Vec::new(),
         thunks: BTreeMap::new(),
@@ -181,7 +181,7 @@ pub fn compile_clusters(
     let clusters = graph.nodes().filter(|(_, n)| is_cluster(n));
     let ids: Vec<NodeId> = clusters.map(|(id, _)| id).collect();
     for id in ids {
-        let plan = session.plan(graph, id, &mut made)?;
+        let plan = graph_compiler.plan(graph, id, &mut made)?;
         if options.release_constants {
             let operands = graph.node(id).inputs.clone();
             release_constants(graph, &operands, &plan, &mut uses, &options.constants)?;
@@ -189,13 +189,13 @@ pub fn compile_clusters(
         plans.insert(id, plan);
     }
     if let Some(plans) = &options.plans {
-        let kept = plans.newly_kept(made, &session.kernels, &session.fallbacks);
-        session.jit.keep(kept);
+        let kept = plans.newly_kept(made, &graph_compiler.kernels, &graph_compiler.fallbacks);
+        graph_compiler.jit.keep(kept);
     }
     Ok(CompiledKernels {
-        kernels: session.kernels,
+        kernels: graph_compiler.kernels,
         plans,
-        fallbacks: session.fallbacks,
+        fallbacks: graph_compiler.fallbacks,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Functions between the program's kernel ABI and the task kernels': they arrange addresses and hand the items on.
 
-use super::Session;
+use super::GraphCompiler;
 use super::emit::Emitter;
 use super::jit::{Kernel, Variants};
 use crate::error::Result;
@@ -28,7 +28,7 @@ impl Slot {
     }
 }
 
-impl Session<'_> {
+impl GraphCompiler<'_> {
     /// The function that calls task kernel `symbol` with addresses arranged as `slots` say, out of `n_reads` and `n_writes` buffers. It
     /// reads constants where offsets may be others in programs of other shapes.
     pub(super) fn thunk(

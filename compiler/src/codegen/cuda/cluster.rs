@@ -10,7 +10,7 @@ use super::lines::{self, Lines};
 use super::map::{self, Map};
 use super::source::{Parameters, source};
 use super::turned::{self, Turned};
-use super::{Options, Session, attention, contract, rows, skinny};
+use super::{GraphCompiler, Options, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
 use crate::codegen::forms::{Choice, Preferred, Why};
@@ -34,7 +34,7 @@ const NARROW: usize = 1 << 30;
 
 /// One cluster being compiled.
 pub(super) struct ClusterCompiler<'s> {
-    session: &'s mut Session,
+    graph_compiler: &'s mut GraphCompiler,
     outer: &'s Graph,
     id: NodeId,
     body: Body,
@@ -145,19 +145,19 @@ impl Buffers {
 }
 
 impl<'s> ClusterCompiler<'s> {
-    /// The plan of cluster `node` of `outer`; its kernels go into the session.
+    /// The plan of cluster `node` of `outer`; its kernels go into the graph.
     pub(super) fn compile(
-        session: &'s mut Session,
+        graph_compiler: &'s mut GraphCompiler,
         outer: &'s Graph,
         (id, node): (NodeId, &Node),
         Preferred { form, why, .. }: Preferred,
     ) -> Result<KernelPlan> {
-        let options = session.options;
+        let options = graph_compiler.options;
         let body = Body::new(node, &|graph, node| keeps(graph, node, options.arch))?;
         let placed = Placed::new(&body)?;
         let chooser = Chooser::new(form);
         let mut compiler = ClusterCompiler {
-            session,
+            graph_compiler,
             outer,
             id,
             body,
@@ -172,13 +172,13 @@ impl<'s> ClusterCompiler<'s> {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
-        compiler.session.forms.entry(id).or_default().n = compiler.chooser.n as u8;
+        compiler.graph_compiler.forms.entry(id).or_default().n = compiler.chooser.n as u8;
         Ok(compiler.placed.plan)
     }
 
     /// Name of the next kernel.
     fn name(&self, what: &str) -> String {
-        self.session
+        self.graph_compiler
             .name(self.outer, self.id, self.placed.plan.steps.len(), what)
     }
 
@@ -276,7 +276,7 @@ impl<'s> ClusterCompiler<'s> {
             shared_bytes: resources.shared_bytes,
         };
         let name = self.name(what);
-        let kernel = self.session.kernel(name, entry, source, launch);
+        let kernel = self.graph_compiler.kernel(name, entry, source, launch);
         self.placed.plan.steps.push(buffers.step(kernel));
         self.placed.location.extend(buffers.writes);
         Ok(())
@@ -294,7 +294,7 @@ impl<'s> ClusterCompiler<'s> {
                 form: variant.words(),
                 why: self.why.clone(),
             };
-            self.session.chosen(self.id, choice);
+            self.graph_compiler.chosen(self.id, choice);
         }
         let Buffers { reads, writes, .. } = self.buffers(variant.result());
         let Some((dtype, n)) = variant.partial(&self.body) else {

@@ -95,7 +95,7 @@ impl From<Arch> for Options {
 }
 
 /// Kernels generated so far, shared by all clusters of a graph.
-struct Session {
+struct GraphCompiler {
     options: Options,
     units: Vec<Unit>,
     kernels: Vec<GpuKernel>,
@@ -119,13 +119,13 @@ pub fn generate_with(graph: &Graph, options: Options) -> Result<Generated> {
 
 /// [`generate_with`], with preferred variants of some clusters.
 pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<Generated> {
-    let mut session = Session::new(options);
+    let mut graph_compiler = GraphCompiler::new(options);
     let (mut plans, mut of_libraries) = (BTreeMap::new(), Vec::new());
     let clusters = graph
         .nodes()
         .filter(|(_, n)| matches!(n.op, Op::Cluster { .. }));
     for (id, node) in clusters {
-        let preferred = session.preferred(graph, node, forms);
+        let preferred = graph_compiler.preferred(graph, node, forms);
         let library = match preferred.library {
             Some(_) => Library::find(node, options.tf32)?,
             None => None,
@@ -134,23 +134,24 @@ pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<
             of_libraries.push((id, library, preferred));
             continue;
         }
-        let plan = ClusterCompiler::compile(&mut session, graph, (id, node), preferred);
+        let plan = ClusterCompiler::compile(&mut graph_compiler, graph, (id, node), preferred);
         plans.insert(id, plan.map_err(|e| e.at_origin(&node.origin))?);
     }
     let mut products = Vec::new();
     for (id, library, preferred) in of_libraries {
-        let name = session.name(graph, id, 0, "product");
-        let (product, plan) = session.product(id, name, products.len(), library, preferred)?;
+        let name = graph_compiler.name(graph, id, 0, "product");
+        let (product, plan) =
+            graph_compiler.product(id, name, products.len(), library, preferred)?;
         products.push(product);
         plans.insert(id, plan);
     }
     Ok(Generated {
-        units: session.units,
-        kernels: session.kernels,
+        units: graph_compiler.units,
+        kernels: graph_compiler.kernels,
         products,
         plans,
-        forms: session.forms,
-        listing: session.listing,
+        forms: graph_compiler.forms,
+        listing: graph_compiler.listing,
     })
 }
 
@@ -160,9 +161,9 @@ pub fn library_product(cluster: &Node, options: Options) -> Result<Option<Produc
     Ok(found.map(|library| library.product().clone()))
 }
 
-impl Session {
-    fn new(options: Options) -> Session {
-        Session {
+impl GraphCompiler {
+    fn new(options: Options) -> GraphCompiler {
+        GraphCompiler {
             options,
             units: Vec::new(),
             kernels: Vec::new(),

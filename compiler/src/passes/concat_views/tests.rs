@@ -1,11 +1,11 @@
 //! Results of views of concatenations, and what is left of them.
 
 use super::*;
+use crate::interp::random::random_tensor;
 use crate::interp::{self, compare::allclose};
 use crate::ir::{Bindings, GraphBuilder, ScalarOp, Window};
 use crate::options::Options;
 use crate::passes::{clean, specialise};
-use crate::random::random_tensor;
 use crate::rng::Rng;
 use gristmill_runtime::{DType, Tensor};
 

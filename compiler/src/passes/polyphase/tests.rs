@@ -1,11 +1,11 @@
 //! Results of decomposed convolutions against those of the interpreter for the whole op.
 
 use super::*;
+use crate::interp::random::random_tensor;
 use crate::interp::{self, compare::allclose};
 use crate::ir::{Bindings, GraphBuilder};
 use crate::options::Options;
 use crate::passes::{clean, specialise};
-use crate::random::random_tensor;
 use crate::rng::Rng;
 
 /// One transposed convolution.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ir::{Graph, GraphBuilder};
 use crate::testing::Setup;
-use crate::{ErrorKind, Options, Tensor, pipeline};
+use crate::{ErrorKind, Tensor, pipeline};
 
 const GPUS: &str = r#"
 format = "gristmill/profile/1"

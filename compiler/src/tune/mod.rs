@@ -15,12 +15,12 @@ use crate::cost::{Fnv, flops, signature, store};
 use crate::error::{Error, Result};
 use crate::interp;
 use crate::interp::compare::allclose;
+use crate::interp::random::random_tensor;
 use crate::ir::{Bindings, Graph, NodeId, Op};
-use crate::options::Config;
 use crate::partition::Part;
+use crate::pipeline::Config;
 use crate::pipeline::Partitioned;
 use crate::place;
-use crate::random::random_tensor;
 use crate::report::{Pass, Report, Tuned};
 use crate::rng::Rng;
 use crate::session::{self, drivers};
@@ -351,17 +351,7 @@ impl<'a> Bench<'a> {
         (forms, gpu): &(String, String),
         report: &mut Report,
     ) -> Result<Winner> {
-        let mut rng = Rng(1);
-        let random = |v: &crate::ir::ValueId| {
-            let ty = g.ty(*v);
-            random_tensor(
-                &mut rng,
-                ty.dtype,
-                &ty.static_shape().unwrap_or_default(),
-                false,
-            )
-        };
-        let inputs: Vec<Tensor> = g.inputs.iter().map(random).collect();
+        let inputs = random_inputs(g);
         let body = &g.node(NodeId(0)).regions[0];
         let mut expected = if flops(body) <= INTERPRETED_FLOPS {
             Some(interp::run(g, &inputs)?)
@@ -395,16 +385,7 @@ impl<'a> Bench<'a> {
             let (timed, result) = self.time_library(g, (&name, n), product, (&inputs, expected));
             library = Some(timed);
             if let Err(e) = result {
-                // A product that a library lacks is a note; a wrong one is a warning.
-                let said = if library::is_lack(&e) {
-                    &mut report.notes
-                } else {
-                    &mut report.warnings
-                };
-                said.push(format!(
-                    "not tuned: {}",
-                    e.at_origin(&g.node(NodeId(0)).origin)
-                ));
+                report_library(report, e.at_origin(&g.node(NodeId(0)).origin));
             }
         }
         Ok(Winner {
@@ -458,6 +439,26 @@ impl<'a> Bench<'a> {
             .sum();
         Ok((results, ns))
     }
+}
+
+/// The same random operands for all variants of a cluster.
+fn random_inputs(g: &Graph) -> Vec<Tensor> {
+    let mut rng = Rng(1);
+    let types = g.inputs.iter().map(|&v| g.ty(v));
+    let inputs = types.map(|ty| {
+        let shape = ty.static_shape().unwrap_or_default();
+        random_tensor(&mut rng, ty.dtype, &shape, false)
+    });
+    inputs.collect()
+}
+
+/// A product missing in a library is a note; a wrong result is a warning.
+fn report_library(report: &mut Report, e: Error) {
+    let reported = match library::is_lack(&e) {
+        true => &mut report.notes,
+        false => &mut report.warnings,
+    };
+    reported.push(format!("not tuned: {e}"));
 }
 
 /// The form that takes the least time, the first of equals.

@@ -1,6 +1,6 @@
 //! Times of the steps of compiled models, and of their clusters.
 
-use crate::compiled::{Compiled, Executable};
+use super::{Compiled, Executable};
 use crate::cost::{DeviceProfile, Measured, Nanos};
 use crate::error::Result;
 use crate::ir::NodeId;

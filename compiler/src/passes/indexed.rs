@@ -1,11 +1,11 @@
-//! Inputs that are indices, and the extents of the axes that they index.
+//! Inputs used as indices, and the extents of their axes.
 
 use crate::interp;
 use crate::ir::{Dim, Graph, Node, Op, ScalarOp, ValueId};
 use crate::{DType, Tensor};
 use std::collections::{BTreeSet, HashMap};
 
-/// Extent of the axis that each input of a graph indexes, the smallest where there are several. Indices are followed back through ops that
+/// Extent of the axis indexed by each input of a graph, the smallest of several. Indices are followed back through ops which
 /// only move elements; inside regions they are not looked for.
 pub(crate) fn indexed_extents(g: &Graph) -> Vec<Option<u64>> {
     let mut extents: Vec<Option<u64>> = vec![None; g.n_values()];
@@ -29,7 +29,7 @@ fn bound(extent: &mut Option<u64>, limit: u64) {
     *extent = Some(extent.map_or(limit, |known| known.min(limit)));
 }
 
-/// Extent that operand 1 of a gather or scatter indexes.
+/// Extent of the axis indexed by operand 1 of a gather or scatter.
 fn indexed_extent(g: &Graph, node: &Node) -> Option<u64> {
     let shape = &g.ty(*node.inputs.first()?).shape;
     let extents: Vec<u64> = shape
@@ -47,7 +47,7 @@ fn indexed_extent(g: &Graph, node: &Node) -> Option<u64> {
     extents.get(axes)?.iter().copied().min().filter(|&n| n > 0)
 }
 
-/// Extents of the axes that the indices of a scatter are positions in, as a check of them has them.
+/// Extents of the axes indexed by a scatter, for the check of its indices.
 pub(crate) fn scattered_extents<'g>(g: &'g Graph, node: &Node) -> Option<&'g [Dim]> {
     let extents = match node.op {
         Op::ScatterElements { axis, .. } => axis..axis + 1,
@@ -58,9 +58,9 @@ pub(crate) fn scattered_extents<'g>(g: &'g Graph, node: &Node) -> Option<&'g [Di
     (!extents.is_empty()).then_some(extents)
 }
 
-/// The first index of a gather or scatter that inputs give and that is out of range: its input, its place there, and its range.
+/// The first index of a gather or scatter out of range: its input, its place there, and its range.
 ///
-/// Indices are followed from the inputs through ops that only move elements, outside of regions.
+/// Indices are followed from the inputs through ops which only move elements, outside of regions.
 pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
     let mut known: HashMap<ValueId, (Tensor, BTreeSet<usize>)> = HashMap::new();
     for (i, (&v, tensor)) in g.inputs.iter().zip(inputs).enumerate() {
@@ -76,15 +76,7 @@ pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
             let mut sources = sources.iter();
             let place = |&i: &usize| place_of(index, &g.input_names[i], &inputs[i]);
             let place = sources.find_map(place)?;
-            let n = extents[axis];
-            if n == 0 {
-                return Some(format!("{place}, where an axis is empty"));
-            }
-            return Some(format!(
-                "{place}, expected {} to {}",
-                -(n as i64),
-                n as i64 - 1
-            ));
+            return Some(format!("{place}, {}", allowed_indices(extents[axis])));
         }
         if !moves_elements(&node.op) {
             continue;
@@ -103,11 +95,19 @@ pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
     None
 }
 
+/// Indices into an axis, as a part of an error.
+fn allowed_indices(extent: usize) -> String {
+    match extent as i64 {
+        0 => "where an axis is empty".to_owned(),
+        n => format!("expected {} to {}", -n, n - 1),
+    }
+}
+
 fn is_index(dtype: DType) -> bool {
     matches!(dtype, DType::I32 | DType::I64)
 }
 
-/// The indices of a node and the extents of the axes that they are for: one, or that of each entry of a tuple.
+/// The indices of a node and the extents of their axes: one, or one for each entry of a tuple.
 fn indices_of(g: &Graph, node: &Node) -> Option<(ValueId, Vec<usize>)> {
     let tuple = |v: ValueId| g.ty(v).shape.last()?.as_usize();
     let at = *node.inputs.get(1).or(node.inputs.first())?;
@@ -127,7 +127,7 @@ fn indices_of(g: &Graph, node: &Node) -> Option<(ValueId, Vec<usize>)> {
     Some((at, shape.iter().map(Dim::as_usize).collect::<Option<_>>()?))
 }
 
-/// The first index that is outside of its axis, and the number of the axis among `extents`.
+/// The first index outside of its axis, and the number of the axis among `extents`.
 fn first_outside(indices: &Tensor, extents: &[usize]) -> Option<(i64, usize)> {
     let axes = (0..extents.len()).cycle();
     let mut all = elements(indices).into_iter().zip(axes);
