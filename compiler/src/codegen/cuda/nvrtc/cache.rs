@@ -8,11 +8,11 @@
 //! its checksum, counts as absent, with a warning. When the folder grows past its limit, the least
 //! recently used entries are removed.
 
-use super::sha256::{self, hex};
 use super::{Compiled, Unit, resources};
 use crate::cost::store;
 use gristmill_runtime::files::{self, MAX_TEXT_BYTES};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -59,7 +59,13 @@ pub(super) fn key(unit: &Unit, options: &[String], build: &str) -> String {
     parts.extend(options);
     // Lengths keep the parts apart.
     let text: String = parts.iter().map(|p| format!("{} {p}\n", p.len())).collect();
-    hex(&sha256::digest(text.as_bytes()))
+    sha256(text.as_bytes())
+}
+
+/// SHA-256 of a message in hexadecimal digits.
+pub(super) fn sha256(message: &[u8]) -> String {
+    let digest = Sha256::digest(message);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Cache {
@@ -181,7 +187,7 @@ fn print(key: &str, compiled: &Compiled) -> Vec<u8> {
         key: key.to_owned(),
         ptx_bytes: compiled.ptx.len(),
         cubin_bytes: compiled.cubin.len(),
-        sha256: hex(&sha256::digest(&payload)),
+        sha256: sha256(&payload),
         log: compiled.log.clone(),
         compile_ns: compiled.compile_ns,
     };
@@ -205,7 +211,7 @@ fn parse(bytes: &[u8], key: &str) -> Result<Compiled, String> {
     }
     let payload = &bytes[end + 1..];
     if head.ptx_bytes.checked_add(head.cubin_bytes) != Some(payload.len())
-        || hex(&sha256::digest(payload)) != head.sha256
+        || sha256(payload) != head.sha256
     {
         return Err("its contents do not match its checksum".to_owned());
     }

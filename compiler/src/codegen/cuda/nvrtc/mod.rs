@@ -7,7 +7,6 @@ mod cache;
 mod find;
 mod program;
 mod resources;
-mod sha256;
 mod sys;
 #[cfg(test)]
 mod tests;

@@ -176,6 +176,23 @@ fn what_decides_the_code_decides_the_key() {
     assert!(others.iter().all(|o| *o != k));
 }
 
+/// Entries that are on disk stay valid: examples of FIPS 180-4.
+#[test]
+fn digests_on_disk_do_not_change() {
+    for (message, digest) in [
+        (
+            "",
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        ),
+        (
+            "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1",
+        ),
+    ] {
+        assert_eq!(cache::sha256(message.as_bytes()), digest, "{message}");
+    }
+}
+
 #[test]
 fn damaged_entries_are_warned_of_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
