@@ -5,6 +5,7 @@ mod artefacts;
 mod cli;
 mod cuda;
 mod cuda_calls;
+mod cuda_libraries;
 mod decoding;
 mod emulated;
 mod executables;

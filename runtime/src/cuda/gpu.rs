@@ -222,7 +222,9 @@ impl Pool {
 fn location(ordinal: u32) -> sys::CUmemLocation {
     sys::CUmemLocation {
         type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-        id: ordinal as c_int,
+        __bindgen_anon_1: sys::CUmemLocation_st__bindgen_ty_1 {
+            id: ordinal as c_int,
+        },
     }
 }
 

@@ -5,6 +5,7 @@
 //! `GRISTMILL_NCCL` names NCCL, for all-reduces (`nccl`); empty, it is not used.
 
 mod api;
+mod bindings;
 mod blas;
 mod code;
 mod context;
@@ -14,6 +15,7 @@ mod nccl;
 mod rates;
 mod ring;
 
+pub use bindings::Bindings;
 pub use blas::product_library;
 pub use gpu::{CudaGpu, Settings};
 pub use nccl::version as nccl_version;

@@ -7,8 +7,12 @@
 //!
 //! A driver takes no code that a compiler of a later major version made: where there is a driver, compilers up to its major are looked for
 //! first, everywhere, and later ones, which are good for the emulator, only then.
+//!
+//! cudarc opens NVRTC by its names alone. A library that was found is opened first, so that its soname leads cudarc to it, and is taken only if it
+//! does ([`gristmill_runtime::cuda::Bindings`]).
 
-use super::sys::Api;
+use super::program::Failure;
+use super::sys::{Api, BINDINGS};
 use libloading::Library;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -24,6 +28,9 @@ const WHEELS: [&str; 2] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
 pub(super) struct Found {
     pub(super) api: Api,
     pub(super) place: String,
+    pub(super) version: (u32, u32),
+    /// The library, after the libraries that it needs.
+    _libraries: Vec<Library>,
 }
 
 /// A place to look in.
@@ -227,13 +234,35 @@ fn open(place: &Place, majors: &[u32]) -> Result<Found, String> {
         libraries
             .push(unsafe { Library::new(path) }.map_err(|e| format!("cannot be opened: {e}"))?);
     }
+    let own = libraries.last().expect("the library was opened");
     // SAFETY: a library of this name is NVRTC.
-    let api = unsafe { Api::resolve(libraries) }?;
+    let version = unsafe { Api::resolve(own) }.and_then(|api| known_version(&api))?;
+    let shared = BINDINGS.library(own)?;
+    // SAFETY: the same library, which cudarc never closes.
+    let api = unsafe { Api::resolve(shared) }?;
     let place = match place {
         Place::Name(name) => name.clone(),
         _ => library.display().to_string(),
     };
-    Ok(Found { api, place })
+    Ok(Found {
+        api,
+        place,
+        version,
+        _libraries: libraries,
+    })
+}
+
+/// Errors with the version when it is not one that is taken.
+fn known_version(api: &Api) -> Result<(u32, u32), String> {
+    let broken = |f: Failure| format!("{} failed: {}", f.call, f.message);
+    let (major, minor) = api.get_version().map_err(broken)?;
+    if MAJORS.contains(&major) {
+        return Ok((major, minor));
+    }
+    let known = MAJORS.map(|m| m.to_string()).join(" or ");
+    Err(format!(
+        "it is NVRTC {major}.{minor}; version {known} is needed"
+    ))
 }
 
 /// The built-in functions beside a library. Wheels hold a second set under names with `alt`.

@@ -1,4 +1,5 @@
-//! NVRTC, NVIDIA's run-time compiler of CUDA C++: found and opened when it is first asked for, never linked. No GPU and no driver are needed.
+//! NVRTC, NVIDIA's run-time compiler of CUDA C++: found when it is first asked for, and called through cudarc's bindings. Nothing links it, and no GPU
+//! and no driver are needed.
 //!
 //! [`get`] gives the one library of this process, [`Nvrtc::compile`] PTX and machine code of a source, [`build`] the same for many sources on
 //! all cores and through the [`Cache`] on disk. Three floors: the C interface (`sys`), statuses as errors (`program`), and here its owner.
@@ -14,6 +15,7 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::target::Arch;
 pub use cache::Cache;
+use find::Found;
 use program::{Failure, Program};
 pub use resources::Resources;
 use std::collections::BTreeMap;
@@ -21,13 +23,10 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
-use sys::Api;
 
 /// An opened NVRTC library.
 pub struct Nvrtc {
-    api: Api,
-    place: String,
-    version: (u32, u32),
+    found: Found,
     archs: Vec<u32>,
     build: OnceLock<Result<String>>,
 }
@@ -86,26 +85,23 @@ impl Nvrtc {
         let broken = |f: Failure| {
             Error::unsupported(format!("{}: {} failed: {}", found.place, f.call, f.message))
         };
-        let version = found.api.get_version().map_err(broken)?;
         let mut archs = found.api.get_archs().map_err(broken)?;
         archs.sort_unstable();
         Ok(Nvrtc {
-            version,
             archs,
-            place: found.place,
-            api: found.api,
+            found,
             build: OnceLock::new(),
         })
     }
 
     /// Path of the library, or the name under which the loader found it.
     pub fn place(&self) -> &str {
-        &self.place
+        &self.found.place
     }
 
     /// Major and minor version of the CUDA toolkit that it belongs to.
     pub fn version(&self) -> (u32, u32) {
-        self.version
+        self.found.version
     }
 
     /// Compute capabilities that it compiles for, times ten, ascending.
@@ -127,12 +123,8 @@ impl Nvrtc {
                 line.starts_with("// Compiler Build ID") || line.starts_with("// Cuda compilation")
             };
             let lines: Vec<&str> = ptx.lines().filter(said).collect();
-            Ok(format!(
-                "{}.{} {}",
-                self.version.0,
-                self.version.1,
-                lines.join(" ")
-            ))
+            let (major, minor) = self.version();
+            Ok(format!("{major}.{minor} {}", lines.join(" ")))
         });
         build.as_ref().map(String::as_str).map_err(Error::clone)
     }
@@ -151,7 +143,7 @@ impl Nvrtc {
         let (source, name) = (text(&unit.source)?, text(&unit.name)?);
         let fail =
             |f: Failure| Error::internal(format!("{}: {}: {}", unit.name, f.call, f.message));
-        let program = Program::new(&self.api, &source, &name).map_err(fail)?;
+        let program = Program::new(&self.found.api, &source, &name).map_err(fail)?;
         let compiled = program.compile(&options?);
         let log = program.log().map_err(fail)?;
         compiled.map_err(|f| {
@@ -175,7 +167,7 @@ impl Nvrtc {
             return Ok(());
         }
         let known: Vec<String> = self.archs.iter().map(u32::to_string).collect();
-        let ((major, minor), known) = (self.version, known.join(", "));
+        let ((major, minor), known) = (self.version(), known.join(", "));
         let message =
             format!("NVRTC {major}.{minor} does not compile for {arch}, only for {known}");
         Err(Error::unsupported(message)

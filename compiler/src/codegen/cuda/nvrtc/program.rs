@@ -1,6 +1,6 @@
 //! The thin safe layer over NVRTC's C interface: statuses become errors, a program is destroyed with its owner.
 
-use super::sys::{Api, Handle, Status};
+use super::sys::{Api, Handle, SUCCESS, Status};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
@@ -17,15 +17,16 @@ type Fill = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
 
 impl Api {
     fn done(&self, call: &'static str, status: Status) -> Call<()> {
-        if status == 0 {
+        if status == SUCCESS {
             return Ok(());
         }
-        // SAFETY: the function takes any status and gives a string that is never freed.
-        let text = unsafe { CStr::from_ptr((self.error_string)(status)) };
-        Err(Failure {
-            call,
-            message: text.to_string_lossy().into_owned(),
-        })
+        // SAFETY: the function takes any status and gives a string that is never freed, or null.
+        let text = unsafe {
+            let text = (self.error_string)(status);
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        };
+        let message = text.unwrap_or_else(|| format!("NVRTC error {status}"));
+        Err(Failure { call, message })
     }
 
     /// Major and minor number.

@@ -1,35 +1,44 @@
 //! NVRTC's C interface as far as it is used, resolved from a library that was opened at run time.
+//!
+//! Types, constants and the open library are cudarc's. Its functions panic when a symbol is missing, and take statuses for Rust
+//! enums, which those of another version are not: here a status is a number, and all symbols are looked up once.
 
+use cudarc::nvrtc::sys;
+use gristmill_runtime::cuda::Bindings;
 use libloading::Library;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
-/// `nvrtcResult`: 0 is success.
+/// `nvrtcResult`.
 pub(super) type Status = c_int;
-/// `nvrtcProgram`.
-pub(super) type Handle = *mut c_void;
+pub(super) const SUCCESS: Status = sys::nvrtcResult::NVRTC_SUCCESS as Status;
+pub(super) type Handle = sys::nvrtcProgram;
+
+pub(super) const BINDINGS: Bindings = Bindings {
+    title: "NVRTC",
+    names: &["nvrtc"],
+    symbol: "nvrtcVersion",
+    culib: sys::culib,
+};
 
 macro_rules! api {
     ($($(#[$doc:meta])* $field:ident = $symbol:literal fn($($ty:ty),*) -> $ret:ty;)*) => {
-        /// The functions of one NVRTC library, which stays open as long as this lives.
+        /// The functions of one NVRTC library.
         pub(super) struct Api {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($ty),*) -> $ret,)*
-            /// The library, after the libraries that it needs.
-            _libraries: Vec<Library>,
         }
 
         impl Api {
-            /// Finds every function in the last of `libraries`. The error names a symbol that is missing.
+            /// Finds every function. The error names a symbol that is missing.
             ///
             /// # Safety
-            /// The last of `libraries` is NVRTC: its symbols have the signatures of `nvrtc.h`.
-            pub(super) unsafe fn resolve(libraries: Vec<Library>) -> Result<Api, String> {
-                let library = libraries.last().ok_or("no library")?;
+            /// The library is NVRTC: its symbols have the signatures of `nvrtc.h`. It stays open as long as the result is used.
+            pub(super) unsafe fn resolve(library: &Library) -> Result<Api, String> {
                 $(
                     // SAFETY: by contract the symbol has this signature.
                     let found = unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> $ret>($symbol) };
                     let $field = *found.map_err(|e| format!("symbol {} is missing: {e}", $symbol))?;
                 )*
-                Ok(Api { $($field,)* _libraries: libraries })
+                Ok(Api { $($field,)* })
             }
         }
     };
