@@ -14,6 +14,7 @@
 use super::program::Failure;
 use super::sys::{Api, BINDINGS};
 use libloading::Library;
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -119,6 +120,8 @@ fn installed(env: Environment, majors: &[u32]) -> Vec<Place> {
         .iter()
         .map(|m| Place::Name(format!("libnvrtc.so.{m}")))
         .collect();
+    // The first name that cudarc tries: where a toolkit has it, it is the one that can be used.
+    places.push(Place::Name("libnvrtc.so".to_owned()));
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     for home in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder) {
         places.extend(["lib64", "lib"].map(|lib| Place::Folder(home.join(lib))));
@@ -231,12 +234,11 @@ fn open(place: &Place, majors: &[u32]) -> Result<Found, String> {
     let mut libraries = Vec::new();
     for path in beside.iter().chain([&library]) {
         // SAFETY: opening a library runs its constructors; these are NVIDIA's, at a place that the user's system or variables name.
-        libraries
-            .push(unsafe { Library::new(path) }.map_err(|e| format!("cannot be opened: {e}"))?);
+        libraries.push(unsafe { Library::new(path) }.map_err(|e| reason(&e))?);
     }
     let own = libraries.last().expect("the library was opened");
     // SAFETY: a library of this name is NVRTC.
-    let version = unsafe { Api::resolve(own) }.and_then(|api| known_version(&api))?;
+    let version = unsafe { Api::resolve(own) }.and_then(|api| version(&api, majors))?;
     let shared = BINDINGS.library(own)?;
     // SAFETY: the same library, which cudarc never closes.
     let api = unsafe { Api::resolve(shared) }?;
@@ -252,16 +254,23 @@ fn open(place: &Place, majors: &[u32]) -> Result<Found, String> {
     })
 }
 
-/// Errors with the version when it is not one that is taken.
-fn known_version(api: &Api) -> Result<(u32, u32), String> {
+/// The loader's reason, which is the source of the error.
+fn reason(e: &libloading::Error) -> String {
+    let text = e.source().map_or_else(|| e.to_string(), |s| s.to_string());
+    format!("cannot be opened: {text}")
+}
+
+/// Errors with the version when it is none of these.
+fn version(api: &Api, majors: &[u32]) -> Result<(u32, u32), String> {
     let broken = |f: Failure| format!("{} failed: {}", f.call, f.message);
     let (major, minor) = api.get_version().map_err(broken)?;
-    if MAJORS.contains(&major) {
+    if majors.contains(&major) {
         return Ok((major, minor));
     }
-    let known = MAJORS.map(|m| m.to_string()).join(" or ");
+    let wanted: Vec<String> = majors.iter().map(u32::to_string).collect();
+    let wanted = wanted.join(" or ");
     Err(format!(
-        "it is NVRTC {major}.{minor}; version {known} is needed"
+        "it is NVRTC {major}.{minor}; version {wanted} is needed"
     ))
 }
 
@@ -320,6 +329,7 @@ mod tests {
         let order = [
             "libnvrtc.so.13 on the loader's paths",
             "libnvrtc.so.12 on the loader's paths",
+            "libnvrtc.so on the loader's paths",
             "/a/lib64",
             "/b/lib64",
             "/usr/local/cuda/lib64",
@@ -392,5 +402,6 @@ mod tests {
             .err()
             .expect("it is text");
         assert!(why.starts_with("cannot be opened: "), "{why}");
+        assert!(!why.ends_with("dlopen failed"), "{why}");
     }
 }
