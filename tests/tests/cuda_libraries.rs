@@ -1,6 +1,6 @@
-//! NVRTC libraries that are odd or broken: each is used or refused with a reason, by a process of its own.
+//! Drivers and NVRTCs that are odd or broken: each is used or refused with a reason, by a process of its own.
 
-use crate::process::{Ended, gristmill_with};
+use crate::process::{Ended, Start, emulated_driver, gristmill_with, start};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -55,22 +55,39 @@ impl Libraries {
         Some(path)
     }
 
-    /// Runs gristmill where the loader looks in `folder`, too.
-    fn run(&self, folder: &str, variable: &str, file: &Path, args: &[&str]) -> Ended {
+    /// Makes a copy of the emulated driver where one name is another of the same length.
+    fn driver(&self, name: &str, [from, to]: [&str; 2]) -> PathBuf {
+        assert_eq!(from.len(), to.len());
+        let (path, mut bytes) = (self.path(name), std::fs::read(emulated_driver()).unwrap());
+        let terminated = [from.as_bytes(), b"\0"].concat();
+        let mut n_found = 0;
+        for at in 0..bytes.len() - from.len() {
+            if bytes[at..].starts_with(&terminated) {
+                bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+                n_found += 1;
+            }
+        }
+        assert!(n_found > 0, "the emulated driver has no {from}");
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// Runs gristmill where the loader looks in `folder` first.
+    fn run(&self, folder: &str, variables: &[(&str, &Path)], args: &[&str]) -> Ended {
         let (folder, none) = (self.0.path().join(folder), Path::new(""));
-        let variables = [
+        let usual = [
             ("GRISTMILL_CACHE_DIR", none),
             ("GRISTMILL_CUDA", none),
             ("GRISTMILL_NVRTC", none),
             ("LD_LIBRARY_PATH", &folder),
-            (variable, file),
         ];
+        let variables = [&usual, variables].concat();
         gristmill_with(Path::new("."), &variables, args)
     }
 
     /// What `gristmill devices` says of a library.
-    fn said(&self, folder: &str, variable: &str, file: &Path) -> String {
-        let ended = self.run(folder, variable, file, &["devices"]);
+    fn said(&self, folder: &str, variables: &[(&str, &Path)]) -> String {
+        let ended = self.run(folder, variables, &["devices"]);
         assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
         ended.stdout
     }
@@ -108,12 +125,12 @@ fn an_nvrtc_is_used_or_refused_with_a_reason() {
         (
             "libnvrtc.so.11",
             ["MAJOR=11", status, cubin],
-            "it is NVRTC 11.5; version 13 or 12 is needed",
+            "it is NVRTC 11.5; version 1",
         ),
         (
             "libnvrtc.so.14",
             ["MAJOR=14", status, cubin],
-            "it is NVRTC 14.5; version 13 or 12 is needed",
+            "it is NVRTC 14.5; version 1",
         ),
         (
             "libnvrtc.so.13",
@@ -125,21 +142,23 @@ fn an_nvrtc_is_used_or_refused_with_a_reason() {
             ["MAJOR=13", status, "CUBIN=other"],
             "symbol nvrtcGetCUBIN is missing",
         ),
-        (
-            "libodd.so",
-            USUAL,
-            "does not find it: its soname has to be libnvrtc.so or one with a version",
-        ),
     ] {
-        let Some(file) = nvrtc(&libraries, "libsome.so", soname, &macros) else {
+        // Where the loader looks first, so that a toolkit of this machine plays no part.
+        let Some(file) = nvrtc(&libraries, "loader/libnvrtc.so", soname, &macros) else {
             return;
         };
-        let said = libraries.said("", "GRISTMILL_NVRTC", &file);
+        let said = libraries.said("loader", &[("GRISTMILL_NVRTC", &file)]);
         assert!(said.contains(expected), "{soname} {macros:?}: {said}");
     }
+    let Some(odd) = nvrtc(&libraries, "odd/libodd.so", "libodd.so", &USUAL) else {
+        return;
+    };
+    let said = libraries.said("odd", &[("GRISTMILL_NVRTC", &odd)]);
+    let expected = "libodd.so was opened, but NVRTC is called through cudarc, which ";
+    assert!(said.contains(expected), "{said}");
     let text = libraries.path("text/libnvrtc.so.13");
     std::fs::write(&text, "text").unwrap();
-    let said = libraries.said("", "GRISTMILL_NVRTC", &text);
+    let said = libraries.said("text", &[("GRISTMILL_NVRTC", &text)]);
     assert!(said.contains("cannot be opened: "), "{said}");
 }
 
@@ -154,15 +173,39 @@ fn two_nvrtcs_are_told_apart() {
     let (Some(other), Some(own)) = (make("loader/libnvrtc.so"), make("own/libnvrtc.so.13")) else {
         return;
     };
-    let said = libraries.said("loader", "GRISTMILL_NVRTC", &own);
+    let said = libraries.said("loader", &[("GRISTMILL_NVRTC", &own)]);
     let expected = format!(
         "{} was opened, but NVRTC is called through cudarc, which opens {}: name that file",
         own.display(),
         other.display()
     );
     assert!(said.contains(&expected), "{said}");
-    let said = libraries.said("loader", "GRISTMILL_NVRTC", &other);
+    let said = libraries.said("loader", &[("GRISTMILL_NVRTC", &other)]);
     assert!(said.contains("NVRTC 13.5"), "{said}");
+    // None is named: what is in the folder of a toolkit gives way.
+    let toolkit = nvrtc(
+        &libraries,
+        "own/lib/libnvrtc.so.13",
+        "libnvrtc.so.13",
+        &USUAL,
+    );
+    let toolkit = toolkit.expect("there is a compiler");
+    let home = toolkit.parent().and_then(Path::parent).unwrap();
+    let (folder, none) = (libraries.0.path().join("loader"), Path::new(""));
+    let variables = [
+        ("CUDA_HOME", home),
+        ("GRISTMILL_CUDA", none),
+        ("LD_LIBRARY_PATH", &folder),
+    ];
+    let how = Start {
+        variables: &variables,
+        shell: "unset GRISTMILL_NVRTC",
+        ..Start::default()
+    };
+    let said = start(how, &["devices"]).stdout;
+    let used = said.split_once("NVRTC 13.5").map(|(_, after)| after);
+    let is_loaders = |after: &str| after.lines().any(|line| line.trim() == "libnvrtc.so");
+    assert!(used.is_some_and(is_loaders), "{said}");
 }
 
 /// A status that the bindings do not have, without a text.
@@ -172,14 +215,109 @@ fn unknown_statuses_of_nvrtc_are_errors() {
         return;
     }
     let libraries = Libraries::new();
-    let Some(file) = nvrtc(&libraries, "libsome.so", "libnvrtc.so.13", &USUAL) else {
+    let Some(file) = nvrtc(&libraries, "loader/libnvrtc.so", "libnvrtc.so.13", &USUAL) else {
         return;
     };
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/digits/model.onnx");
     let model = model.to_str().unwrap();
     let sizes = ["--set", "batch=2", "--gpu-arch", "sm_90"];
     let args = [&["dump", model, "--stage", "ptx"], &sizes[..]].concat();
-    let ended = libraries.run("", "GRISTMILL_NVRTC", &file, &args);
+    let ended = libraries.run("loader", &[("GRISTMILL_NVRTC", &file)], &args);
     let expected = "nvrtcCreateProgram: NVRTC error 77";
     assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+}
+
+#[test]
+fn a_driver_is_used_or_refused_with_a_reason() {
+    if !is_linux() {
+        return;
+    }
+    let libraries = Libraries::new();
+    let same = ["cuStreamQuery"; 2];
+    for (names, settings, expected) in [
+        (same, "devices=2", "GPU:1"),
+        (same, "driver=99010", "GPU:0"),
+        (
+            same,
+            "driver=11080",
+            "the CUDA driver is for CUDA 11.8; update it (12.0 or later is needed)",
+        ),
+        (
+            same,
+            "nonsense",
+            "asking for the driver's version failed: CUDA_ERROR_INVALID_VALUE",
+        ),
+        (
+            ["cuStreamQuery", "cuStreamOther"],
+            "",
+            "the CUDA driver library lacks cuStreamQuery; update the driver",
+        ),
+        (
+            ["cuInit", "cuOdds"],
+            "",
+            "no CUDA driver: the library that was opened as such has no cuInit",
+        ),
+        (
+            ["libcuda.so", "libcudb.so"],
+            "",
+            "was opened, but the CUDA driver is called through cudarc, which ",
+        ),
+    ] {
+        let file = libraries.driver("libsome.so", names);
+        let settings = Path::new(settings);
+        let said = libraries.said(
+            "",
+            &[("GRISTMILL_CUDA", &file), ("EMULATED_CUDA", settings)],
+        );
+        assert!(said.contains(expected), "{names:?} {settings:?}: {said}");
+    }
+}
+
+#[test]
+fn a_driver_that_is_not_there_or_no_library_says_so() {
+    if !is_linux() {
+        return;
+    }
+    let libraries = Libraries::new();
+    let text = libraries.path("text/libcuda.so.1");
+    std::fs::write(&text, "text").unwrap();
+    std::fs::write(libraries.path("text/libcuda.so"), "text").unwrap();
+    for variables in [&[][..], &[("GRISTMILL_CUDA", text.as_path())]] {
+        let said = libraries.said("text", variables);
+        let reason = said
+            .split_once("no CUDA driver: ")
+            .map(|(_, reason)| reason);
+        let expected = |r: &str| r.contains("cannot be opened: ");
+        assert!(reason.is_some_and(expected), "{said}");
+    }
+    let said = libraries.said("", &[("GRISTMILL_CUDA", &libraries.path("none.so"))]);
+    assert!(
+        said.contains("none.so was not found; GRISTMILL_CUDA"),
+        "{said}"
+    );
+}
+
+/// As [`two_nvrtcs_are_told_apart`].
+#[test]
+fn two_drivers_are_told_apart() {
+    if !is_linux() {
+        return;
+    }
+    let libraries = Libraries::new();
+    let own = libraries.driver("own/libcuda.so.1", ["libcuda.so", "libcudb.so"]);
+    let other = libraries.driver("loader/libcuda.so", ["libcuda.so"; 2]);
+    let said = libraries.said("loader", &[("GRISTMILL_CUDA", &own)]);
+    let expected = format!(
+        "no CUDA driver: {} was opened, but the CUDA driver is called through cudarc, which opens {}: name that file",
+        own.display(),
+        other.display()
+    );
+    assert!(said.contains(&expected), "{said}");
+    let said = libraries.said("loader", &[("GRISTMILL_CUDA", &other)]);
+    assert!(said.contains("GPU:0"), "{said}");
+    // None is named, and each name of the driver leads to a file of its own, as under WSL.
+    libraries.driver("both/libcuda.so", ["libcuda.so", "libcudb.so"]);
+    libraries.driver("both/libcuda.so.1", ["libcuda.so", "libcudb.so"]);
+    let said = libraries.said("both", &[]);
+    assert!(said.contains("GPU:0"), "{said}");
 }

@@ -1,8 +1,9 @@
 //! The CUDA driver's C interface as far as it is used, resolved from a library that is opened at run time.
 //!
-//! Types and constants are those of the cudarc bindings. Functions are not: those panic when a symbol is missing, and take results for Rust
-//! enums, which a newer driver's codes are not. Here a result is a number, and all symbols are looked up once.
+//! Types, constants and the open library are cudarc's. Functions are not: cudarc's panic when a symbol is missing, and take results for
+//! Rust enums, which a newer driver's codes are not. Here a result is a number, and all symbols are looked up once.
 
+use super::bindings::Bindings;
 use super::library::{SystemLibrary, functions};
 use crate::gpu::EncodedTensorMap;
 use cudarc::driver::sys::{
@@ -24,9 +25,20 @@ const DRIVER: SystemLibrary = SystemLibrary {
     names: if cfg!(windows) {
         &["nvcuda.dll"]
     } else {
-        &["libcuda.so.1", "libcuda.so"]
+        // cudarc's order: under WSL, they are two files.
+        &["libcuda.so", "libcuda.so.1"]
     },
 };
+
+const BINDINGS: Bindings = Bindings {
+    title: "the CUDA driver",
+    names: &["cuda", "nvcuda"],
+    symbol: "cuInit",
+    culib: sys::culib,
+};
+
+/// The first version with all of the functions, as [`Api::version`] gives it.
+const LEAST: (u32, u32) = (12, 0);
 
 functions! {
     /// The functions of the driver.
@@ -126,22 +138,48 @@ pub(super) fn opened() -> Result<&'static Api, String> {
 
 fn initialise(api: &Api) -> Result<(), String> {
     // SAFETY: the first call but for the version, as `cuda.h` asks.
-    match unsafe { (api.init)(0) } {
-        0 => Ok(()),
-        code => Err(format!(
-            "the CUDA driver was found, but cuInit failed: {}",
-            api.text(code)
-        )),
-    }
+    let code = unsafe { (api.init)(0) };
+    api.check(code, "cuInit")
 }
 
 fn open(file: Option<OsString>) -> Result<Api, String> {
-    let library = DRIVER.open(file.filter(|f| !f.is_empty()))?;
+    let own = DRIVER.open(file.filter(|f| !f.is_empty()))?;
     // SAFETY: a library of these names is the driver, and so is one that the user names as such.
-    unsafe { Api::resolve(library) }
+    let version = unsafe { Api::resolve(own) }?.version()?;
+    if version < LEAST {
+        let (major, minor) = version;
+        return Err(format!(
+            "the CUDA driver is for CUDA {major}.{minor}; update it (12.0 or later is needed)"
+        ));
+    }
+    let shared = BINDINGS.library(own);
+    let shared = shared.map_err(|why| format!("no CUDA driver: {why}"))?;
+    // SAFETY: the same library.
+    unsafe { Api::resolve(shared) }
 }
 
 impl Api {
+    /// Version of CUDA that the driver is for: `(13, 0)`.
+    pub(super) fn version(&self) -> Result<(u32, u32), String> {
+        let mut version = 0;
+        // SAFETY: the driver writes one number.
+        let code = unsafe { (self.driver_version)(&mut version) };
+        self.check(code, "asking for the driver's version")?;
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
+    /// Errors with the driver's words, unless the result is success.
+    pub(super) fn check(&self, code: Code, what: &str) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        let text = self.text(code);
+        Err(format!(
+            "the CUDA driver was found, but {what} failed: {text}"
+        ))
+    }
+
     /// Name and description of a result: `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
     pub(super) fn text(&self, code: Code) -> String {
         let ask = |f: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {

@@ -18,9 +18,9 @@ pub(super) struct SystemLibrary {
 impl SystemLibrary {
     /// Opens `file`, the value of the variable, or else the first of the names that the loader finds.
     ///
-    /// The error tells a library that is absent from one that is there and cannot be opened, for which it gives the
-    /// loader's reason.
-    pub(super) fn open(&self, file: Option<OsString>) -> Result<Library, String> {
+    /// The library stays open until the process ends. The error tells a library that is absent from one that is there and
+    /// cannot be opened, for which it gives the loader's reason.
+    pub(super) fn open(&self, file: Option<OsString>) -> Result<&'static Library, String> {
         let names = match file {
             Some(file) => vec![file],
             None => self.names.iter().map(OsString::from).collect(),
@@ -29,7 +29,7 @@ impl SystemLibrary {
         for name in &names {
             // SAFETY: the constructors of a library of this name, or that the user names, are run by its users too.
             match unsafe { Library::new(name) } {
-                Ok(library) => return Ok(library),
+                Ok(library) => return Ok(Box::leak(Box::new(library))),
                 Err(e) => refused = refused.or_else(|| reason(name, &e)),
             }
         }
@@ -71,7 +71,6 @@ macro_rules! functions {
         $(#[$table_doc])*
         $vis struct $table {
             $($(#[$doc])* $vis $field: unsafe extern "C" fn($($ty),*) -> $result,)*
-            _library: libloading::Library,
         }
 
         impl $table {
@@ -79,7 +78,9 @@ macro_rules! functions {
             ///
             /// # Safety
             /// The symbols of the library, where it has them, are functions of the declared types.
-            unsafe fn resolve(library: libloading::Library) -> Result<$table, String> {
+            unsafe fn resolve(
+                library: &'static libloading::Library,
+            ) -> Result<$table, String> {
                 $(
                     // SAFETY: by contract the symbol has this type.
                     let found = unsafe {
@@ -87,7 +88,7 @@ macro_rules! functions {
                     };
                     let $field = *found.map_err(|_| $missing($symbol))?;
                 )*
-                Ok($table { $($field,)* _library: library })
+                Ok($table { $($field,)* })
             }
         }
     };

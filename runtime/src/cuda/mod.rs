@@ -54,30 +54,13 @@ pub fn probe() -> Result<Vec<CudaDevice>, String> {
     let mut n = 0;
     // SAFETY: the driver writes one number.
     let code = unsafe { (api.device_count)(&mut n) };
-    check(api, code, "counting devices")?;
+    api.check(code, "counting devices")?;
     (0..n).map(|i| describe(api, i)).collect()
 }
 
 /// Version of CUDA that the driver is for: `(13, 0)`. There may be a driver and no device.
 pub fn driver_version() -> Result<(u32, u32), String> {
-    let api = api::opened()?;
-    let mut version = 0;
-    // SAFETY: as in `probe`.
-    let code = unsafe { (api.driver_version)(&mut version) };
-    check(api, code, "asking for the driver's version")?;
-    let version = u32::try_from(version).unwrap_or(0);
-    Ok((version / 1000, version % 1000 / 10))
-}
-
-fn check(api: &Api, code: api::Code, what: &str) -> Result<(), String> {
-    if code == 0 {
-        Ok(())
-    } else {
-        Err(format!(
-            "the CUDA driver was found, but {what} failed: {}",
-            api.text(code)
-        ))
-    }
+    api::opened()?.version()
 }
 
 fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
@@ -86,10 +69,9 @@ fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
     let (mut device, mut memory_bytes, mut name) = (0, 0, [0; 256]);
     // SAFETY: the driver writes one number, one number, and a text with its NUL into as many bytes as it is told.
     unsafe {
-        check(api, (api.device)(&mut device, ordinal), &what)?;
-        check(api, (api.total_memory)(&mut memory_bytes, device), &what)?;
-        check(
-            api,
+        api.check((api.device)(&mut device, ordinal), &what)?;
+        api.check((api.total_memory)(&mut memory_bytes, device), &what)?;
+        api.check(
             (api.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device),
             &what,
         )?;
@@ -98,7 +80,7 @@ fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
         let mut value = 0;
         // SAFETY: the driver writes one number.
         let code = unsafe { (api.device_attribute)(&mut value, which as c_int, device) };
-        check(api, code, &what)?;
+        api.check(code, &what)?;
         Ok::<_, String>(u32::try_from(value).unwrap_or(0))
     };
     let told = |which: A| attribute(which).unwrap_or(0);
