@@ -37,7 +37,7 @@ fn probabilities(model: &Compiled, images: &Tensor) -> Tensor {
 }
 
 fn code_bytes(model: &Compiled, images: &Tensor) -> usize {
-    let executable = model.for_inputs(&[images.clone()]).unwrap();
+    let executable = model.for_inputs(std::slice::from_ref(images)).unwrap();
     executable.lowered.report.code_bytes
 }
 

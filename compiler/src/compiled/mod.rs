@@ -1,6 +1,7 @@
 //! A compiled model: it specialises per input shapes, caches the specialisations, and runs them.
 
 mod any_shape;
+mod common;
 mod executable;
 mod fixed;
 mod interface;
@@ -14,6 +15,7 @@ mod text;
 mod warnings;
 
 pub(crate) use any_shape::ShapeWork;
+pub(crate) use common::Common;
 pub use executable::Executable;
 pub(crate) use interface::interface;
 pub use outputs::Outputs;
@@ -43,7 +45,7 @@ use open::{Closed, Open};
 use segmented::{Segmented, Watch};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The facts about inputs for compilation.
 #[derive(Clone, Debug, Default)]
@@ -86,35 +88,6 @@ pub struct Compiled {
     /// Number of sets of shapes compiled alone.
     n_alone: AtomicUsize,
     common: Arc<Common>,
-}
-
-/// A model's share of a session, common to its specialisations, segments and forms.
-pub(crate) struct Common {
-    pub(crate) session: Session,
-    /// The session's settings, with the rates of the target CPU.
-    settings: Settings,
-    /// Warnings of all compilations, each once.
-    warnings: Mutex<Vec<String>>,
-}
-
-impl Common {
-    pub(crate) fn new(session: &Session, options: &Options) -> Arc<Common> {
-        let mut settings = session.settings().clone();
-        // Code for another CPU is planned by that CPU's rates, here as in files.
-        settings.devices.assume_cpus(options.target_cpu.isa());
-        Arc::new(Common {
-            session: session.clone(),
-            settings,
-            warnings: Mutex::default(),
-        })
-    }
-
-    pub(crate) fn config<'a>(&'a self, options: &'a Options) -> Config<'a> {
-        Config {
-            settings: &self.settings,
-            options,
-        }
-    }
 }
 
 /// Compiles a model or graph in a session of its own, with default [`Settings`]: see [`Session::compile`].

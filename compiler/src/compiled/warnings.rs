@@ -1,7 +1,6 @@
 //! Warnings of all compilations of a model.
 
-use super::{Common, Compiled};
-use std::sync::{MutexGuard, PoisonError};
+use super::Compiled;
 
 impl Compiled {
     /// Warnings of the compilations so far, each once: nodes of the model in their form for training,
@@ -14,22 +13,5 @@ impl Compiled {
     /// Warnings about the model itself, which no report of a compilation has.
     pub(crate) fn model_warnings(&self) -> &[String] {
         &self.model_warnings
-    }
-}
-
-impl Common {
-    /// Adds the warnings that are new.
-    pub(super) fn add_warnings(&self, new: &[String]) {
-        let mut warnings = self.warnings();
-        for warning in new {
-            if !warnings.contains(warning) {
-                warnings.push(warning.clone());
-            }
-        }
-    }
-
-    pub(crate) fn warnings(&self) -> MutexGuard<'_, Vec<String>> {
-        let warnings = self.warnings.lock();
-        warnings.unwrap_or_else(PoisonError::into_inner)
     }
 }

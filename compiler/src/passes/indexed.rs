@@ -58,16 +58,18 @@ pub(crate) fn scattered_extents<'g>(g: &'g Graph, node: &Node) -> Option<&'g [Di
     (!extents.is_empty()).then_some(extents)
 }
 
+/// Indices with their sources among the inputs of a graph.
+type Known = HashMap<ValueId, (Tensor, BTreeSet<usize>)>;
+
 /// The first index of a gather or scatter out of range: its input, its place there, and its range.
 ///
 /// Indices are followed from the inputs through ops which only move elements, outside of regions.
 pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
-    let mut known: HashMap<ValueId, (Tensor, BTreeSet<usize>)> = HashMap::new();
-    for (i, (&v, tensor)) in g.inputs.iter().zip(inputs).enumerate() {
-        if is_index(tensor.dtype()) {
-            known.insert(v, (tensor.clone(), BTreeSet::from([i])));
-        }
-    }
+    let indices = g.inputs.iter().zip(inputs).enumerate();
+    let indices = indices.filter(|(_, (_, tensor))| is_index(tensor.dtype()));
+    let mut known: Known = indices
+        .map(|(i, (&v, tensor))| (v, (tensor.clone(), BTreeSet::from([i]))))
+        .collect();
     for (_, node) in g.nodes() {
         if let Some((at, extents)) = indices_of(g, node)
             && let Some((tensor, sources)) = known.get(&at)
@@ -81,18 +83,24 @@ pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
         if !moves_elements(&node.op) {
             continue;
         }
-        let operands: Option<Vec<_>> = node.inputs.iter().map(|v| known.get(v)).collect();
-        let Some(operands) = operands else { continue };
-        let tensors: Vec<&Tensor> = operands.iter().map(|(tensor, _)| tensor).collect();
-        let sources = operands.iter().flat_map(|(_, sources)| sources).copied();
-        let sources = sources.collect();
-        if let Ok(moved) = interp::eval(&node.op, &tensors, &[])
-            && let [moved] = &moved[..]
-        {
-            known.insert(node.outputs[0], (moved.clone(), sources));
+        if let Some(moved) = moved(node, &known) {
+            known.insert(node.outputs[0], moved);
         }
     }
     None
+}
+
+/// The result of an op on known indices, and its sources among the inputs.
+fn moved(node: &Node, known: &Known) -> Option<(Tensor, BTreeSet<usize>)> {
+    let operands = node.inputs.iter().map(|v| known.get(v));
+    let operands: Vec<_> = operands.collect::<Option<_>>()?;
+    let tensors: Vec<&Tensor> = operands.iter().map(|(tensor, _)| tensor).collect();
+    let sources = operands.iter().flat_map(|(_, sources)| sources).copied();
+    let [moved] = interp::eval(&node.op, &tensors, &[])
+        .ok()?
+        .try_into()
+        .ok()?;
+    Some((moved, sources.collect()))
 }
 
 /// Indices into an axis, as a part of an error.

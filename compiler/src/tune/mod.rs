@@ -264,11 +264,7 @@ impl<'a> Bench<'a> {
             return Ok(None);
         };
         let key = (format!("{hash:016x}"), self.gpu.clone());
-        let is_news = product.is_some()
-            && self
-                .library
-                .is_news(kept.winners.get(&key).and_then(|w| w.library.as_ref()));
-        if self.machine.tuning.measures && (is_news || n > 1 && !kept.winners.contains_key(&key)) {
+        if self.must_measure(n, product.is_some(), kept.winners.get(&key)) {
             match self.winner(g, n, product.as_ref(), &key, report) {
                 Ok(winner) => kept.add(winner),
                 Err(e) => report
@@ -276,16 +272,19 @@ impl<'a> Bench<'a> {
                     .push(format!("not tuned: {}", e.at_origin(&node.origin))),
             }
         }
-        let Some(w) = kept.winners.get(&key).filter(|w| w.form < n) else {
-            return Ok(None);
-        };
-        let why = Why::Tuned(self.gpu.clone());
+        let winner = kept.winners.get(&key).filter(|w| w.form < n);
+        winner.map(|w| self.chosen(g, n, w, report)).transpose()
+    }
+
+    /// The winner among `n` variants as a choice: the library instead, if it was faster.
+    fn chosen(&self, g: &Graph, n: u8, w: &Winner, report: &mut Report) -> Result<Preferred> {
+        let origin = &g.node(NodeId(0)).origin;
         let [ours, predicted] =
             [w.form, 0].map(|form| w.ns.get(usize::from(form)).copied().flatten());
         let library = match self.library.instead(w.library.as_ref(), ours) {
             Some(Ok(library)) => Some(library),
             Some(Err(why)) => {
-                report.notes.push(format!("{}: {why}", node.origin));
+                report.notes.push(format!("{}: {why}", origin));
                 None
             }
             None => None,
@@ -295,12 +294,13 @@ impl<'a> Bench<'a> {
             None => (self.words(g, w.form)?, ours),
         };
         report.tuned.push(Tuned {
-            node: node.origin.to_string(),
+            node: origin.to_string(),
             form,
             ns: [ns, predicted],
         });
         let form = if library.is_some() { n } else { w.form };
-        Ok(Some(Preferred { form, why, library }))
+        let why = Why::Tuned(self.gpu.clone());
+        Ok(Preferred { form, why, library })
     }
 
     fn generate(&self, g: &Graph, form: u8) -> Result<Generated> {
@@ -339,6 +339,13 @@ impl<'a> Bench<'a> {
             }
         }
         Ok(Some((n, hash.value())))
+    }
+
+    /// True if a cluster with `n` variants has to be timed: its winner, or the time of the present library, is unknown.
+    fn must_measure(&self, n: u8, is_product: bool, known: Option<&Winner>) -> bool {
+        let of_library = known.and_then(|w| w.library.as_ref());
+        let is_news = is_product && self.library.is_news(of_library);
+        self.machine.tuning.measures && (is_news || n > 1 && known.is_none())
     }
 
     /// Times all variants, and the library if there is one for the product. Errors when none of ours gives the right result, with the

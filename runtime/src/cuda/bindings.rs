@@ -1,6 +1,6 @@
-//! The library behind cudarc's bindings, which is to be the one that was found here.
+//! The library behind cudarc's bindings: the one found here, or an error.
 //!
-//! cudarc opens the first of a list of names that the system's loader finds, and panics when it finds none. gristmill looks in
+//! cudarc opens the first of a list of names known to the system's loader, and panics when there is none. gristmill looks in
 //! more places, and opens a file of its own choice first. An open library answers to its soname, so cudarc gets that one too,
 //! unless a name earlier in its list leads to another file.
 
@@ -10,7 +10,7 @@ use libloading::Library;
 pub struct Bindings {
     /// The library in messages: `the CUDA driver`.
     pub title: &'static str,
-    /// Names that cudarc looks for, in its order and without prefixes and suffixes.
+    /// Names looked for by cudarc, in its order and without prefixes and suffixes.
     pub names: &'static [&'static str],
     /// A function of the library.
     pub symbol: &'static str,
@@ -19,7 +19,7 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// The library that cudarc opens. Errors, before cudarc opens any, when that would be another one than `own`, or none.
+    /// cudarc's library. Errors, before cudarc opens any, if it would open another one than `own`, or none.
     pub fn library(&self, own: &Library) -> Result<&'static Library, String> {
         let mut names = (self.names.iter()).flat_map(|n| cudarc::get_lib_name_candidates(n));
         // SAFETY: the constructors of a library of this name are run by its other users too.
@@ -29,7 +29,7 @@ impl Bindings {
         self.check(own, &first)?;
         // SAFETY: as above; a name of the list is open, so this does not panic.
         let library = unsafe { (self.culib)() };
-        // A program that uses cudarc as well may have made it open another one before.
+        // Another user of cudarc in this process may have opened another one before.
         self.check(own, library)?;
         Ok(library)
     }
@@ -70,7 +70,7 @@ impl Bindings {
     }
 }
 
-/// The file that is mapped at an address, where the system tells.
+/// The file mapped at an address, on systems with `/proc`.
 fn file_of(address: usize) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let holds = |line: &&str| {

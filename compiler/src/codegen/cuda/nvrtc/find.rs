@@ -1,11 +1,11 @@
 //! Where NVRTC may be, and opening it.
 //!
-//! In order: `$GRISTMILL_NVRTC` (a library, or a folder that holds one; set but empty: none is used); the loader's own paths; `lib64` and
+//! In order: `$GRISTMILL_NVRTC` (a library, or its folder; set but empty: none is used); the loader's own paths; `lib64` and
 //! `lib` under `$CUDA_HOME` and `$CUDA_PATH`; the toolkits under `/usr/local`; `$CONDA_PREFIX/lib`; the wheels `nvidia-cuda-nvrtc` and
 //! `nvidia-cuda-nvrtc-cu12` in the packages of `$VIRTUAL_ENV` and of the `python3` on the path. The library finds its built-in functions, a
 //! second library, only when that is open already or on the loader's paths: it is opened first, from the same folder.
 //!
-//! A driver takes no code that a compiler of a later major version made: where there is a driver, compilers up to its major are looked for
+//! A driver takes no code of a compiler of a later major version: where there is a driver, compilers up to its major are looked for
 //! first, everywhere, and later ones, which are good for the emulator, only then.
 //!
 //! cudarc opens NVRTC by its names alone. A library that was found is opened first, so that its soname leads cudarc to it, and is taken only if it
@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Versions that are taken, best first.
+/// Known versions, best first.
 const MAJORS: [u32; 2] = [13, 12];
 
 /// Folders of the wheels below a folder of Python packages.
@@ -30,14 +30,14 @@ pub(super) struct Found {
     pub(super) api: Api,
     pub(super) place: String,
     pub(super) version: (u32, u32),
-    /// The library, after the libraries that it needs.
+    /// The library, after its dependencies.
     _libraries: Vec<Library>,
 }
 
 /// A place to look in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// A name that the loader resolves.
+    /// A name for the loader.
     Name(String),
     /// A library.
     File(PathBuf),
@@ -57,7 +57,7 @@ impl std::fmt::Display for Place {
 /// Value of an environment variable.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Opens the first library that is found and usable; otherwise one line per place with the reason.
+/// Opens the first usable library; otherwise one line per place with the reason.
 /// `driver` is the driver's major version, if there is one.
 pub(super) fn find(env: Environment, driver: Option<u32>) -> Result<Found, Vec<String>> {
     let [fitting, later] = by_driver(driver);
@@ -173,7 +173,7 @@ fn wheels(packages: &[PathBuf]) -> Vec<Place> {
         .collect()
 }
 
-/// Folders that the `python3` on the path imports from.
+/// Folders of modules of the `python3` on the path.
 fn python_packages() -> Result<Vec<PathBuf>, String> {
     let asked = Command::new("python3")
         .args(["-c", "import sys; print('\\n'.join(sys.path))"])
