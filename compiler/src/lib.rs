@@ -51,7 +51,7 @@ pub use gristmill_runtime::ndarray;
 pub use gristmill_runtime::npy::{read_npz, write_npz};
 pub use gristmill_runtime::{DType, DeviceName, Element, Tensor};
 pub use options::{AllReduce, DimRange, Options, Precision};
-pub use session::{Session, Settings, Tuning};
+pub use session::{HostPool, Session, Settings, Tuning};
 pub use target::{Arch, Level, TargetCpu};
 
 // For the command line, tests and benches of this repository: no promise goes with these.

@@ -43,7 +43,7 @@ pub const fn table_offset(n_bytes: usize) -> usize {
 
 /// Text that is, or will be, in memory with its table; from then on it can be executed and is never written again.
 ///
-/// Functions are known by their offsets before, so that a program can be made of them while its text still grows.
+/// Functions are known by their offsets or numbers before, so that a program can be made of them while its text still grows.
 #[derive(Default)]
 pub struct Text(OnceLock<Linked>);
 
@@ -53,6 +53,8 @@ struct Linked {
     imports: Vec<String>,
     /// The places that hold distances to the table, where they are known.
     calls: Option<Vec<Call>>,
+    /// Offsets of the functions by number; none for text of a file.
+    starts: Vec<usize>,
 }
 
 /// The memory of text that is linked.
@@ -70,14 +72,14 @@ impl Text {
     /// Errors with `Unsupported` for a name that this process has no function of.
     pub fn linked(text: &[u8], imports: Vec<String>, isa: Isa) -> Result<Arc<Text>, Error> {
         let made = Arc::<Text>::default();
-        made.link_bytes(text, imports, None, isa)?;
+        made.link_bytes(text, imports, None, Vec::new(), isa)?;
         Ok(made)
     }
 
-    /// The same for code whose functions are known already. Errors also when it is linked.
-    pub fn link(&self, mut code: Code, isa: Isa) -> Result<(), Error> {
+    /// The same for code whose functions are known already; `starts` are the offsets of those known by number. Errors also when it is linked.
+    pub fn link(&self, mut code: Code, starts: Vec<usize>, isa: Isa) -> Result<(), Error> {
         code.place_calls()?;
-        self.link_bytes(&code.bytes, code.imports, Some(code.calls), isa)
+        self.link_bytes(&code.bytes, code.imports, Some(code.calls), starts, isa)
     }
 
     /// Links text where it lies: executable memory of the process, [`table_offset`] bytes behind whose start the table is, which is
@@ -118,6 +120,7 @@ impl Text {
             memory: Memory::Process(text),
             imports,
             calls: None,
+            starts: Vec::new(),
         })))
     }
 
@@ -126,6 +129,7 @@ impl Text {
         text: &[u8],
         imports: Vec<String>,
         calls: Option<Vec<Call>>,
+        starts: Vec<usize>,
         isa: Isa,
     ) -> Result<(), Error> {
         let map = load(text, &addresses_of(&imports, isa)?).map_err(|e| {
@@ -136,6 +140,7 @@ impl Text {
             memory: Memory::Own(map, text.len()),
             imports,
             calls,
+            starts,
         };
         let set = self.0.set(linked);
         set.map_err(|_| Error::internal("text is linked twice"))
@@ -172,7 +177,24 @@ impl Text {
     /// A function that keeps to the kernel ABI of [`crate::program`] begins there when the text is linked, and all addresses of the table
     /// that it calls are those of the functions that it expects.
     pub unsafe fn function(self: &Arc<Text>, offset: usize) -> Function {
-        Function(Place::Text(self.clone(), offset))
+        Function(Place::Text(self.clone(), At::Offset(offset)))
+    }
+
+    /// The function of a number, whose offset is known once the text is linked.
+    ///
+    /// # Safety
+    ///
+    /// As [`Text::function`], for the offset of this number in [`Text::link`].
+    pub unsafe fn numbered(self: &Arc<Text>, number: usize) -> Function {
+        Function(Place::Text(self.clone(), At::Number(number)))
+    }
+
+    /// The offset of a function; `None` for a number before the text is linked.
+    fn offset(&self, at: At) -> Option<usize> {
+        match at {
+            At::Offset(offset) => Some(offset),
+            At::Number(number) => self.0.get()?.starts.get(number).copied(),
+        }
     }
 }
 
@@ -251,7 +273,14 @@ pub struct Function(Place);
 #[derive(Clone)]
 enum Place {
     Process(KernelFn),
-    Text(Arc<Text>, usize),
+    Text(Arc<Text>, At),
+}
+
+/// Place of a function in its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Offset(usize),
+    Number(usize),
 }
 
 impl Function {
@@ -270,8 +299,11 @@ impl Function {
     pub fn entry(&self) -> Result<KernelFn, Error> {
         match &self.0 {
             Place::Process(entry) => Ok(*entry),
-            Place::Text(text, offset) => {
-                let rest = text.bytes().get(*offset..).filter(|rest| !rest.is_empty());
+            Place::Text(text, at) => {
+                let rest = text
+                    .offset(*at)
+                    .and_then(|offset| text.bytes().get(offset..));
+                let rest = rest.filter(|rest| !rest.is_empty());
                 let code = rest.ok_or_else(|| Error::internal("a function has no code yet"))?;
                 // SAFETY: a function of this type begins there: the promise of `Text::function`'s caller.
                 Ok(unsafe { std::mem::transmute::<*const u8, KernelFn>(code.as_ptr()) })
@@ -279,19 +311,19 @@ impl Function {
         }
     }
 
-    /// The text that it is in and its offset there; `None` for a function of this process.
+    /// The text that it is in and its offset there; `None` for a function of this process, and for a numbered one before its text is linked.
     pub fn place(&self) -> Option<(&Arc<Text>, usize)> {
         match &self.0 {
             Place::Process(_) => None,
-            Place::Text(text, offset) => Some((text, *offset)),
+            Place::Text(text, at) => Some((text, text.offset(*at)?)),
         }
     }
 
     /// Numbers that tell it from others.
-    fn key(&self) -> (usize, usize) {
+    fn key(&self) -> (usize, At) {
         match &self.0 {
-            Place::Process(entry) => (*entry as usize, 0),
-            Place::Text(text, offset) => (Arc::as_ptr(text).addr(), *offset),
+            Place::Process(entry) => (*entry as usize, At::Offset(0)),
+            Place::Text(text, at) => (Arc::as_ptr(text).addr(), *at),
         }
     }
 }
@@ -300,16 +332,18 @@ impl Function {
 #[derive(Clone)]
 pub struct WeakFunction {
     text: Weak<Text>,
-    offset: usize,
+    at: At,
 }
 
 impl Function {
     /// The function, without a hold on its text; `None` for one of this process.
     pub fn downgrade(&self) -> Option<WeakFunction> {
-        let (text, offset) = self.place()?;
+        let Place::Text(text, at) = &self.0 else {
+            return None;
+        };
         Some(WeakFunction {
             text: Arc::downgrade(text),
-            offset,
+            at: *at,
         })
     }
 }
@@ -318,8 +352,7 @@ impl WeakFunction {
     /// The function, if its text is still there.
     pub fn upgrade(&self) -> Option<Function> {
         let text = self.text.upgrade()?;
-        // SAFETY: the offset is that of a function of this text.
-        Some(unsafe { text.function(self.offset) })
+        Some(Function(Place::Text(text, self.at)))
     }
 }
 
@@ -364,12 +397,22 @@ mod tests {
             memory: Memory::Own(load(&code, &[0, seven as usize]).unwrap(), code.len()),
             imports: Vec::new(),
             calls: None,
+            starts: vec![0],
         };
+        // SAFETY: as above.
+        let numbered = unsafe { text.numbered(0) };
+        assert!(numbered.entry().is_err() && numbered.place().is_none());
         assert!(text.0.set(linked).is_ok());
+        assert_eq!(numbered.place().map(|p| p.1), Some(0));
         // SAFETY: never called.
         let beyond = unsafe { text.function(1 << 20) };
-        assert!(beyond.entry().is_err() && text.link(Code::default(), Isa::Portable).is_err());
-        drop((text, beyond));
+        assert!(
+            beyond.entry().is_err()
+                && text
+                    .link(Code::default(), Vec::new(), Isa::Portable)
+                    .is_err()
+        );
+        drop((text, beyond, numbered));
         // SAFETY: it looks at no argument.
         assert_eq!(unsafe { (f.entry().unwrap())(std::ptr::null(), 0, 1) }, 7);
         let (text, offset) = f.place().unwrap();

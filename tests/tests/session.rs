@@ -1,8 +1,10 @@
 //! Models of one session share weights, code, threads and variables, unless options keep them apart.
 
 use crate::lists;
+use gristmill::dump::Stage;
 use gristmill::ir::{Dim, Graph, GraphBuilder, ScalarOp};
 use gristmill::onnx::proto::*;
+use gristmill::place::Pin;
 use gristmill::testing::{Rng, Setup, random_tensor};
 use gristmill::train::{Init, Model, Objective, Sgd, Trainer, Training, loss};
 use gristmill::{
@@ -10,6 +12,7 @@ use gristmill::{
 };
 use prost::Message;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn data(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -138,6 +141,12 @@ fn another_type_of_a_variable_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     insta::assert_snapshot!(error, @r#"variable "total" of "wider" is f32[3], but the session has it as f32[2] from "first" (try: Options::container keeps the variables of models apart)"#);
     assert_eq!(add(&first, 1.0), 1.0);
+    // A model that cannot be compiled declares nothing.
+    let pinned = Options {
+        pins: vec![Pin::parse("/no/such/node=cpu:0").unwrap()],
+        ..in_container("wide")
+    };
+    assert!(session.compile(&counter("failed", 5), &pinned).is_err());
     let apart = session.compile(&wider, &in_container("wide")).unwrap();
     assert_eq!(add(&apart, 2.0), 2.0);
 }
@@ -316,6 +325,51 @@ fn callers_of_several_models_do_not_disturb_each_other() {
     let [first, second] = models;
     drop(first);
     assert_eq!(probabilities(&second, &images(3)), expected[2]);
+}
+
+/// Kernels on a host's pool: of one thread or several, from inside of it, and after its owner has let it go.
+#[test]
+fn runs_on_a_rayon_pool() {
+    let options = Options::default();
+    let expected = probabilities(&compile(&digits(), &options).unwrap(), &images(64));
+    for n in [1, 2, 5] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
+        let pool = Arc::new(pool.unwrap());
+        let session = Session::new(&Settings::rayon(&pool)).unwrap();
+        let model = session.compile(&digits(), &options).unwrap();
+        let run = || assert_eq!(probabilities(&model, &images(64)), expected, "{n} threads");
+        run();
+        pool.install(run);
+        pool.scope(|scope| (0..8).for_each(|_| scope.spawn(|_| run())));
+        assert_eq!(session.n_threads(), 0);
+        drop(pool);
+        run();
+    }
+}
+
+/// Text, code and bytes do not depend on the number of threads of compilation.
+#[test]
+fn any_number_of_threads_compiles_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["bert_dynamo", "unet_dynamo", "mobilenet_script"] {
+        let model = onnx::load(data("models").join(name).join("model.onnx")).unwrap();
+        let of = |n_threads: usize| {
+            let file = folder.path().join("model.gmx");
+            let setup = Setup::with_threads(n_threads);
+            let (session, sizes) = (setup.session(), gristmill::aot::Sizes::new());
+            let written = session.write_image(&model, &setup.options, &sizes, &file);
+            written.unwrap();
+            let text = |stage| session.text(&model, &setup.options, stage).unwrap();
+            (
+                std::fs::read(&file).unwrap(),
+                [Stage::Clif, Stage::Asm].map(text),
+            )
+        };
+        let one = of(1);
+        for n in [2, 5] {
+            assert!(of(n) == one, "{name} on {n} threads");
+        }
+    }
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn made(source: Source, config: Config, sizes: &Sizes, path: &Path, extra: &Extr
         threads: Some(1),
         ..config.settings.clone()
     };
-    let session = Session::spooled(&settings, Spool::beside(path)?)?;
+    let session = Session::spooled(&settings, Spool::beside(path)?, config.settings.threads)?;
     let common = Common::new(&session, config.options);
     for (i, dims) in variants.iter().enumerate() {
         (extra.progress)(i, variants.len(), dims);

@@ -810,7 +810,7 @@ impl<'g> Draft<'g> {
         let constants = plan.packed.iter().enumerate();
         let pack = |(i, c): (usize, &PackedConstant)| {
             let name = format!("#{}.packed{i}", id.0);
-            self.constant(c.tensor.clone(), name)
+            self.constant(c.elements.tensor().clone(), name)
         };
         let packed: Vec<BufferId> = constants.map(pack).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());

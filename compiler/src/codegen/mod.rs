@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod forms;
 mod loops;
+pub mod packing;
 mod phases;
 mod placed;
 pub mod plan;
@@ -19,3 +20,4 @@ pub mod store;
 mod strided;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod workers;

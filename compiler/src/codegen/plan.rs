@@ -2,10 +2,12 @@
 
 use super::cpu::Fallback;
 use crate::ir::NodeId;
-use gristmill_runtime::Tensor;
 use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::{CpuKernel, Kernel};
+use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 /// A buffer that a step of a cluster reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,10 +60,72 @@ pub struct KernelPlan {
 #[derive(Clone, Debug)]
 pub struct PackedConstant {
     /// Its elements.
-    pub tensor: Tensor,
+    pub elements: Elements,
     /// The constant operand that it is a part of. `None` for a constant that follows from the
     /// cluster's body and the target: a descriptor, a table, a constant of the body.
     pub weight: Option<WeightPart>,
+}
+
+/// Elements of a constant, made once all kernels of its graph are chosen.
+#[derive(Clone, Debug)]
+pub struct Elements(Arc<Made>);
+
+#[derive(Debug)]
+struct Made {
+    dtype: DType,
+    shape: Vec<usize>,
+    tensor: OnceLock<Tensor>,
+}
+
+impl Elements {
+    /// Elements of a type, to be made.
+    pub(super) fn of(dtype: DType, shape: &[usize]) -> Elements {
+        Elements(Arc::new(Made {
+            dtype,
+            shape: shape.to_vec(),
+            tensor: OnceLock::new(),
+        }))
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> &Tensor {
+        let made = self.0.tensor.get();
+        made.expect("constants are packed before the kernels of their graph are used")
+    }
+
+    /// True for equal elements, or for elements which are going to be the same.
+    pub fn is_same(&self, other: &Elements) -> bool {
+        let is_equal = |a: &Tensor, b: &Tensor| {
+            (a.dtype(), a.shape()) == (b.dtype(), b.shape())
+                && (a.as_ptr() == b.as_ptr() || a.as_bytes() == b.as_bytes())
+        };
+        let both = self.0.tensor.get().zip(other.0.tensor.get());
+        Arc::ptr_eq(&self.0, &other.0) || both.is_some_and(|(a, b)| is_equal(a, b))
+    }
+
+    /// True if a plan has them.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    pub(super) fn set(&self, made: Tensor) {
+        // They are set once: a key has one job.
+        let _ = self.0.tensor.set(made);
+    }
+}
+
+impl fmt::Display for Elements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.0.dtype, self.0.shape)
+    }
+}
+
+impl From<Tensor> for Elements {
+    fn from(tensor: Tensor) -> Elements {
+        let elements = Elements::of(tensor.dtype(), tensor.shape());
+        elements.set(tensor);
+        elements
+    }
 }
 
 /// A part of a constant operand, in a layout.
@@ -77,7 +141,7 @@ pub struct WeightPart {
 impl From<Tensor> for PackedConstant {
     fn from(tensor: Tensor) -> PackedConstant {
         PackedConstant {
-            tensor,
+            elements: tensor.into(),
             weight: None,
         }
     }

@@ -27,11 +27,23 @@ struct Entries {
     by_layout: HashMap<String, Vec<WeakTensor>>,
 }
 
+/// Layout of elements in row-major order.
+pub(super) const PLAIN: &str = "plain";
+
 /// A constant and the layout that it is made for.
-#[derive(PartialEq, Eq, Hash)]
-struct Key {
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
     constant: Recipe,
     layout: String,
+}
+
+impl Key {
+    pub(super) fn new(constant: &ConstData, layout: String) -> Key {
+        Key {
+            constant: constant.recipe(),
+            layout,
+        }
+    }
 }
 
 impl ConstantStore {
@@ -58,27 +70,32 @@ impl ConstantStore {
         layout: String,
         make: impl FnOnce(&Tensor) -> Result<Tensor, E>,
     ) -> Result<Tensor, E> {
-        let key = Key {
-            constant: constant.recipe(),
-            layout,
-        };
-        let found = self
-            .lock()
-            .by_source
-            .get(&key)
-            .and_then(WeakTensor::upgrade);
-        if let Some(found) = found {
+        let key = Key::new(constant, layout);
+        if let Some(found) = self.find(&key) {
             return Ok(found);
         }
         let made = make(&constant.tensor()?)?;
-        Ok(self.lock().keep(key, made)?)
+        Ok(self.keep(key, made)?)
+    }
+
+    /// The constant in a layout, if a program has it.
+    pub(super) fn find(&self, key: &Key) -> Option<Tensor> {
+        let entries = self.lock();
+        entries.by_source.get(key).and_then(WeakTensor::upgrade)
+    }
+
+    /// Keeps a tensor, or gives the equal one of a program.
+    ///
+    /// Errors when the file of a spool cannot be written.
+    pub(super) fn keep(&self, key: Key, made: Tensor) -> Result<Tensor, Error> {
+        self.lock().keep(key, made)
     }
 
     /// The constant's elements in row-major order.
     ///
     /// Errors when a file cannot be read, and when that of a spool cannot be written.
     pub fn plain(&self, constant: &ConstData) -> Result<Tensor, Error> {
-        self.laid_out(constant, "plain".into(), |t| Ok(t.clone()))
+        self.laid_out(constant, PLAIN.to_owned(), |t| Ok(t.clone()))
     }
 
     /// Number of tensors, and their bytes, that some program has.

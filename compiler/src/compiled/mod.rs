@@ -106,14 +106,21 @@ impl Session {
     /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops. A variable with another type in
     /// another model of the session is `InvalidInput`.
     pub fn compile(&self, source: impl Into<Source>, options: &Options) -> Result<Compiled> {
-        let compiled = self.prepare(source, options)?;
+        let compiled = self.undeclared(source.into(), options)?;
         compiled.compile_static()?;
+        compiled.declare_variables()?;
         Ok(compiled)
     }
 
     /// [`Session::compile`] without any code yet: for [`Compiled::plan`], which needs none.
     pub fn prepare(&self, source: impl Into<Source>, options: &Options) -> Result<Compiled> {
-        let mut source = source.into();
+        let compiled = self.undeclared(source.into(), options)?;
+        compiled.declare_variables()?;
+        Ok(compiled)
+    }
+
+    /// A model whose variables the session does not know yet, since compilation may fail.
+    fn undeclared(&self, mut source: Source, options: &Options) -> Result<Compiled> {
         if let Source::Graph(g) = &mut source
             && g.has_state()
         {
@@ -121,7 +128,7 @@ impl Session {
                 Arc::make_mut(g).set_container(&options.container);
             }
             g.check_state()?;
-            self.variables().declare(&bound(g, &options.dims)?)?;
+            self.variables().check(&bound(g, &options.dims)?)?;
         }
         Compiled::of(source, options, &Common::new(self, options))
     }
@@ -240,6 +247,17 @@ impl Compiled {
             compiled.segmented = Some(Segmented::of(graph, options, common)?);
         }
         Ok(compiled)
+    }
+
+    /// Notes the types of the variables. Errors when another model has meanwhile declared one with another type.
+    fn declare_variables(&self) -> Result<()> {
+        match &self.source {
+            Source::Graph(g) if g.has_state() => {
+                let bound = bound(g, &self.options.dims)?;
+                self.session().variables().declare(&bound)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Generates code if all shapes are known.

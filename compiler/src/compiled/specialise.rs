@@ -114,6 +114,7 @@ impl Compiled {
     fn partitioned(&self, fused: Fused) -> Result<Partitioned> {
         let mut parts = partitioned(fused, self.config())?;
         parts.settings.codegen.constants = self.session().constants().clone();
+        parts.settings.codegen.workers = self.session().workers();
         let is_one_of_many = parts.report.scope == Scope::AllShapes;
         parts.settings.codegen.is_one_of_many = is_one_of_many;
         // A listing has all of a program's code.

@@ -446,19 +446,14 @@ impl Graph {
         }
     }
 
-    /// Takes a constant's elements, which may be those that others have, and keeps them.
-    pub(crate) fn hold_constant(
-        &mut self,
-        v: ValueId,
-        elements: impl FnOnce(&ConstData) -> Result<Tensor>,
-    ) -> Result<()> {
+    /// Keeps the elements of a constant in memory.
+    pub(crate) fn hold_constant(&mut self, v: ValueId, elements: Tensor) {
         let Def::Node(n, _) = self.value(v).def else {
-            return Ok(());
+            return;
         };
         if let Op::Constant { value } = &mut self.node_mut(n).op {
-            *value = ConstData::held(elements(value)?);
+            *value = ConstData::held(elements);
         }
-        Ok(())
     }
 
     /// [`Graph::release_constant`] of all.

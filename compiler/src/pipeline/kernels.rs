@@ -9,6 +9,7 @@ use super::Config;
 use super::timing::Passes;
 use super::{costs, fusion, pricing};
 use crate::cluster::{self, Clustered, Fusion, Traffic, cluster_at};
+use crate::codegen::workers::Workers;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op};
 use crate::options::{Options, Precision};
@@ -284,9 +285,14 @@ pub(super) fn best(
         all.retain(|k| k.is_wanted(request));
     }
     let costs = costs(config);
+    let place = |kernels: Kernels| {
+        let placement = place::place(&kernels.clusters, request, &costs);
+        (kernels, placement)
+    };
+    let workers = Workers::new(config.settings.threads.unwrap_or(usize::MAX));
     let (mut placed, mut error) = (Vec::new(), None);
-    for kernels in all {
-        match place::place(&kernels.clusters, request, &costs) {
+    for (kernels, placement) in workers.map(all, place) {
+        match placement {
             Ok(placement) => placed.push((kernels, placement)),
             Err(e) if e.kind() == ErrorKind::OutOfMemory => error = error.or(Some(e)),
             Err(e) => return Err(e),

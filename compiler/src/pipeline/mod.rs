@@ -17,6 +17,7 @@ pub use stage::Stage;
 use crate::cluster::Fusion;
 use crate::codegen::assemble::{Assembled, Interface, Settings, assemble};
 use crate::codegen::cpu::Fallback;
+use crate::codegen::workers::Workers;
 use crate::codegen::{cpu, cuda};
 use crate::cost::{CostModel, Nanos};
 use crate::error::Result;
@@ -457,6 +458,7 @@ fn cpu_options(config: Config) -> cpu::Options {
         listings: config.options.keep_stages,
         release_constants: !config.options.keep_stages && !config.options.check,
         constants: Arc::default(),
+        workers: Workers::default(),
         code: None,
         is_one_of_many: false,
         plans: None,

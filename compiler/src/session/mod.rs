@@ -4,13 +4,16 @@
 
 pub(crate) mod cache;
 pub(crate) mod drivers;
+mod host_pool;
 mod settings;
 mod variables;
 
+pub use host_pool::HostPool;
 pub use settings::{Settings, Tuning};
 
 use crate::codegen::cpu::CodeStore;
 use crate::codegen::store::ConstantStore;
+use crate::codegen::workers::Workers;
 use crate::error::{Error, Result};
 use crate::place::gpus;
 use cache::CacheMemory;
@@ -61,6 +64,8 @@ struct Parts {
     variables: Variables,
     /// Memory of all caches by shapes.
     caches: Arc<CacheMemory>,
+    /// Threads of compilation.
+    workers: Workers,
     placements: Mutex<Vec<String>>,
 }
 
@@ -69,15 +74,23 @@ impl Session {
     ///
     /// Errors with `InvalidInput` when there is no device, or when [`Settings::gpus`] has no number for a GPU.
     pub fn new(settings: &Settings) -> Result<Session> {
-        Session::with_constants(settings, ConstantStore::default())
+        Session::with_constants(settings, ConstantStore::default(), settings.threads)
     }
 
-    /// The same with weights in a file instead of memory.
-    pub(crate) fn spooled(settings: &Settings, spool: Spool) -> Result<Session> {
-        Session::with_constants(settings, ConstantStore::spooled(spool))
+    /// The same with weights in a file instead of memory, and a number of threads for compilation.
+    pub(crate) fn spooled(
+        settings: &Settings,
+        spool: Spool,
+        n_workers: Option<usize>,
+    ) -> Result<Session> {
+        Session::with_constants(settings, ConstantStore::spooled(spool), n_workers)
     }
 
-    fn with_constants(settings: &Settings, constants: ConstantStore) -> Result<Session> {
+    fn with_constants(
+        settings: &Settings,
+        constants: ConstantStore,
+        n_workers: Option<usize>,
+    ) -> Result<Session> {
         if settings.devices.devices.is_empty() {
             return Err(Error::invalid("a session needs a device").hint("DeviceSet::default()"));
         }
@@ -90,9 +103,10 @@ impl Session {
             drivers: Drivers::default(),
             constants: Arc::new(constants),
             code: Arc::default(),
-            pool: Arc::new(Pool::new(settings.threads.unwrap_or(0))),
+            pool: Arc::new(pool(settings)),
             variables: Variables::default(),
             caches: CacheMemory::new(settings.specialisation_bytes),
+            workers: Workers::new(n_workers.unwrap_or(usize::MAX)),
             placements: Mutex::default(),
         })))
     }
@@ -155,6 +169,10 @@ impl Session {
         &self.0.pool
     }
 
+    pub(crate) fn workers(&self) -> Workers {
+        self.0.workers
+    }
+
     pub(crate) fn caches(&self) -> &Arc<CacheMemory> {
         &self.0.caches
     }
@@ -167,6 +185,16 @@ impl Session {
     #[doc(hidden)]
     pub fn drivers(&self, program: &Program) -> Result<BTreeMap<DeviceName, Arc<dyn Driver>>> {
         self.0.drivers.of(program, &self.0.settings)
+    }
+}
+
+fn pool(settings: &Settings) -> Pool {
+    match &settings.host_pool {
+        None => Pool::new(settings.threads.unwrap_or(0)),
+        Some(host) => {
+            let n = settings.threads.unwrap_or(host.n_threads());
+            Pool::hosted(n.max(1), host.threads().clone())
+        }
     }
 }
 

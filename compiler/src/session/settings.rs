@@ -1,7 +1,9 @@
 //! Settings of a session.
 
+use super::HostPool;
 use crate::place::DeviceSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Settings of a [`Session`](super::Session): the machine, and bounds for all models of the session together.
 ///
@@ -16,6 +18,8 @@ pub struct Settings {
     pub gpus: Vec<u32>,
     /// CPU threads over all logical CPU devices and all runs in flight; `None`: one per available core.
     pub threads: Option<usize>,
+    /// Threads of the host program for kernels: see [`Settings::rayon`]. `None`: the session starts threads.
+    pub host_pool: Option<HostPool>,
     /// Memory limit of all caches of the session in bytes: code, graphs, weights and device memory of all models, for all
     /// shapes, segments and structures of their inputs. Beyond this limit, the least recently used entries are dropped, and compiled
     /// again when they are needed. Shared weights count once. A single entry is held at any size.
@@ -37,11 +41,34 @@ impl Default for Settings {
             devices: DeviceSet::default(),
             gpus: Vec::new(),
             threads: None,
+            host_pool: None,
             specialisation_bytes: 2 << 30,
             kept: None,
             tuning: Tuning::default(),
             check_kernels: cfg!(debug_assertions),
             log_device_placement: false,
+        }
+    }
+}
+
+impl Settings {
+    /// Default settings with kernels on the threads of a rayon pool.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use gristmill::{Session, Settings};
+    /// use std::sync::Arc;
+    ///
+    /// let pool = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build()?);
+    /// let session = Session::new(&Settings::rayon(&pool))?;
+    /// # drop(session);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rayon(pool: &Arc<rayon::ThreadPool>) -> Settings {
+        Settings {
+            host_pool: Some(HostPool::rayon(pool)),
+            ..Settings::default()
         }
     }
 }

@@ -6,43 +6,51 @@ use crate::ir::{Graph, Type};
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::safetensors::label;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Type and first user of each variable, by container and name.
+type Known = BTreeMap<(String, String), (Type, String)>;
 
 #[derive(Default)]
 pub(crate) struct Variables {
     pub(super) values: Arc<Resources>,
-    /// Type and first user of each variable, by container and name.
-    known: Mutex<BTreeMap<(String, String), (Type, String)>>,
+    known: Mutex<Known>,
 }
 
 impl Variables {
-    /// Notes the variables of a model.
-    ///
-    /// Errors with `InvalidInput`, noting none, when an earlier model of the session has one with another type.
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Errors with `InvalidInput` when an earlier model of the session has a variable of this one with another type.
+    pub(crate) fn check(&self, g: &Graph) -> Result<()> {
+        check(&self.lock(), g)
+    }
+
+    /// Notes the variables of a model. Errors as [`Variables::check`], noting none.
     pub(crate) fn declare(&self, g: &Graph) -> Result<()> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = g.variables();
-        for (key, ty) in &own {
-            let Some((other, user)) = known
-                .get(key)
-                .filter(|(other, _)| !have_common_values(ty, other))
-            else {
-                continue;
-            };
-            let label = label(&key.0, &key.1);
+        let mut known = self.lock();
+        check(&known, g)?;
+        for (key, ty) in g.variables() {
+            known.entry(key).or_insert_with(|| (ty, g.name.clone()));
+        }
+        Ok(())
+    }
+}
+
+fn check(known: &Known, g: &Graph) -> Result<()> {
+    for (key, ty) in g.variables() {
+        let Some((other, user)) = known.get(&key) else {
+            continue;
+        };
+        if !have_common_values(&ty, other) {
+            let (label, name) = (label(&key.0, &key.1), &g.name);
             let message = format!(
-                "variable {label:?} of {:?} is {ty}, but the session has it as {other} from {user:?}",
-                g.name
+                "variable {label:?} of {name:?} is {ty}, but the session has it as {other} from {user:?}"
             );
             return Err(Error::invalid(message)
                 .hint("Options::container keeps the variables of models apart"));
         }
-        for (key, ty) in own {
-            if let Entry::Vacant(new) = known.entry(key) {
-                new.insert((ty, g.name.clone()));
-            }
-        }
-        Ok(())
     }
+    Ok(())
 }

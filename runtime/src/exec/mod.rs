@@ -84,7 +84,7 @@ use transfer::Staging;
 use wait::{Event, Patience};
 use worker::{ReplayMode, Schedule, Worker};
 
-pub use host::HostThreads;
+pub use host::{HostThreads, Spawning, Task};
 pub use lanes::Lanes;
 pub use pool::Pool;
 pub use resources::{Resources, Transaction};

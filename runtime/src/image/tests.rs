@@ -74,7 +74,8 @@ fn program(n: usize) -> Arc<Program> {
         calls: Vec::new(),
     };
     let text = Arc::<Text>::default();
-    text.link(code, gristmill_kernels::Isa::Portable).unwrap();
+    text.link(code, Vec::new(), gristmill_kernels::Isa::Portable)
+        .unwrap();
     // SAFETY: the code keeps to the ABI, whatever its arguments.
     let function = unsafe { text.function(0) };
     let buffers = vec![

@@ -140,7 +140,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             users: phase.users,
             in_memory: phase.in_memory,
             isa: options.target.isa(),
-            constants: &options.constants,
+            constants: &self.graph_compiler.constants,
             conv: options.conv,
         }
     }

@@ -5,6 +5,7 @@ use super::emit::Emitter;
 use super::kept::NewlyKept;
 use super::link::{Linker, internal};
 use super::reuse::{CodeStore, Constants, Form, Skeleton, most_similar};
+use crate::codegen::workers::Workers;
 use crate::error::{Error, Result};
 use crate::target::TargetCpu;
 use cranelift_codegen::Context;
@@ -22,9 +23,9 @@ pub(super) struct Jit {
     linker: Linker,
     context: Context,
     builder: FunctionBuilderContext,
-    listings: Option<(String, String)>,
-    /// Machine code of the functions defined so far.
-    code_bytes: usize,
+    /// Text of the functions, if listings are collected.
+    clif: Option<String>,
+    workers: Workers,
     n_functions: usize,
     /// Plans that are kept once the text is linked.
     kept: Vec<NewlyKept>,
@@ -119,13 +120,12 @@ impl Jit {
     pub(super) fn new(options: &Options) -> Result<Jit> {
         let target = options.target;
         let linker = Linker::new(target_isa(target)?, target.isa());
-        let listings = options.listings.then(Default::default);
         Ok(Jit {
             linker,
             context: Context::new(),
             builder: FunctionBuilderContext::new(),
-            listings,
-            code_bytes: 0,
+            clif: options.listings.then(String::new),
+            workers: options.workers,
             n_functions: 0,
             kept: Vec::new(),
             defined: HashMap::new(),
@@ -137,7 +137,7 @@ impl Jit {
 
     /// Puts lines before the next function of the listing.
     pub(super) fn note(&mut self, lines: impl std::fmt::Display) {
-        let Some((clif, _)) = &mut self.listings else {
+        let Some(clif) = &mut self.clif else {
             return;
         };
         for line in lines.to_string().lines() {
@@ -175,7 +175,7 @@ impl Jit {
                     common
                 });
                 let form = form.unwrap_or_else(|| Form::written(&constants.values));
-                (self.define(name, skeleton, &form)?, form)
+                (self.define(name, skeleton, &form), form)
             }
         };
         self.context.clear();
@@ -194,7 +194,7 @@ impl Jit {
     ) -> Option<(Linked, Form)> {
         let here = self.defined.get(&skeleton).map_or(&[][..], Vec::as_slice);
         if let Some(same) = here.iter().find(|d| d.form.fits(constants)) {
-            if let Some((clif, _)) = &mut self.listings {
+            if let Some(clif) = &mut self.clif {
                 let _ = writeln!(clif, "; {name} is {}\n", same.name);
             }
             return Some((same.function.clone(), same.form.clone()));
@@ -234,14 +234,20 @@ impl Jit {
     }
 
     /// Defines the function in the context, of this form.
-    fn define(&mut self, name: &str, skeleton: Skeleton, form: &Form) -> Result<Linked> {
-        let function = self.compile(name)?;
+    fn define(&mut self, name: &str, skeleton: Skeleton, form: &Form) -> Linked {
+        let mut function = std::mem::replace(&mut self.context.func, Function::new());
+        function.name = UserFuncName::user(0, self.n_functions as u32);
+        self.n_functions += 1;
+        if let Some(clif) = &mut self.clif {
+            let _ = writeln!(clif, "; {name}\n{}", function.display());
+        }
+        let function = self.linker.add(name.to_owned(), function);
         self.defined.entry(skeleton).or_default().push(Defined {
             form: form.clone(),
             function: function.clone(),
             name: name.to_owned(),
         });
-        Ok(function)
+        function
     }
 
     /// The form of a function that can stand for one with these constants and for a variant that is there.
@@ -259,37 +265,17 @@ impl Jit {
         self.store.as_ref()?.common_form(skeleton, constants)
     }
 
-    /// Compiles the function in the context.
-    fn compile(&mut self, name: &str) -> Result<Linked> {
-        self.context.func.name = UserFuncName::user(0, self.n_functions as u32);
-        self.n_functions += 1;
-        if let Some((clif, _)) = &mut self.listings {
-            let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
-            self.context.set_disasm(true);
-        }
-        let defined = self.linker.define(&mut self.context);
-        let (function, n_bytes) = defined.map_err(|e| e.context(name))?;
-        self.code_bytes += n_bytes;
-        if let Some((_, asm)) = &mut self.listings {
-            let compiled = self.context.compiled_code();
-            let code = compiled.and_then(|c| c.vcode.as_deref()).unwrap_or("");
-            let _ = writeln!(asm, "; {name}\n{code}");
-        }
-        Ok(function)
-    }
-
-    /// Links everything, and lets other programs have it.
+    /// Compiles and links everything, and lets other programs have it.
     pub(super) fn finish(self) -> Result<Listing> {
-        self.linker.finish()?;
+        let (code_bytes, asm) = self.linker.finish(self.workers, self.clif.is_some())?;
         if let Some(store) = &self.store {
             publish(store, self.defined);
         }
         self.kept.into_iter().for_each(NewlyKept::keep);
-        let (clif, asm) = self.listings.unwrap_or_default();
         Ok(Listing {
-            clif,
-            asm,
-            code_bytes: self.code_bytes,
+            clif: self.clif.unwrap_or_default(),
+            asm: asm.concat(),
+            code_bytes,
         })
     }
 }

@@ -11,7 +11,6 @@ use crate::codegen::plan::{KernelPlan, PlanStep};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op, ValueId};
 use crate::passes;
-use gristmill_runtime::Tensor;
 use gristmill_runtime::program::CpuKernel;
 use gristmill_runtime::text::Function as Linked;
 use std::cell::RefCell;
@@ -263,7 +262,7 @@ impl GraphCompiler<'_> {
             && plan.in_place == compiled.in_place
             && plan.begins_with_copy == compiled.begins_with_copy
             && plan.packed.len() == compiled.packed.len()
-            && tensors.all(|(a, b)| a.weight == b.weight && is_same(&a.tensor, &b.tensor));
+            && tensors.all(|(a, b)| a.weight == b.weight && a.elements.is_same(&b.elements));
         self.kernels.truncate(n_kernels);
         Ok(is_same)
     }
@@ -334,10 +333,4 @@ fn changed_alike(own: &KernelPlan, before: &KernelPlan, now: &KernelPlan) -> Opt
         in_place: now.in_place.clone(),
         begins_with_copy: now.begins_with_copy,
     })
-}
-
-/// True for tensors of one type with the same bits.
-fn is_same(a: &Tensor, b: &Tensor) -> bool {
-    (a.dtype(), a.shape()) == (b.dtype(), b.shape())
-        && (a.as_ptr() == b.as_ptr() || a.as_bytes() == b.as_bytes())
 }

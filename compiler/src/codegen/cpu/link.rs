@@ -1,11 +1,12 @@
 //! Functions under construction as position-independent text: machine code whose calls go through a table of imports.
 
+use crate::codegen::workers::Workers;
 use crate::error::{Error, Result};
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::ir::{
     ExtFuncData, ExternalName, FuncRef, Function, Signature, Type, UserExternalName, types,
 };
-use cranelift_codegen::isa::OwnedTargetIsa;
+use cranelift_codegen::isa::{OwnedTargetIsa, TargetIsa};
 use cranelift_codegen::{Context, FinalizedMachReloc, FinalizedRelocTarget};
 use gristmill_kernels::Isa;
 use gristmill_runtime::text::{Call, Code, FUNCTION_ALIGN, Form, Function as Linked, Text};
@@ -21,7 +22,8 @@ pub(super) struct Linker {
     kernels: Isa,
     /// The text as functions know it, which is linked at the end.
     made: Arc<Text>,
-    code: Code,
+    /// Functions to be compiled, by number.
+    added: Vec<Added>,
     /// Names of the entries of the table.
     imports: Vec<&'static str>,
     of_import: HashMap<&'static str, u32>,
@@ -39,7 +41,7 @@ impl Linker {
             isa,
             kernels,
             made: Arc::default(),
-            code: Code::default(),
+            added: Vec::new(),
             imports: Vec::new(),
             of_import: HashMap::new(),
         }
@@ -87,35 +89,95 @@ impl Linker {
             .collect()
     }
 
-    /// Compiles the function in a context; gives it, and its size.
-    pub(super) fn define(&mut self, context: &mut Context) -> Result<(Linked, usize)> {
-        let compiled = context.compile(&*self.isa, &mut Default::default());
-        compiled.map_err(|e| internal(format!("{:?}", e.inner)))?;
-        let made = context.compiled_code();
-        let made = made.ok_or_else(|| internal("no code"))?;
-        let code = &mut self.code;
-        let at = code.bytes.len().next_multiple_of(FUNCTION_ALIGN);
-        for reloc in made.buffer.relocs() {
-            code.calls.push(Call {
-                at: at + reloc.offset as usize,
-                form: form_of(reloc)?,
-                import: import_of(&context.func, reloc)?,
-            });
-        }
-        code.bytes.resize(at, 0);
-        let bytes = made.buffer.data();
-        code.bytes.extend_from_slice(bytes);
+    /// Adds a function, to be compiled with all others.
+    pub(super) fn add(&mut self, name: String, function: Function) -> Linked {
+        self.added.push(Added { name, function });
         // SAFETY: every function of the text is emitted with the signature of kernels, for the buffers that its plan names, whose sizes
         // follow from the graph's types; imports are linked by name, and declared with the types that the emitter calls them with.
-        let function = unsafe { self.made.function(at) };
-        Ok((function, bytes.len()))
+        unsafe { self.made.numbered(self.added.len() - 1) }
     }
 
-    /// Puts the text into memory, linked to the functions of this process.
-    pub(super) fn finish(mut self) -> Result<()> {
-        let imports = self.imports.iter().map(|&name| name.to_owned());
-        self.code.imports = imports.collect();
-        Ok(self.made.link(self.code, self.kernels)?)
+    /// Compiles all functions, and puts the text into memory, linked to the functions of this process. Gives the size of the code in bytes
+    /// and the disassembly of each function, if that is asked for.
+    pub(super) fn finish(self, workers: Workers, lists: bool) -> Result<(usize, Vec<String>)> {
+        let isa = &*self.isa;
+        // Functions of a small program are compiled sooner than a thread starts.
+        let n_instructions: usize = self.added.iter().map(Added::n_instructions).sum();
+        let workers = match n_instructions < SMALL_INSTRUCTIONS {
+            true => Workers::default(),
+            false => workers,
+        };
+        let compiled = workers.map(self.added, |added| added.compiled(isa, lists));
+        let mut code = Code {
+            imports: self.imports.iter().map(|&name| name.to_owned()).collect(),
+            ..Code::default()
+        };
+        let (mut starts, mut n_bytes, mut listings) = (Vec::new(), 0, Vec::new());
+        for function in compiled {
+            let function = function?;
+            let start = code.bytes.len().next_multiple_of(FUNCTION_ALIGN);
+            code.bytes.resize(start, 0);
+            code.bytes.extend_from_slice(&function.bytes);
+            let moved = |call: Call| Call {
+                at: start + call.at,
+                ..call
+            };
+            code.calls.extend(function.calls.into_iter().map(moved));
+            starts.push(start);
+            n_bytes += function.bytes.len();
+            listings.extend(function.listing);
+        }
+        self.made.link(code, starts, self.kernels)?;
+        Ok((n_bytes, listings))
+    }
+}
+
+/// Instructions of Cranelift's IR below which one thread compiles all functions.
+const SMALL_INSTRUCTIONS: usize = 2000;
+
+/// A function to be compiled.
+struct Added {
+    name: String,
+    function: Function,
+}
+
+/// The code of a function.
+struct Compiled {
+    bytes: Vec<u8>,
+    /// Calls, with offsets from the function's start.
+    calls: Vec<Call>,
+    /// Disassembly.
+    listing: Option<String>,
+}
+
+impl Added {
+    fn n_instructions(&self) -> usize {
+        self.function.dfg.num_insts()
+    }
+
+    fn compiled(self, isa: &dyn TargetIsa, lists: bool) -> Result<Compiled> {
+        let name = self.name;
+        let mut context = Context::for_function(self.function);
+        context.set_disasm(lists);
+        let made = context.compile(isa, &mut Default::default());
+        let made = made.map_err(|e| internal(format!("{:?}", e.inner)).context(&name))?;
+        let listing = made.vcode.as_deref().unwrap_or("");
+        let listing = lists.then(|| format!("; {name}\n{listing}\n"));
+        let bytes = made.buffer.data().to_vec();
+        let relocs = made.buffer.relocs().to_vec();
+        let call = |reloc: &FinalizedMachReloc| {
+            Ok(Call {
+                at: reloc.offset as usize,
+                form: form_of(reloc)?,
+                import: import_of(&context.func, reloc)?,
+            })
+        };
+        let calls = relocs.iter().map(call).collect::<Result<_>>();
+        Ok(Compiled {
+            bytes,
+            calls: calls.map_err(|e| e.context(&name))?,
+            listing,
+        })
     }
 }
 

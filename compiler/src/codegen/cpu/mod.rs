@@ -35,9 +35,11 @@ mod weights;
 mod windows;
 mod winograd;
 
-use super::plan::{Arg, CompiledKernels, KernelPlan};
+use super::plan::{Arg, CompiledKernels, Elements, KernelPlan};
 use super::store::ConstantStore;
 use super::{access, body, loops, phases, pull, strided};
+use crate::codegen::packing::Packing;
+use crate::codegen::workers::Workers;
 use crate::error::Result;
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::options::ConvAlgorithm;
@@ -68,6 +70,8 @@ pub struct Options {
     pub release_constants: bool,
     /// Holder of the constants, shared by all programs of a model.
     pub constants: Arc<ConstantStore>,
+    /// Threads that pack constants and compile functions.
+    pub workers: Workers,
     /// Functions of all programs of the session.
     pub code: Option<Arc<CodeStore>>,
     /// True for a program of one of many shapes: its functions may read the constants in which those of other shapes differ.
@@ -85,6 +89,7 @@ impl Default for Options {
             listings: false,
             release_constants: false,
             constants: Arc::default(),
+            workers: Workers::default(),
             code: None,
             is_one_of_many: false,
             plans: None,
@@ -117,6 +122,7 @@ struct GraphCompiler<'a> {
     thunks: BTreeMap<(&'static str, Vec<Slot>), Kernel>,
     fallbacks: Vec<Fallback>,
     options: &'a Options,
+    constants: Packing<'a>,
 }
 
 impl GraphCompiler<'_> {
@@ -174,8 +180,9 @@ pub fn compile_clusters(
         thunks: BTreeMap::new(),
         fallbacks: Vec::new(),
         options,
+        constants: Packing::new(&options.constants),
     };
-    let (mut plans, mut made) = (BTreeMap::new(), BTreeMap::new());
+    let (mut plans, mut made, mut held) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let mut uses = constant_uses(graph);
     let is_cluster = |n: &Node| matches!(n.op, Op::Cluster { .. });
     let clusters = graph.nodes().filter(|(_, n)| is_cluster(n));
@@ -183,14 +190,18 @@ pub fn compile_clusters(
     for id in ids {
         let plan = graph_compiler.plan(graph, id, &mut made)?;
         if options.release_constants {
-            let operands = graph.node(id).inputs.clone();
-            release_constants(graph, &operands, &plan, &mut uses, &options.constants)?;
+            let packing = &graph_compiler.constants;
+            held.extend(release_constants(graph, id, &plan, &mut uses, packing));
         }
         plans.insert(id, plan);
     }
     if let Some(plans) = &options.plans {
         let kept = plans.newly_kept(made, &graph_compiler.kernels, &graph_compiler.fallbacks);
         graph_compiler.jit.keep(kept);
+    }
+    graph_compiler.constants.run(options.workers)?;
+    for (v, elements) in held {
+        graph.hold_constant(v, elements.tensor().clone());
     }
     Ok(CompiledKernels {
         kernels: graph_compiler.kernels,
@@ -199,19 +210,22 @@ pub fn compile_clusters(
     })
 }
 
-/// Releases those operands of a compiled cluster that were packed and have no other use; `uses` are those that are left.
+/// Releases packed operands of a compiled cluster without another use; `uses` counts the remaining ones. Gives the operands that the program keeps
+/// as they are, for later clusters which read or pack them too.
 fn release_constants(
     graph: &mut Graph,
-    operands: &[ValueId],
+    id: NodeId,
     plan: &KernelPlan,
     uses: &mut BTreeMap<ValueId, usize>,
-    store: &ConstantStore,
-) -> Result<()> {
+    packing: &Packing,
+) -> Vec<(ValueId, Elements)> {
+    let mut held = Vec::new();
+    let node = graph.node(id);
+    let (operands, origin) = (node.inputs.clone(), node.origin.clone());
     for (i, &v) in operands.iter().enumerate() {
         let operand = Arg::Operand(i as u32);
         if plan.steps.iter().any(|s| s.args.contains(&operand)) {
-            // The program keeps it, so that a later cluster that packs it need not have it twice.
-            graph.hold_constant(v, |c| store.plain(c))?;
+            held.extend(graph.constant(v).map(|c| (v, packing.plain(c, &origin))));
             continue;
         }
         let Some(left) = uses.get_mut(&v) else {
@@ -222,7 +236,7 @@ fn release_constants(
             graph.release_constant(v);
         }
     }
-    Ok(())
+    held
 }
 
 /// Number of uses of each constant; being a result of the graph is one.

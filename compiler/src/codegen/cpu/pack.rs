@@ -66,7 +66,7 @@ pub(super) fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Result<
     let n_elements = batch.iter().product::<usize>() * per_matrix;
     match &source {
         Some(s) => Ok(Packed::constant(
-            cx.constant_panels(s, &desc, n_elements)?,
+            cx.constant_panels(s, &desc, n_elements),
             strides,
         )),
         None => Ok(Packed::at_run_time(rhs, &desc, n_elements, strides)),
@@ -137,5 +137,5 @@ fn constant_conv_panels(
     };
     (desc.row_stride, desc.col_stride) = (row as isize, column as isize);
     desc.batch[MAX_BATCH - 1].b_stride = (desc.n as i64 * column) as isize;
-    cx.constant_panels(source, &desc, n_elements)
+    Ok(cx.constant_panels(source, &desc, n_elements))
 }

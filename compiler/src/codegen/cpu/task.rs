@@ -5,8 +5,8 @@ use super::epilogue::{Chain, EpilogueTerm, Term};
 use super::phases::Cover;
 use super::rejected::Rejected;
 use super::strided::Strided;
+use crate::codegen::packing::Packing;
 use crate::codegen::plan::PackedConstant;
-use crate::codegen::store::ConstantStore;
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::options::ConvAlgorithm;
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
@@ -101,9 +101,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Value(v) => write!(f, "value {}", v.0),
-            Place::Packed(PackedConstant { tensor: t, .. }) => {
-                write!(f, "constant {}{:?}", t.dtype(), t.shape())
-            }
+            Place::Packed(constant) => write!(f, "constant {}", constant.elements),
             Place::Temp(i) => write!(f, "intermediate {i}"),
         }
     }
@@ -158,7 +156,7 @@ pub(super) struct Context<'a> {
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
     /// Instruction set of kernels and of packed weights.
     pub(super) isa: Isa,
-    pub(super) constants: &'a ConstantStore,
+    pub(super) constants: &'a Packing<'a>,
     pub(super) conv: ConvAlgorithm,
 }
 

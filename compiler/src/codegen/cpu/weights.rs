@@ -5,7 +5,7 @@ use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::Context;
 use crate::cluster::bytes::fits_bytes;
 use crate::codegen::plan::{PackedConstant, WeightPart};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ir::constant::Viewed;
 use crate::ir::{ConstData, ValueId};
 use gristmill_kernels::Isa;
@@ -64,22 +64,27 @@ impl Context<'_> {
         })
     }
 
-    /// The source in a layout, which `make` makes of its constant's elements; see
-    /// [`ConstantStore::laid_out`](crate::codegen::store::ConstantStore::laid_out).
+    /// The source in a layout, made from its constant's elements later: see [`Packing::laid_out`](crate::codegen::packing::Packing::laid_out).
     fn laid_out(
         &self,
         s: &Source,
         layout: String,
-        make: impl FnOnce(&Tensor) -> Result<Tensor, Rejected>,
-    ) -> Result<PackedConstant, Rejected> {
-        let tensor = self.constants.laid_out(&s.data, layout.clone(), make)?;
+        shape: &[usize],
+        make: impl FnOnce(&Tensor) -> Result<Tensor> + Send + 'static,
+    ) -> PackedConstant {
+        let origin = &self.cluster.origin;
+        let elements =
+            self.constants
+                .laid_out(&s.data, layout.clone(), (DType::F32, shape), origin, make);
         let weight = s.operand.map(|operand| WeightPart { operand, layout });
-        Ok(PackedConstant { tensor, weight })
+        PackedConstant { elements, weight }
     }
 
     /// The view's elements in row-major order.
     pub(super) fn constant_copy(&self, s: &Source) -> Result<PackedConstant, Rejected> {
-        self.laid_out(s, format!("copy {:?}", s.view), |t| copied(t, &s.view))
+        let copy = ViewCopy::of(&s.view)?;
+        let layout = format!("copy {:?}", s.view);
+        Ok(self.laid_out(s, layout, &s.view.shape, move |t| copy.made(t)))
     }
 
     /// The panels that `desc`, whose strides are those of the source's view, describes.
@@ -88,10 +93,15 @@ impl Context<'_> {
         s: &Source,
         desc: &PackBDesc,
         n_elements: usize,
-    ) -> Result<PackedConstant, Rejected> {
-        let start = s.view.offset as usize;
-        let pack = |t: &Tensor| panels(&t.as_slice::<f32>()[start..], desc, n_elements);
-        self.laid_out(s, format!("{desc:?} from {}", s.view.offset), pack)
+    ) -> PackedConstant {
+        let (start, layout) = (
+            s.view.offset as usize,
+            format!("{desc:?} from {}", s.view.offset),
+        );
+        let desc = *desc;
+        self.laid_out(s, layout, &[n_elements], move |t| {
+            panels(&t.as_slice::<f32>()[start..], &desc, n_elements)
+        })
     }
 
     /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows.
@@ -100,7 +110,12 @@ impl Context<'_> {
     pub(super) fn constant_bytes(&self, s: &Source) -> Result<PackedConstant, Rejected> {
         let isa = self.isa;
         let layout = format!("bytes {isa} {:?}", s.view);
-        self.laid_out(s, layout, |t| byte_panels(isa, t, &s.view))
+        let pack = |t: &Tensor| byte_panels(isa, t, &s.view);
+        let store = self.constants.store();
+        let tensor = store.laid_out(&s.data, layout.clone(), pack)?;
+        let weight = s.operand.map(|operand| WeightPart { operand, layout });
+        let elements = tensor.into();
+        Ok(PackedConstant { elements, weight })
     }
 
     /// The filters of a convolution, transformed for minimal filtering.
@@ -109,13 +124,13 @@ impl Context<'_> {
         s: &Source,
         desc: &WinogradDesc,
         strides: FilterStrides,
-    ) -> Result<PackedConstant, Rejected> {
+    ) -> PackedConstant {
         let (isa, tile) = (self.isa, desc.tile);
         let channels = [desc.in_channels, desc.out_channels];
         let start = s.view.offset as usize;
         let layout = format!("filters {isa} {tile} {channels:?} {strides:?} from {start}");
-        self.laid_out(s, layout, |t| {
-            let n = packed_winograd_len(isa, tile, channels);
+        let n = packed_winograd_len(isa, tile, channels);
+        self.laid_out(s, layout, &[n], move |t| {
             let mut packed = Tensor::zeros(DType::F32, &[n])?;
             let filters = &t.as_slice::<f32>()[start..];
             pack_winograd(isa, tile, channels, filters, strides, packed.as_mut_slice());
@@ -130,10 +145,11 @@ impl Context<'_> {
         desc: &PackBDesc,
         n_elements: usize,
     ) -> Result<PackedConstant, Rejected> {
-        self.laid_out(s, format!("{desc:?} of {:?}", s.view), |t| {
-            let copy = copied(t, &s.view)?;
-            panels(copy.as_slice::<f32>(), desc, n_elements)
-        })
+        let (copy, layout) = (ViewCopy::of(&s.view)?, format!("{desc:?} of {:?}", s.view));
+        let desc = *desc;
+        Ok(self.laid_out(s, layout, &[n_elements], move |t| {
+            panels(copy.made(t)?.as_slice::<f32>(), &desc, n_elements)
+        }))
     }
 }
 
@@ -179,31 +195,47 @@ fn through_transpose(
 }
 
 /// The elements of a view in row-major order.
-fn copied(t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
-    let mut out = Tensor::zeros(DType::F32, &view.shape)?;
-    let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
-    let dims: Vec<_> = axes.iter().map(Axis::copied).collect();
-    let desc = CopyDesc::new(Isa::current(), 4, &dims).ok_or(Rejected::Strides(1))?;
-    let from = t.as_ptr().wrapping_offset(view.offset as isize * 4);
-    let ptrs = [
-        from.cast_mut(),
-        std::ptr::null_mut(),
-        out.as_mut_ptr(),
-        std::ptr::null_mut(),
-    ];
-    // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
-    let status = unsafe { gm_copy(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
-    checked("gm_copy", status)?;
-    Ok(out)
+struct ViewCopy {
+    desc: CopyDesc,
+    shape: Vec<usize>,
+    offset_bytes: isize,
+}
+
+impl ViewCopy {
+    /// Rejected when the kernel cannot step through the view.
+    fn of(view: &Strided) -> Result<ViewCopy, Rejected> {
+        let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
+        let dims: Vec<_> = axes.iter().map(Axis::copied).collect();
+        Ok(ViewCopy {
+            desc: CopyDesc::new(Isa::current(), 4, &dims).ok_or(Rejected::Strides(1))?,
+            shape: view.shape.clone(),
+            offset_bytes: view.offset as isize * 4,
+        })
+    }
+
+    fn made(&self, t: &Tensor) -> Result<Tensor> {
+        let mut out = Tensor::zeros(DType::F32, &self.shape)?;
+        let from = t.as_ptr().wrapping_offset(self.offset_bytes);
+        let ptrs = [
+            from.cast_mut(),
+            std::ptr::null_mut(),
+            out.as_mut_ptr(),
+            std::ptr::null_mut(),
+        ];
+        // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
+        let status = unsafe { gm_copy(&self.desc, ptrs.as_ptr(), 0, self.desc.n_items()) };
+        checked("gm_copy", status)?;
+        Ok(out)
+    }
 }
 
 /// Errors are internal: descriptors are made for this machine.
-fn checked(kernel: &str, status: u32) -> Result<(), Rejected> {
+fn checked(kernel: &str, status: u32) -> Result<()> {
     if status == gristmill_kernels::OK {
         return Ok(());
     }
     let message = format!("{kernel} gave status {status} for a constant");
-    Err(Rejected::Failed(Error::internal(message)))
+    Err(Error::internal(message))
 }
 
 fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
@@ -231,7 +263,7 @@ fn row_offsets(view: &Strided) -> Vec<i64> {
 }
 
 /// Packs the elements that `desc` describes of `from`, which must cover them, by a call of the kernel that packs at run time.
-fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Result<Tensor, Rejected> {
+fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Result<Tensor> {
     let mut out = Tensor::zeros(DType::F32, &[n_elements])?;
     let ptrs = [
         from.as_ptr().cast::<u8>().cast_mut(),

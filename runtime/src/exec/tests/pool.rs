@@ -286,6 +286,44 @@ impl HostThreads for Odd {
     }
 }
 
+/// A pool of a host that runs tasks at once, later on another thread, never, or after the run.
+#[test]
+fn tasks_of_a_host_may_be_late_or_lost() {
+    let x = Tensor::from_slice(&[3.0f32; 1000], &[1000]).unwrap();
+    let late = Arc::new(Mutex::new(Vec::<Task>::new()));
+    let own = late.clone();
+    let hosts: [Arc<dyn HostThreads>; 4] = [
+        Arc::new(Spawning::new(|task: Task| task())),
+        Arc::new(Spawning::new(|task: Task| drop(std::thread::spawn(task)))),
+        Arc::new(Spawning::new(drop::<Task>)),
+        Arc::new(Spawning::new(move |task: Task| {
+            own.lock().unwrap().push(task)
+        })),
+    ];
+    for host in hosts {
+        let options = ExecOptions {
+            pool: Arc::new(Pool::hosted(3, host)),
+            ..ExecOptions::default()
+        };
+        let executor = Executor::new(Arc::new(simple(1000, 8)), &options).unwrap();
+        for _ in 0..20 {
+            let y = executor.run(std::slice::from_ref(&x)).unwrap();
+            assert_eq!(y[0].as_slice::<f32>(), [16.0; 1000]);
+        }
+    }
+    let late = std::mem::take(&mut *late.lock().unwrap());
+    assert!(!late.is_empty());
+    late.into_iter().for_each(|task| task());
+    let broken = Spawning::new(|_: Task| panic!("no thread is left"));
+    let options = ExecOptions {
+        pool: Arc::new(Pool::hosted(3, Arc::new(broken))),
+        ..ExecOptions::default()
+    };
+    let executor = Executor::new(Arc::new(simple(1000, 8)), &options).unwrap();
+    let error = executor.run(&[x]).unwrap_err().to_string();
+    assert!(error.contains("no thread is left"), "{error}");
+}
+
 #[test]
 fn threads_of_a_host_take_the_place_of_followers() {
     let x = Tensor::from_slice(&[3.0f32; 1000], &[1000]).unwrap();

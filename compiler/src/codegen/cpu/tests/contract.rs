@@ -211,7 +211,7 @@ fn repeated_layers_share_code_and_weights() {
     let panels = |p: &KernelPlan| {
         p.packed
             .iter()
-            .map(|c| &c.tensor)
+            .map(|c| c.elements.tensor())
             .max_by_key(|t| t.size_bytes())
             .unwrap()
             .as_ptr()

@@ -51,7 +51,11 @@ pub fn run(
                 Arg::Operand(i) => inputs[i as usize].as_ptr().cast_mut(),
                 Arg::Result(i) => results[i as usize].as_mut_ptr(),
                 Arg::Scratch(i) => scratch[i as usize].as_ptr(),
-                Arg::Packed(i) => plan.packed[i as usize].tensor.as_ptr().cast_mut(),
+                Arg::Packed(i) => plan.packed[i as usize]
+                    .elements
+                    .tensor()
+                    .as_ptr()
+                    .cast_mut(),
             })
             .collect();
         args.push(workspace.as_ptr());

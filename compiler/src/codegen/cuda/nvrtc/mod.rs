@@ -12,6 +12,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
+use crate::codegen::workers::Workers;
 use crate::error::{Error, Result};
 use crate::target::Arch;
 pub use cache::Cache;
@@ -20,8 +21,7 @@ use program::{Failure, Program};
 pub use resources::Resources;
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// An opened NVRTC library.
@@ -199,27 +199,9 @@ pub fn build(nvrtc: &Nvrtc, cache: Option<&Cache>, units: &[Unit]) -> Vec<Result
                 distinct.len() - 1
             });
     }
-    let made: Vec<Mutex<Option<Result<Compiled>>>> =
-        distinct.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(unit) = distinct.get(i) else { break };
-            *made[i].lock().unwrap_or_else(|p| p.into_inner()) =
-                Some(build_one(nvrtc, cache, unit));
-        }
-    };
-    let n_threads = gristmill_runtime::cpu::n_cores().min(distinct.len());
-    std::thread::scope(|s| (0..n_threads).for_each(|_| drop(s.spawn(work))));
-    let result = |u: &Unit| {
-        let i = of_unit[&(u.source.as_str(), u.name.as_str(), u.arch)];
-        made[i]
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .clone()
-            .expect("every distinct unit is compiled")
-    };
+    let workers = Workers::new(gristmill_runtime::cpu::n_cores());
+    let made = workers.map(distinct, |unit| build_one(nvrtc, cache, unit));
+    let result = |u: &Unit| made[of_unit[&(u.source.as_str(), u.name.as_str(), u.arch)]].clone();
     units.iter().map(result).collect()
 }
 

@@ -151,7 +151,7 @@ impl Buffers {
             packed: plan
                 .packed
                 .iter()
-                .map(|c| upload(&c.tensor))
+                .map(|c| upload(c.elements.tensor()))
                 .collect::<Result<_, Failure>>()?,
             status: device.alloc(4)?,
         })
