@@ -38,6 +38,16 @@ pub struct Preferred {
     pub library: Option<LibraryForm>,
 }
 
+impl Preferred {
+    /// A form of our own kernels, for no reason.
+    pub fn of(form: u8) -> Preferred {
+        Preferred {
+            form,
+            ..Preferred::default()
+        }
+    }
+}
+
 /// A library that computes a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LibraryForm {

@@ -359,42 +359,31 @@ impl<'a> Bench<'a> {
         report: &mut Report,
     ) -> Result<Winner> {
         let inputs = random_inputs(g);
-        let body = &g.node(NodeId(0)).regions[0];
-        let mut expected = if flops(body) <= INTERPRETED_FLOPS {
-            Some(interp::run(g, &inputs)?)
-        } else {
-            None
-        };
+        let mut expected = interpreted(g, &inputs)?;
         let (mut ns, mut wrong) = (Vec::new(), Vec::new());
         for form in 0..n {
-            let preferred = Preferred {
-                form,
-                ..Preferred::default()
-            };
-            let timed = self.run(g, preferred, &inputs).and_then(|(results, time)| {
-                let expected = expected.get_or_insert_with(|| results.clone());
-                agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
-            });
-            ns.push(
-                timed
-                    .map_err(|e| wrong.push(format!("form {}: {e}", form + 1)))
-                    .ok(),
-            );
+            let timed = self
+                .run(g, Preferred::of(form), &inputs)
+                .and_then(|(results, time)| {
+                    let expected = expected.get_or_insert_with(|| results.clone());
+                    agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
+                });
+            let reported = timed.map_err(|e| wrong.push(format!("form {}: {e}", form + 1)));
+            ns.push(reported.ok());
         }
         let (Some(form), Some(expected)) = (fastest(&ns), &expected) else {
-            return Err(Error::internal(format!(
-                "no form gives the right result: {}",
-                wrong.join("; ")
-            )));
+            let message = format!("no form gives the right result: {}", wrong.join("; "));
+            return Err(Error::internal(message));
         };
-        let mut library = None;
-        if let (Some(product), Some(name)) = (product, self.library.name().map(str::to_owned)) {
+        let library = product.and_then(|product| {
+            let name = self.library.name()?.to_owned();
             let (timed, result) = self.time_library(g, (&name, n), product, (&inputs, expected));
-            library = Some(timed);
+            let origin = &g.node(NodeId(0)).origin;
             if let Err(e) = result {
-                report_library(report, e.at_origin(&g.node(NodeId(0)).origin));
+                report_library(report, e.at_origin(origin));
             }
-        }
+            Some(timed)
+        });
         Ok(Winner {
             forms: forms.clone(),
             gpu: gpu.clone(),
@@ -457,6 +446,15 @@ fn random_inputs(g: &Graph) -> Vec<Tensor> {
         random_tensor(&mut rng, ty.dtype, &shape, false)
     });
     inputs.collect()
+}
+
+/// The interpreter's results; `None` where they would take too long.
+fn interpreted(g: &Graph, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
+    let body = &g.node(NodeId(0)).regions[0];
+    match flops(body) <= INTERPRETED_FLOPS {
+        true => Ok(Some(interp::run(g, inputs)?)),
+        false => Ok(None),
+    }
 }
 
 /// A product missing in a library is a note; a wrong result is a warning.

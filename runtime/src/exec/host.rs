@@ -1,11 +1,11 @@
-//! Threads of the program that uses a model, in place of those of a [`Pool`](super::Pool).
+//! Threads of the host program, in place of those of a [`Pool`](super::Pool).
 
 use crate::sync::lock;
 use std::mem::transmute;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Threads of the host program: anything that makes calls side by side, such as its own pool.
+/// Threads of the host program, such as its own pool.
 pub trait HostThreads: Send + Sync {
     /// Makes the calls `share(0)` to `share(n - 1)`, side by side where it can, and returns when all
     /// of them have returned.
@@ -19,7 +19,7 @@ pub trait HostThreads: Send + Sync {
 
 /// [`HostThreads`] of a pool with a function which runs a task on one of its threads at some time, as `spawn` of a rayon pool does.
 ///
-/// The caller makes calls too. It takes back the tasks that have not begun when its own call returns, so it never waits for a free thread:
+/// The caller makes calls too. When its own call returns, it takes back the tasks still waiting, so it never waits for a free thread:
 /// runs may start inside of the pool, whatever its size, and after its end.
 pub struct Spawning<F>(F);
 
@@ -48,7 +48,7 @@ struct State {
     has_panicked: bool,
 }
 
-/// The call that tasks make. It lives until [`Tasks::end`] has returned.
+/// The call of a task. It lives until [`Tasks::end`] has returned.
 #[derive(Clone, Copy)]
 struct Share(*const (dyn Fn(usize) + Sync));
 
@@ -73,7 +73,7 @@ impl Tasks {
         self.ended.notify_all();
     }
 
-    /// Takes back the tasks that have not begun, and waits for the others. True if one has panicked.
+    /// Takes back waiting tasks, and waits for running ones. True if one has panicked.
     fn end(&self) -> bool {
         let mut state = lock(&self.state);
         state.is_over = true;

@@ -28,7 +28,7 @@ pub struct KeptPlans {
 
 /// A cluster over symbols.
 struct Cluster {
-    /// The symbols that decide types in it.
+    /// The symbols of its types.
     symbols: BTreeSet<String>,
     /// The first cluster that differs from this one in names and in the elements of weights only.
     alike: NodeId,
@@ -43,7 +43,7 @@ struct Kept {
     fallbacks: Vec<Fallback>,
 }
 
-/// A cluster that was compiled, with its kernels and fallbacks among those of the graph.
+/// A compiled cluster, with its kernels and fallbacks among those of the graph.
 pub(super) struct Made {
     plan: KernelPlan,
     kernels: Range<usize>,
@@ -91,12 +91,12 @@ impl KeptPlans {
         passes::specialise_node(graph, node, &self.sizes).map_err(Error::of_sizes)
     }
 
-    /// True for a cluster that there are plans of.
+    /// True for a cluster with plans.
     pub fn has(&self, id: NodeId) -> bool {
         self.clusters.contains_key(&id)
     }
 
-    /// Sizes of the symbols that a cluster depends on; `None` for a node that is not known.
+    /// Sizes of the symbols of a cluster; `None` for an unknown node.
     fn sizes_of(&self, id: NodeId) -> Option<Vec<usize>> {
         let symbols = self.clusters.get(&id)?.symbols.iter();
         symbols.map(|s| self.sizes.get(s).copied()).collect()
@@ -110,7 +110,7 @@ impl KeptPlans {
         self.lock().get(&id).cloned()
     }
 
-    /// The clusters that a graph has compiled, whose kernels and fallbacks these are, to be kept.
+    /// The compiled clusters of a graph, to be kept with these kernels and fallbacks.
     pub(super) fn newly_kept(
         &self,
         made: BTreeMap<NodeId, Made>,
@@ -154,7 +154,7 @@ impl std::fmt::Debug for KeptPlans {
     }
 }
 
-/// The symbols that decide the types in a graph.
+/// The symbols of the types in a graph.
 fn symbols_of(g: &Graph) -> Result<BTreeSet<String>> {
     let symbols = RefCell::new(BTreeSet::new());
     // Types follow from those of inputs and from the dims of attributes, which are all that is mapped.
@@ -167,7 +167,7 @@ fn symbols_of(g: &Graph) -> Result<BTreeSet<String>> {
     Ok(symbols.into_inner())
 }
 
-/// True for nodes that differ in names and in the elements of constant operands only.
+/// True for nodes equal but for names and the elements of constant operands.
 fn are_alike(g: &Graph, a: &Node, b: &Node) -> bool {
     let operands = a.inputs.iter().zip(&b.inputs);
     let mut kinds = operands.map(|(&a, &b)| g.constant(a).is_some() == g.constant(b).is_some());
@@ -179,7 +179,7 @@ fn are_alike(g: &Graph, a: &Node, b: &Node) -> bool {
         && bodies.all(|(a, b)| are_same(a, b))
 }
 
-/// True for regions that differ in names only.
+/// True for regions equal but for names.
 fn are_same(a: &Graph, b: &Graph) -> bool {
     let types = |g: &Graph, values: &[ValueId]| -> Vec<_> {
         values.iter().map(|&v| (v.0, g.ty(v).clone())).collect()
@@ -241,7 +241,7 @@ impl GraphCompiler<'_> {
         Some(plan)
     }
 
-    /// True when a plan equals that of a compilation of the cluster.
+    /// True when a compilation of the cluster gives the same plan.
     pub(super) fn is_as_compiled(
         &mut self,
         graph: &Graph,
@@ -267,14 +267,14 @@ impl GraphCompiler<'_> {
         Ok(is_same)
     }
 
-    /// True when the kernels of a plan are those of a plan that was kept.
+    /// True when a plan has the kernels of a kept one.
     fn has_kept(&self, made: &Made, kept: &Kept) -> bool {
         let kernels = &self.kernels[made.kernels.clone()];
         let mut pairs = kernels.iter().zip(&kept.kernels);
         kernels.len() == kept.kernels.len() && pairs.all(|(new, k)| new.function == k.function)
     }
 
-    /// A cluster that was compiled, given how many kernels and fallbacks there were before.
+    /// A compiled cluster, given the numbers of kernels and fallbacks before it.
     pub(super) fn made(&self, plan: &KernelPlan, before: (usize, usize)) -> Made {
         let mut plan = plan.clone();
         plan.steps.iter_mut().for_each(|s| s.kernel -= before.0);
