@@ -1,6 +1,6 @@
 //! Trains a small convolutional network on handwritten digits, from Rust alone.
 //!
-//! `cargo run --release --example digits`, from a clone: 1,437 images to learn from and 360 that are held out, 8 x 8 pixels
+//! `cargo run --release -p gristmill --example digits`, from a clone: 1,437 images to learn from and 360 that are held out, 8 x 8 pixels
 //! of 0 to 16 each (`tests/data/digits`).
 
 use gristmill::ir::{Dim, ScalarOp};

@@ -1,6 +1,6 @@
 //! Trains on Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 60,000 images of clothes to learn from, 10,000 that are held out.
 //!
-//! `cargo run --release --example fashion_mnist FOLDER [mlp|lenet] [SEED]`, where the folder has the four IDX files, compressed or not:
+//! `cargo run --release -p gristmill --example fashion_mnist FOLDER [mlp|lenet] [SEED]`, where the folder has the four IDX files, compressed or not:
 //! `train-images-idx3-ubyte.gz` and so on. Debian's package `dataset-fashion-mnist` brings them to `/usr/share/datasets/fashion-mnist`.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};

@@ -1,6 +1,6 @@
 //! Lets a classifier from an ONNX file learn something else: its digits, turned by a quarter.
 //!
-//! `cargo run --release --example fine_tune`, from a clone. The model of `tests/data/digits` knows digits that stand upright. It goes on
+//! `cargo run --release -p gristmill --example fine_tune`, from a clone. The model of `tests/data/digits` knows digits that stand upright. It goes on
 //! learning with turned ones, is written to a file again, and that file is run as any other.
 
 use gristmill::ir::Dim;

@@ -1,6 +1,6 @@
 //! Text from a language model in ONNX that takes a cache of keys and values, as PyTorch exports it.
 //!
-//! `cargo run --release --example generate -- [MODEL] [--prompt TEXT] [--tokens N] [--top-k K]
+//! `cargo run --release -p gristmill --example generate -- [MODEL] [--prompt TEXT] [--tokens N] [--top-k K]
 //! [--temperature T] [--seed S] [--threads N]`
 //!
 //! The first input of the model is the tokens, `i64[batch, seq]`; its first output the logits,

@@ -1,6 +1,6 @@
 //! A mean over the lifetimes of a service: its state is two variables, kept in a file.
 //!
-//! `cargo run --release --example running_mean -- FILE.safetensors NUMBER..`
+//! `cargo run --release -p gristmill --example running_mean -- FILE.safetensors NUMBER..`
 //!
 //! Each number is a request; the answer is the mean of all numbers so far, those of earlier calls of the program included. The state is
 //! saved at the end, as a service does now and then.

@@ -106,12 +106,14 @@ impl Error {
     }
 
     /// True for an error of values: with these there may be none.
-    pub(crate) fn is_of_values(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_of_values(&self) -> bool {
         self.mark == Mark::Values
     }
 
     /// True when the model or its sizes are refused; false when something failed.
-    pub(crate) fn is_refusal(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_refusal(&self) -> bool {
         matches!(self.kind, ErrorKind::InvalidInput | ErrorKind::Unsupported)
     }
 
@@ -143,7 +145,8 @@ impl Error {
     }
 
     /// Puts a detail behind the message.
-    pub(crate) fn detail(mut self, what: impl fmt::Display) -> Error {
+    #[doc(hidden)]
+    pub fn detail(mut self, what: impl fmt::Display) -> Error {
         self.message = format!("{}: {what}", self.message);
         self
     }

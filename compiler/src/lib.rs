@@ -58,8 +58,6 @@ pub use target::{Arch, Level, TargetCpu};
 #[doc(hidden)]
 pub mod calibrate;
 #[doc(hidden)]
-pub mod cli;
-#[doc(hidden)]
 pub mod cluster;
 #[doc(hidden)]
 pub mod codegen;
@@ -75,6 +73,16 @@ pub mod rewrite;
 pub mod testing;
 #[doc(hidden)]
 pub mod tune;
+
+/// Items of private modules that the command line uses.
+#[doc(hidden)]
+pub mod command_line {
+    pub use crate::compiled::{InputShapes, ShapeWork, bound, interface};
+    pub use crate::options::ConvAlgorithm;
+    pub use crate::passes::indexed::{indexed_extents, wrong_index};
+    pub use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
+    pub use crate::report::Fallback;
+}
 
 mod compiled;
 mod error;

@@ -158,7 +158,7 @@ pub fn emulated_driver() -> PathBuf {
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
-        let package = ["--package", "gristmill", "--bin", "gristmill"];
+        let package = ["--package", "gristmill-cli", "--bin", "gristmill"];
         let folder = built(&[&package[..], &["--features", "emulator"]].concat());
         folder.join(format!("gristmill{}", std::env::consts::EXE_SUFFIX))
     })

@@ -57,7 +57,7 @@ impl Session {
 }
 
 /// [`write_executable`] with rarely used options.
-pub(crate) fn write_with(
+pub fn write_with(
     source: Source,
     config: Config,
     sizes: &Sizes,
@@ -73,7 +73,7 @@ pub(crate) fn write_with(
 /// names are those of the model.
 ///
 /// Errors as [`write_executable`], and for a name that is too long.
-pub(crate) fn write_library(
+pub fn write_library(
     source: Source,
     config: Config,
     sizes: &Sizes,

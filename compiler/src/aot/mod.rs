@@ -23,12 +23,13 @@
 //! ```
 
 mod elf;
-pub(crate) mod executable;
+#[doc(hidden)]
+pub mod executable;
 mod exports;
 mod fill;
 mod interface;
-pub(crate) mod kit;
-pub(crate) mod program_file;
+#[doc(hidden)]
+pub mod program_file;
 
 pub use executable::write_executable;
 
@@ -92,7 +93,7 @@ pub fn write(
 }
 
 impl Session {
-    /// [`write`] for the devices, and with the measurements, of the session.
+    /// [`write()`] for the devices, and with the measurements, of the session.
     pub fn write_image(
         &self,
         source: impl Into<Source>,
@@ -107,7 +108,8 @@ impl Session {
 }
 
 /// Rarely used options.
-pub(crate) struct Extra<'a> {
+#[doc(hidden)]
+pub struct Extra<'a> {
     /// Another name than that of the model.
     pub name: Option<&'a str>,
     /// True to leave the names of nodes, values and kernels out.
@@ -129,8 +131,9 @@ impl Default for Extra<'_> {
     }
 }
 
-/// [`write`] with rarely used options.
-pub(crate) fn write_with(
+/// [`write()`] with rarely used options.
+#[doc(hidden)]
+pub fn write_with(
     source: Source,
     config: Config,
     sizes: &Sizes,

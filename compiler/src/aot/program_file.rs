@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// A file of the format ELF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProgramFile {
+pub enum ProgramFile {
     /// An executable with a model.
     Executable,
     /// A shared library with a model.

@@ -103,16 +103,16 @@ impl AnyShape {
 }
 
 /// The work for a further set of shapes, for `check`.
-pub(crate) struct ShapeWork {
+pub struct ShapeWork {
     /// The dims of any size.
-    pub(crate) symbols: Vec<String>,
+    pub symbols: Vec<String>,
     /// Why each set of shapes goes all the way by itself; `None` where kernels are chosen once.
-    pub(crate) reason: Option<String>,
+    pub reason: Option<String>,
 }
 
 impl ShapeWork {
     /// The work for a graph with inputs of these types; `None` where all are constant.
-    pub(crate) fn of(inputs: &[(String, Type)], graph: Result<Graph>) -> Option<ShapeWork> {
+    pub fn of(inputs: &[(String, Type)], graph: Result<Graph>) -> Option<ShapeWork> {
         let config = Config {
             settings: &Settings::default(),
             options: &Options::default(),

@@ -71,7 +71,7 @@ fn in_range(dim: &str, size: Option<usize>, options: &Options) -> Result<()> {
 }
 
 /// Names and types of a graph's inputs, and names of its outputs.
-pub(crate) fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
+pub fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
     let inputs = g
         .inputs
         .iter()
@@ -93,7 +93,8 @@ impl Compiled {
     }
 
     /// Shape of an input by its declared type, dims with a range at their greatest. The error lists those without a size.
-    pub(crate) fn declared_shape(&self, input: usize) -> Result<Vec<usize>, Vec<String>> {
+    #[doc(hidden)]
+    pub fn declared_shape(&self, input: usize) -> Result<Vec<usize>, Vec<String>> {
         let shape = self.inputs[input].1.shape.bind(&self.largest_dims());
         shape.as_static().ok_or_else(|| {
             let open = shape.iter().filter(|d| d.as_const().is_none());
@@ -102,12 +103,14 @@ impl Compiled {
     }
 
     /// True when no dim of an input is without a size or a range.
-    pub(crate) fn has_declared_shapes(&self) -> bool {
+    #[doc(hidden)]
+    pub fn has_declared_shapes(&self) -> bool {
         (0..self.inputs.len()).all(|i| self.declared_shape(i).is_ok())
     }
 
     /// Variables of the graph.
-    pub(crate) fn variables(&self) -> Vec<Variable> {
+    #[doc(hidden)]
+    pub fn variables(&self) -> Vec<Variable> {
         let Source::Graph(graph) = &self.source else {
             return Vec::new();
         };
@@ -151,7 +154,8 @@ impl Compiled {
     }
 
     /// Declared type of an input.
-    pub(crate) fn input_type(&self, name: &str) -> Result<&Type> {
+    #[doc(hidden)]
+    pub fn input_type(&self, name: &str) -> Result<&Type> {
         let found = self.inputs.iter().find(|(known, _)| known == name);
         found.map(|(_, ty)| ty).ok_or_else(|| {
             let known = self.inputs.iter().map(|(known, _)| known.as_str());
@@ -160,7 +164,8 @@ impl Compiled {
     }
 
     /// Errors when dtype or shape of an input do not fit the declared type, or a dim is outside of its range.
-    pub(crate) fn check_input(&self, name: &str, tensor: &Tensor) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_input(&self, name: &str, tensor: &Tensor) -> Result<()> {
         let ty = self.input_type(name)?;
         if !fits(ty, tensor) {
             let (dtype, shape) = (tensor.dtype(), tensor.shape());

@@ -14,10 +14,10 @@ mod step_times;
 mod text;
 mod warnings;
 
-pub(crate) use any_shape::ShapeWork;
+pub use any_shape::ShapeWork;
 pub(crate) use common::Common;
 pub use executable::Executable;
-pub(crate) use interface::interface;
+pub use interface::interface;
 pub use outputs::Outputs;
 pub use source::Source;
 pub use step_times::StepTime;
@@ -49,7 +49,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The facts about inputs for compilation.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct InputShapes {
+pub struct InputShapes {
     /// Shape of each input, in order.
     pub shapes: Vec<Vec<usize>>,
     /// Inputs whose values decide shapes, by name.
@@ -135,7 +135,7 @@ impl Session {
 }
 
 /// A graph with sizes in the place of symbols. Errors with an unknown symbol, as the import of a model does.
-pub(crate) fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
+pub fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
     let mut known = BTreeSet::new();
     let results = g.nodes().flat_map(|(_, node)| &node.outputs);
     for v in g.inputs.iter().chain(results) {
@@ -328,7 +328,8 @@ impl Compiled {
     }
 
     /// The settings and the options of compilation.
-    pub(crate) fn config(&self) -> Config<'_> {
+    #[doc(hidden)]
+    pub fn config(&self) -> Config<'_> {
         self.common.config(&self.options)
     }
 
@@ -342,7 +343,8 @@ impl Compiled {
     }
 
     /// The segments; the model itself where it is compiled as a whole.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = &Compiled> {
+    #[doc(hidden)]
+    pub fn parts(&self) -> impl Iterator<Item = &Compiled> {
         let parts = self.segmented.as_ref().map(Segmented::parts);
         parts.unwrap_or(std::slice::from_ref(self)).iter()
     }
@@ -370,7 +372,8 @@ impl Compiled {
     }
 
     /// [`Compiled::run_ordered`]; `watch` sees the segments of a model before they run.
-    pub(crate) fn run_watched(&self, tensors: &[Tensor], watch: Watch) -> Result<Outputs> {
+    #[doc(hidden)]
+    pub fn run_watched(&self, tensors: &[Tensor], watch: Watch) -> Result<Outputs> {
         if let Some(executable) = self.executable_for(tensors)? {
             return executable.run(tensors);
         }
@@ -382,7 +385,8 @@ impl Compiled {
     }
 
     /// The specialisation for given inputs; `None` where the data decides extents.
-    pub(crate) fn executable_for(&self, tensors: &[Tensor]) -> Result<Option<Arc<Executable>>> {
+    #[doc(hidden)]
+    pub fn executable_for(&self, tensors: &[Tensor]) -> Result<Option<Arc<Executable>>> {
         let inputs = self.shapes_of(tensors);
         if self.segmented.is_some() || self.cuts.has(&self.key(&inputs)) {
             return Ok(None);
@@ -414,7 +418,8 @@ impl Compiled {
     }
 
     /// The same without the tensors.
-    pub(crate) fn plan_shapes(&self, inputs: &InputShapes) -> Result<Planned> {
+    #[doc(hidden)]
+    pub fn plan_shapes(&self, inputs: &InputShapes) -> Result<Planned> {
         plan(self.fused(inputs)?, self.config())
     }
 
@@ -467,17 +472,20 @@ impl Compiled {
     }
 
     /// The graph for given inputs, in the order of [`Compiled::inputs`], not yet rewritten.
-    pub(crate) fn graph_for(&self, tensors: &[Tensor]) -> Result<Graph> {
+    #[doc(hidden)]
+    pub fn graph_for(&self, tensors: &[Tensor]) -> Result<Graph> {
         self.graph(&self.shapes_of(tensors))
     }
 
     /// Names of the inputs whose values decide shapes.
-    pub(crate) fn value_inputs(&self) -> &BTreeSet<String> {
+    #[doc(hidden)]
+    pub fn value_inputs(&self) -> &BTreeSet<String> {
         &self.value_inputs
     }
 
     /// Errors when the model is compiled in parts.
-    pub(crate) fn check_whole(&self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_whole(&self) -> Result<()> {
         match &self.segmented {
             Some(segmented) => Err(segmented.not_whole()),
             None => Ok(()),

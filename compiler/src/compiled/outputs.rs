@@ -19,7 +19,8 @@ impl Outputs {
     }
 
     /// Results with their names.
-    pub(crate) fn of(results: Vec<(String, Tensor)>) -> Outputs {
+    #[doc(hidden)]
+    pub fn of(results: Vec<(String, Tensor)>) -> Outputs {
         Outputs(results)
     }
 

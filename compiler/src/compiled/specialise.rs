@@ -72,7 +72,8 @@ impl Compiled {
     }
 
     /// The stages as far as the text of one of them needs. Code is generated, and devices must exist, where that text is about code.
-    pub(crate) fn lower_for(&self, stage: Stage, inputs: &InputShapes) -> Result<Lowered> {
+    #[doc(hidden)]
+    pub fn lower_for(&self, stage: Stage, inputs: &InputShapes) -> Result<Lowered> {
         let fused = self.fused(inputs)?;
         if stage.needs_code() {
             return self.lower(self.partitioned(fused)?);
@@ -177,7 +178,8 @@ impl Compiled {
     }
 
     /// The graph for given shapes, not yet rewritten.
-    pub(crate) fn graph(&self, inputs: &InputShapes) -> Result<Graph> {
+    #[doc(hidden)]
+    pub fn graph(&self, inputs: &InputShapes) -> Result<Graph> {
         match &self.source {
             Source::Onnx(m) => {
                 let names = self.inputs.iter().map(|(name, _)| name.clone());

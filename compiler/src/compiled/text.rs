@@ -8,7 +8,8 @@ use crate::pipeline::{self, Stage};
 
 impl Compiled {
     /// The text of a stage; `shapes` gives those of the inputs.
-    pub(crate) fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
+    #[doc(hidden)]
+    pub fn text(&self, stage: Stage, full: bool, shapes: PartShapes) -> Result<String> {
         let known = match (&self.segmented, shapes(self)) {
             (Some(_), _) | (None, Err(_)) if stage == Stage::Graph => {
                 return self.symbolic_text(full);

@@ -11,7 +11,8 @@ impl Compiled {
     }
 
     /// Warnings about the model itself, which no report of a compilation has.
-    pub(crate) fn model_warnings(&self) -> &[String] {
+    #[doc(hidden)]
+    pub fn model_warnings(&self) -> &[String] {
         &self.model_warnings
     }
 }

@@ -305,7 +305,7 @@ fn fnv(bytes: &[u8]) -> u64 {
 
 /// FNV-1a of a text while it is written.
 #[derive(Clone, Copy)]
-pub(crate) struct Fnv(u64);
+pub struct Fnv(u64);
 
 impl Fnv {
     /// The hash with further bytes.

@@ -116,7 +116,8 @@ impl Model {
     }
 
     /// [`Model::capabilities`]; nodes with an error for which `is_open` holds are undecided.
-    pub(crate) fn capabilities_but(
+    #[doc(hidden)]
+    pub fn capabilities_but(
         &self,
         spec: &Specialisation,
         why_loops: WhyLoops,

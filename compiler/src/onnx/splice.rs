@@ -58,7 +58,8 @@ impl Model {
     }
 
     /// Errors when [`Model::write_with`] could not write to `path` without a loss: to files that the model's tensors lie in.
-    pub(crate) fn check_target(&self, path: &Path) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_target(&self, path: &Path) -> Result<()> {
         Spliced::of(&self.external, &Weights::new(), path, None).map(drop)
     }
 }

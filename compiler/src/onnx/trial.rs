@@ -21,16 +21,16 @@ const LENGTHS: [usize; 4] = [2, 1, 3, 0];
 const RANKS: [usize; 5] = [2, 1, 3, 4, 0];
 
 /// A way to import a model.
-pub(crate) struct Trial {
+pub struct Trial {
     /// Sizes and contents with which it imports, if there are such.
-    pub(crate) spec: Specialisation,
+    pub spec: Specialisation,
     /// Names of the inputs whose contents decide shapes.
-    pub(crate) values: BTreeSet<String>,
+    pub values: BTreeSet<String>,
     /// False when no trial helped.
     pub(crate) imports: bool,
     /// True when contents are asked for, and all that were tried were refused as wrong: others may
     /// be right.
-    pub(crate) is_undecided: bool,
+    pub is_undecided: bool,
     /// Warnings of the import.
     pub(crate) warnings: Vec<String>,
 }
@@ -58,7 +58,8 @@ impl Model {
     /// Sizes of `spec` that are numbers of tensors are taken out and hold.
     ///
     /// Errors when `spec` does not fit the model.
-    pub(crate) fn trial_form(&self, spec: &mut Specialisation) -> Result<(Model, Structure)> {
+    #[doc(hidden)]
+    pub fn trial_form(&self, spec: &mut Specialisation) -> Result<(Model, Structure)> {
         let known = self.structure_by(&mut spec.dims)?;
         let form = |n: usize, rank: usize| -> Result<(Model, Structure)> {
             let structure = self.structure_like(&known, n, rank)?;
@@ -83,7 +84,8 @@ impl Model {
     /// contents. Where no trial helps, the first.
     ///
     /// Errors when `spec` does not fit the model.
-    pub(crate) fn trial(&self, spec: &Specialisation) -> Result<Trial> {
+    #[doc(hidden)]
+    pub fn trial(&self, spec: &Specialisation) -> Result<Trial> {
         let first = self.with_values(spec.clone())?;
         if first.imports {
             return Ok(first);

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Extent of the axis indexed by each input of a graph, the smallest of several. Indices are followed back through ops which
 /// only move elements; inside regions they are not looked for.
-pub(crate) fn indexed_extents(g: &Graph) -> Vec<Option<u64>> {
+pub fn indexed_extents(g: &Graph) -> Vec<Option<u64>> {
     let mut extents: Vec<Option<u64>> = vec![None; g.n_values()];
     let nodes: Vec<&Node> = g.nodes().map(|(_, node)| node).collect();
     for node in nodes.into_iter().rev() {
@@ -64,7 +64,7 @@ type Known = HashMap<ValueId, (Tensor, BTreeSet<usize>)>;
 /// The first index of a gather or scatter out of range: its input, its place there, and its range.
 ///
 /// Indices are followed from the inputs through ops which only move elements, outside of regions.
-pub(crate) fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
+pub fn wrong_index(g: &Graph, inputs: &[Tensor]) -> Option<String> {
     let indices = g.inputs.iter().zip(inputs).enumerate();
     let indices = indices.filter(|(_, (_, tensor))| is_index(tensor.dtype()));
     let mut known: Known = indices

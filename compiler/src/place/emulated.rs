@@ -6,7 +6,7 @@ use gristmill_runtime::driver::Driver;
 use std::sync::Arc;
 
 /// True in a build that has the emulator: only there it is offered.
-pub(crate) const IS_BUILT_IN: bool = cfg!(any(test, feature = "emulator"));
+pub const IS_BUILT_IN: bool = cfg!(any(test, feature = "emulator"));
 
 /// Bytes of memory of an emulated GPU without a limit. Errors with `Unsupported` in a build without
 /// the emulator.

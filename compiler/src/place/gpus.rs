@@ -191,7 +191,7 @@ impl DeviceSet {
 }
 
 /// Profile of a GPU by the figures of its driver.
-pub(crate) fn described(device: &CudaDevice) -> DeviceProfile {
+pub fn described(device: &CudaDevice) -> DeviceProfile {
     let or = |stated: f64, assumed: f64| if stated > 0.0 { stated } else { assumed };
     let multiprocessors = or(f64::from(device.multiprocessors), ASSUMED.0);
     let clock = or(f64::from(device.clock_khz) * 1e3, ASSUMED.1);

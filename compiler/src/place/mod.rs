@@ -12,7 +12,8 @@ mod colocate;
 mod conflict;
 mod copies;
 mod device;
-pub(crate) mod emulated;
+#[doc(hidden)]
+pub mod emulated;
 #[doc(hidden)]
 pub mod explain;
 mod follow;

@@ -36,7 +36,7 @@ fn cargo_run_has_one_binary() {
     }
     assert_eq!(
         binaries,
-        [r#""gristmill" of "gristmill""#],
+        [r#""gristmill" of "gristmill-cli""#],
         "`cargo run` does not know which one is meant"
     );
 }

@@ -17,7 +17,7 @@ const TABLES: &[&str] = &["compiler/src/ir/ops.rs", "compiler/src/ir/scalar.rs"]
 /// just made, read descriptors as bytes, or call NVRTC. Of the kit, those that read the parts of the file which the linker reserved, and
 /// the interface of C.
 const UNSAFE_FILES: &[&str] = &[
-    "compiler/src/cli/image.rs",
+    "compiler/cli/src/image.rs",
     "compiler/src/codegen/cpu/link.rs",
     "compiler/src/codegen/cpu/tests/harness.rs",
     "compiler/src/codegen/cpu/weights.rs",

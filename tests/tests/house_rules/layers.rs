@@ -9,6 +9,14 @@ use super::assert_none;
 /// Packages that belong to the compiler alone, by prefix of their name.
 const COMPILER_ONLY: &[&str] = &["egg", "prost", "cranelift", "clap"];
 
+/// Packages that only the command line needs, by prefix of their name.
+const COMMAND_LINE_ONLY: &[&str] = &["clap", "indicatif", "signal-hook"];
+
+#[test]
+fn the_library_knows_nothing_of_the_command_line() {
+    forbid("gristmill", &["gristmill-cli"], COMMAND_LINE_ONLY);
+}
+
 #[test]
 fn runtime_knows_nothing_of_the_compiler() {
     forbid("gristmill-runtime", &["gristmill"], COMPILER_ONLY);

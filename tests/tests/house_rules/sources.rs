@@ -89,7 +89,7 @@ pub(super) fn room(path: &str) -> String {
             None => "compiler/src".into(),
         };
     }
-    let crates = ["compiler/solver", "runtime/emulator"];
+    let crates = ["compiler/cli", "compiler/solver", "runtime/emulator"];
     let nested = crates.iter().find(|c| path.starts_with(**c));
     let top = path.split('/').next().unwrap_or(path);
     nested.map_or(top, |c| c).into()

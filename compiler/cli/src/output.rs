@@ -1,7 +1,7 @@
 //! Lines of results and messages, and the colours of their labels.
 
-use crate::error::Result;
 use clap::{ColorChoice, ValueEnum};
+use gristmill::Result;
 use gristmill_runtime::command::output::color;
 pub use gristmill_runtime::command::output::{
     error, flush, message, outlive_reader, stop, text, unescaped, warning,
@@ -10,11 +10,11 @@ use std::io::{self, IsTerminal};
 
 /// Prints a line of results on standard output.
 macro_rules! outln {
-    ($($arg:tt)*) => { $crate::cli::output::text(&format!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::output::text(&format!($($arg)*)) };
 }
 /// Prints a line on standard error.
 macro_rules! errln {
-    ($($arg:tt)*) => { $crate::cli::output::message(&format!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::output::message(&format!($($arg)*)) };
 }
 pub(crate) use {errln, outln};
 

@@ -1,15 +1,15 @@
 //! `gristmill inspect`: inputs, outputs, parameters and op counts of a model.
 
-use super::args::DimFlags;
-use super::output::outln;
-use super::{image, load, print_json};
-use crate::compiled::Source;
-use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph, Op, Type, ValueId};
-use crate::nearest::unknown;
-use crate::onnx::{InputInfo, Summary};
-use crate::units::{count, printable, size};
+use crate::args::DimFlags;
+use crate::output::outln;
+use crate::{image, load, print_json};
 use clap::Args;
+use gristmill::Source;
+use gristmill::ir::{Bindings, Graph, Op, Type, ValueId};
+use gristmill::onnx::{InputInfo, Summary};
+use gristmill::{Error, Result};
+use gristmill_runtime::nearest::unknown;
+use gristmill_runtime::units::{count, printable, size};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -8,23 +8,23 @@ mod progress;
 pub use learning::{Learning, step_of};
 pub use objective::{ObjectiveArgs, UpdateArgs};
 
-use super::args::CompileArgs;
-use super::output::{errln, outlive_reader, outln};
-use super::{load, parse, print_json};
-use crate::DType;
-use crate::compiled::Source;
-use crate::error::{Error, ErrorKind, Result};
-use crate::nearest::unknown;
-use crate::onnx::{self, Converted};
-use crate::options::Options;
-use crate::session::Session;
-use crate::train::{Checkpoints, Position, StepOutputs, Trainer, Training, Weight};
-use crate::units::{plural, printable, time_ns};
+use crate::args::CompileArgs;
+use crate::output::{errln, outlive_reader, outln};
+use crate::{load, parse, print_json};
 use clap::Args;
 use data::{Archive, Batch, Examples, Keys};
+use gristmill::DType;
+use gristmill::Options;
+use gristmill::Session;
+use gristmill::Source;
+use gristmill::onnx::{self, Converted};
+use gristmill::train::{Checkpoints, Position, StepOutputs, Trainer, Training, Weight};
+use gristmill::{Error, ErrorKind, Result};
 use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::files;
+use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::safetensors::Notes;
+use gristmill_runtime::units::{plural, printable, time_ns};
 use objective::Aim;
 use progress::{Epoch, Line, Means, first};
 use serde_json::{Value, json};
@@ -110,7 +110,7 @@ pub fn train(args: &TrainArgs) -> Result<()> {
         false => run.print_end(is_whole, ns),
     }
     if !is_whole {
-        super::output::flush();
+        crate::output::flush();
         std::process::exit(INTERRUPTED);
     }
     Ok(())
@@ -451,7 +451,7 @@ impl Run<'_> {
         let Some(resumed) = checkpoints.resume(&self.trainer)? else {
             return Err(no_checkpoint(checkpoints.folder()));
         };
-        resumed.damaged.iter().for_each(super::output::warning);
+        resumed.damaged.iter().for_each(crate::output::warning);
         let own = Position {
             epoch: resumed.position.epoch,
             n_batches: resumed.position.n_batches,
@@ -551,7 +551,7 @@ impl Run<'_> {
     fn check_weights(&self) -> Result<()> {
         for name in self.trainer.variables() {
             let value = self.trainer.value(name)?;
-            let is_finite = |t: &crate::Tensor| t.to_f64s().iter().all(|x| x.is_finite());
+            let is_finite = |t: &gristmill::Tensor| t.to_f64s().iter().all(|x| x.is_finite());
             if !value.as_ref().is_none_or(is_finite) {
                 let e = Error::invalid(format!("weight {name:?} is not finite any more"));
                 return Err(e.hint("a lower --lr, or --clip-norm"));

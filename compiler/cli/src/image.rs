@@ -1,15 +1,13 @@
 //! Images in the place of models: what they are, and their inputs.
 
-use super::args::{CompileArgs, DimFlags};
-use super::inputs::{self, InputArgs, Inputs};
-use super::output::{errln, outln};
-use super::{load, print_json};
-use crate::Tensor;
-use crate::error::{Error, Result};
-use crate::ir::{Bindings, Type};
-use crate::nearest::unknown;
-use crate::options::DimRange;
-use crate::units::{printable, size};
+use crate::args::{CompileArgs, DimFlags};
+use crate::inputs::{self, InputArgs, Inputs};
+use crate::output::{errln, outln};
+use crate::{load, print_json};
+use gristmill::DimRange;
+use gristmill::Tensor;
+use gristmill::ir::{Bindings, Type};
+use gristmill::{Error, Result};
 use gristmill_runtime::command::given::{
     check_names, check_ranks, checked, cpu_text, dims_text, has_shape, input_names, n_elements,
     no_code, only, shapes_text, value_text,
@@ -19,7 +17,9 @@ use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::exec::{ExecOptions, Executor, Lanes, Pool, Resources};
 use gristmill_runtime::files;
 use gristmill_runtime::image::{Image, Kind, MAGIC, Variant};
+use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::program::{IoSpec, Program};
+use gristmill_runtime::units::{printable, size};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;

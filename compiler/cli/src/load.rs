@@ -1,12 +1,12 @@
 //! Reads models, graphs and test data that the user names.
 
-use super::image::is_image;
-use crate::Tensor;
-use crate::aot::program_file::ProgramFile;
-use crate::compiled::Source;
-use crate::error::{Error, ErrorKind, Result};
-use crate::ir::Graph;
-use crate::onnx::{self, Declared};
+use crate::image::is_image;
+use gristmill::Source;
+use gristmill::Tensor;
+use gristmill::aot::program_file::ProgramFile;
+use gristmill::ir::Graph;
+use gristmill::onnx::{self, Declared};
+use gristmill::{Error, ErrorKind, Result};
 use gristmill_runtime::files::{self, Kind, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES};
 use gristmill_runtime::npy;
 use std::io::{self, Write};

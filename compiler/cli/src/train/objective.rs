@@ -1,17 +1,17 @@
 //! The loss of a model from a file, and the update of its weights, by flags.
 
 use super::super::output::{errln, warning};
-use crate::DType;
-use crate::error::{Error, Result};
-use crate::ir::{Bindings, Op, ScalarOp, Type, ValueId};
-use crate::nearest::unknown;
-use crate::onnx;
-use crate::train::{
+use clap::{Args, ValueEnum};
+use gristmill::DType;
+use gristmill::ir::{Bindings, Op, ScalarOp, Type, ValueId};
+use gristmill::onnx;
+use gristmill::train::{
     Adam, FineTuning, Model, Objective, Optimizer, Pretrained, Schedule, Sgd, Update, WeightDecay,
     loss,
 };
-use crate::units::{plural, printable};
-use clap::{Args, ValueEnum};
+use gristmill::{Error, Result};
+use gristmill_runtime::nearest::unknown;
+use gristmill_runtime::units::{plural, printable};
 use std::collections::BTreeMap;
 
 /// Flags that say what is learnt, and by which loss.

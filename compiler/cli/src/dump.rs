@@ -1,17 +1,17 @@
 //! `gristmill dump`: the text of a compilation stage.
 
-use super::args::CompileArgs;
-use super::inputs;
-use super::load;
-use super::nodes::NodeFilter;
-use super::output::{self, outln};
-use super::train::{self, ObjectiveArgs, UpdateArgs};
-use crate::compiled::{Compiled, Source};
-use crate::error::{Error, Result};
-use crate::nearest::unknown;
-use crate::options::Options;
-use crate::pipeline::{Lowered, Stage};
+use crate::args::CompileArgs;
+use crate::inputs;
+use crate::load;
+use crate::nodes::NodeFilter;
+use crate::output::{self, outln};
+use crate::train::{self, ObjectiveArgs, UpdateArgs};
 use clap::Args;
+use gristmill::Options;
+use gristmill::pipeline::{Lowered, Stage};
+use gristmill::{Compiled, Source};
+use gristmill::{Error, Result};
+use gristmill_runtime::nearest::unknown;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -3,13 +3,13 @@
 use super::super::args::DimFlags;
 use super::super::output::outln;
 use super::objective::{Aim, ObjectiveArgs, UpdateArgs};
-use crate::DType;
-use crate::error::{Error, ErrorKind, Result};
-use crate::ir::{Bindings, Graph};
-use crate::onnx::Model;
-use crate::options::Options;
-use crate::train::{FixedTensor, Training, Weight, step_graph};
-use crate::units::{plural, printable};
+use gristmill::DType;
+use gristmill::Options;
+use gristmill::ir::{Bindings, Graph};
+use gristmill::onnx::Model;
+use gristmill::train::{FixedTensor, Training, Weight, step_graph};
+use gristmill::{Error, ErrorKind, Result};
+use gristmill_runtime::units::{plural, printable};
 use serde_json::{Value, json};
 
 /// Name of the labels where there is no archive.

@@ -1,15 +1,15 @@
 //! `--objective`, and answers of `gristmill place --task-graph` for other objectives than latency.
 
-use super::output::outln;
-use super::print_value;
-use crate::cost::{Bytes, Nanos};
-use crate::error::{Error, Result};
-use crate::place::explain::{Explanation, Subject};
-use crate::place::task_graph::{
+use crate::output::outln;
+use crate::print_value;
+use clap::ValueEnum;
+use gristmill::cost::{Bytes, Nanos};
+use gristmill::place::explain::{Explanation, Subject};
+use gristmill::place::task_graph::{
     PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject,
 };
-use crate::place::{self, Stream};
-use clap::ValueEnum;
+use gristmill::place::{self, Stream};
+use gristmill::{Error, Result};
 use gristmill_solver::memory::repair;
 use gristmill_solver::search::pipeline::{self, Periodic};
 use gristmill_solver::search::portfolio::{self, Solution};

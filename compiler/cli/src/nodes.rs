@@ -1,7 +1,7 @@
 //! `dump --node`: the nodes of a stage's text whose paths match a regular expression.
 
-use crate::error::{Error, Result};
-use crate::nearest::nearest;
+use gristmill::{Error, Result};
+use gristmill_runtime::nearest::nearest;
 use regex_lite::Regex;
 use std::collections::BTreeSet;
 

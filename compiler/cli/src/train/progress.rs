@@ -1,9 +1,9 @@
 //! Progress of a training: a line that moves on a terminal, a line for each epoch, and JSON at the end.
 
 use super::super::output::outln;
-use crate::Tensor;
-use crate::train::StepOutputs;
-use crate::units::time_ns;
+use gristmill::Tensor;
+use gristmill::train::StepOutputs;
+use gristmill_runtime::units::time_ns;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use std::iter;

@@ -1,20 +1,20 @@
 //! `gristmill devices`: physical devices of this machine, and logical ones.
 
-use super::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
-use super::output::outln;
-use super::{args, print_json};
-use crate::calibrate;
-use crate::calibrate::gpus::{self, GpuCalibration};
-use crate::codegen::cuda::nvrtc::{self, Nvrtc};
-use crate::cost::{DeviceProfile, store};
-use crate::error::Result;
-use crate::place::DeviceSet;
-use crate::place::emulated;
-use crate::place::gpus::described;
-use crate::units::size;
+use crate::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
+use crate::output::outln;
+use crate::{args, print_json};
 use clap::Args;
+use gristmill::Result;
+use gristmill::calibrate;
+use gristmill::calibrate::gpus::{self, GpuCalibration};
+use gristmill::codegen::cuda::nvrtc::{self, Nvrtc};
+use gristmill::cost::{DeviceProfile, store};
+use gristmill::place::DeviceSet;
+use gristmill::place::emulated;
+use gristmill::place::gpus::described;
 use gristmill_runtime::cpu::{self, CpuFacts};
 use gristmill_runtime::cuda::{self, CudaDevice};
+use gristmill_runtime::units::size;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

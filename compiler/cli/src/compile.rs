@@ -1,20 +1,20 @@
 //! `gristmill compile`: compile ahead of time, to a file.
 
-use super::args::{CompileArgs, DimFlags};
-use super::output::{self, errln, outln};
-use super::{parse, print_json};
-use crate::aot::kit::{self, Template};
-use crate::aot::{self, Extra, Sizes, Written, executable};
-use crate::compiled::Source;
-use crate::error::{Error, Result};
-use crate::ir::Bindings;
-use crate::options::Options;
-use crate::pipeline::Config;
-use crate::session::Session;
-use crate::units::{plural, size, time_ns};
+use crate::args::{CompileArgs, DimFlags};
+use crate::kit::{self, Template};
+use crate::output::{self, errln, outln};
+use crate::{parse, print_json};
 use clap::{Args, ValueEnum};
+use gristmill::Options;
+use gristmill::Session;
+use gristmill::Source;
+use gristmill::aot::{self, Extra, Sizes, Written, executable};
+use gristmill::ir::Bindings;
+use gristmill::pipeline::Config;
+use gristmill::{Error, Result};
 use gristmill_runtime::command::given::dims_text;
 use gristmill_runtime::image::WEIGHTS_MAGIC;
+use gristmill_runtime::units::{plural, size, time_ns};
 use serde_json::json;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};

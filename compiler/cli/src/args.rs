@@ -1,19 +1,20 @@
 //! Flags that the compiling verbs share, and how they become a [`Session`] and [`Options`].
 
-use super::objective::Objective;
-use super::output::{self, errln};
-use super::{calibrate, dump, load, parse};
-use crate::compiled::Source;
-use crate::cost::{Bytes, store};
-use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph};
-use crate::options::{AllReduce, ConvAlgorithm, DimRange, Options};
-use crate::pipeline::Lowered;
-use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
-use crate::session::{Session, Settings, Tuning};
-use crate::target::Arch;
-use crate::target::TargetCpu;
+use crate::objective::Objective;
+use crate::output::{self, errln};
+use crate::{calibrate, dump, load, parse};
 use clap::{Args, Parser, ValueEnum};
+use gristmill::Arch;
+use gristmill::Source;
+use gristmill::TargetCpu;
+use gristmill::command_line::ConvAlgorithm;
+use gristmill::cost::{Bytes, store};
+use gristmill::ir::{Bindings, Graph};
+use gristmill::pipeline::Lowered;
+use gristmill::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
+use gristmill::{AllReduce, DimRange, Options};
+use gristmill::{Error, Result};
+use gristmill::{Session, Settings, Tuning};
 use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! `--timeout`: the end of a run that takes too long, such as that of a loop whose condition never fails.
 
-use super::output::error;
-use crate::error::{Error, ErrorKind};
-use crate::units::time_ns;
+use crate::output::error;
+use gristmill::{Error, ErrorKind};
+use gristmill_runtime::units::time_ns;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! Values of flags: pairs, sizes of memory and of dims, times, numbers.
 
-use crate::error::{Error, Result};
-use crate::options::{DimRange, MAX_DIM_SIZE, Precision};
+use gristmill::ir::MAX_DIM_SIZE;
+use gristmill::{DimRange, Precision};
+use gristmill::{Error, Result};
 use std::num::IntErrorKind;
 use std::time::Duration;
 

@@ -1,24 +1,24 @@
 //! The inputs of a run: tensors that the user gives, and random ones for the others.
 
-use super::output::errln;
-use super::{load, parse};
-use crate::compiled::{Compiled, InputShapes, Source};
-use crate::error::{Error, ErrorKind, Result};
-use crate::ir::{Bindings, Type};
-use crate::nearest::unknown;
-use crate::onnx;
-use crate::options::Options;
-use crate::passes::indexed::{indexed_extents, wrong_index};
-use crate::rng::Rng;
-use crate::units::printable;
-use crate::{DType, Tensor};
+use crate::output::errln;
+use crate::{load, parse};
 use clap::Args;
+use gristmill::Options;
+use gristmill::command_line::{InputShapes, indexed_extents, wrong_index};
+use gristmill::ir::{Bindings, Type};
+use gristmill::onnx;
+use gristmill::{Compiled, Source};
+use gristmill::{DType, Tensor};
+use gristmill::{Error, ErrorKind, Result};
 use gristmill_runtime::command::given::as_declared;
 use gristmill_runtime::command::state::{self, StateFlags, Variable};
 use gristmill_runtime::dtype::Element;
 use gristmill_runtime::exec::Resources;
+use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::status;
+use gristmill_runtime::units::printable;
 use gristmill_runtime::with_dtype;
+use gristmill_solver::rng::Rng;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

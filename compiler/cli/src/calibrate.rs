@@ -1,19 +1,19 @@
 //! `gristmill calibrate`, and the measurements in the cache folder that other verbs use.
 
-use super::output::{self, outln};
-use super::{args, load, print_json};
-use crate::DType;
-use crate::calibrate::gpus::{self, GpuCalibration};
-use crate::calibrate::load::{Ticks, check_idle, consistent};
-use crate::calibrate::{self, Calibration, Effort, machine};
-use crate::cost::store::{self, load_times, times_path};
-use crate::cost::{DeviceProfile, LinkProfile, Measured, WorkClass};
-use crate::error::{Error, Result};
-use crate::place::DeviceSet;
-use crate::units::{plural, time_ns};
+use crate::output::{self, outln};
+use crate::{args, load, print_json};
 use clap::Args;
+use gristmill::DType;
+use gristmill::calibrate::gpus::{self, GpuCalibration};
+use gristmill::calibrate::load::{Ticks, check_idle, consistent};
+use gristmill::calibrate::{self, Calibration, Effort, machine};
+use gristmill::cost::store::{self, load_times, times_path};
+use gristmill::cost::{DeviceProfile, LinkProfile, Measured, WorkClass};
+use gristmill::place::DeviceSet;
+use gristmill::{Error, Result};
 use gristmill_runtime::cpu;
 use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::units::{plural, time_ns};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

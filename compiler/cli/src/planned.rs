@@ -1,10 +1,10 @@
 //! The placement of a model as JSON.
 
-use crate::cost::Bytes;
-use crate::ir::NodeId;
-use crate::pipeline::Planned;
-use crate::place::explain::Explanation;
-use crate::place::{Placed, Stream};
+use gristmill::Bytes;
+use gristmill::ir::NodeId;
+use gristmill::pipeline::Planned;
+use gristmill::place::explain::Explanation;
+use gristmill::place::{Placed, Stream};
 use gristmill_solver::search::portfolio::Candidate;
 use serde_json::{Value, json};
 

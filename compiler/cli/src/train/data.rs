@@ -1,13 +1,13 @@
 //! Examples of an archive for the inputs of a model.
 
 use super::super::output::errln;
-use crate::error::{Error, Result};
-use crate::ir::Type;
-use crate::nearest::unknown;
-use crate::train::Dataset;
-use crate::units::{plural, printable};
-use crate::{DType, Tensor};
+use gristmill::ir::Type;
+use gristmill::train::Dataset;
+use gristmill::{DType, Tensor};
+use gristmill::{Error, Result};
+use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::npy;
+use gristmill_runtime::units::{plural, printable};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -152,7 +152,7 @@ fn is_one_hot(labels: &Tensor, axis: usize) -> bool {
 fn check(tensor: &Tensor, ty: &Type) -> Result<()> {
     let shape = tensor.shape();
     let axes = shape.iter().zip(ty.shape.iter()).skip(1);
-    let fits = |(&n, dim): (&usize, &crate::ir::Dim)| dim.as_usize().is_none_or(|own| own == n);
+    let fits = |(&n, dim): (&usize, &gristmill::ir::Dim)| dim.as_usize().is_none_or(|own| own == n);
     let has_axes = shape.len() == ty.rank() && !shape.is_empty();
     if !has_axes || !axes.into_iter().all(fits) {
         let dtype = tensor.dtype();

@@ -10,6 +10,7 @@ mod dump;
 mod image;
 mod inputs;
 mod inspect;
+mod kit;
 mod load;
 mod nodes;
 mod objective;
@@ -22,11 +23,16 @@ mod summary;
 mod train;
 mod watchdog;
 
-use crate::error::{Error, ErrorKind, Result};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use gristmill::{Error, ErrorKind, Result};
+use gristmill_runtime::heap::ExitingHeap;
 use output::{Color, errln};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
+
+/// Exit code 5: out of memory.
+#[global_allocator]
+static HEAP: ExitingHeap<5> = ExitingHeap;
 
 /// Compile ONNX models, or gristmill graphs, to native code for this machine, and run them.
 #[derive(Parser)]
@@ -75,8 +81,7 @@ enum Verb {
     Devices(devices::DevicesArgs),
 }
 
-/// Runs the command line of this process.
-pub fn main() -> ExitCode {
+fn main() -> ExitCode {
     std::panic::set_hook(Box::new(print_panic));
     let color = Color::of_arguments(std::env::args_os());
     color.apply();

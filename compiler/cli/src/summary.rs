@@ -1,6 +1,6 @@
 //! Statistics of tensors for machines.
 
-use crate::Tensor;
+use gristmill::Tensor;
 use gristmill_runtime::command::summary::Statistics;
 use serde_json::{Value, json};
 

@@ -1,21 +1,22 @@
 //! `gristmill check`: the treatment of each node, and everything that a model needs and gristmill lacks, before any compilation.
 
-use super::args::DimFlags;
-use super::output::{self, outln};
-use super::train::{self, Learning, ObjectiveArgs};
-use super::{image, load, print_json};
-use crate::codegen::cpu::why_loops;
-use crate::compiled::ShapeWork;
-use crate::compiled::{Source, bound, interface};
-use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph};
-use crate::onnx::{
+use crate::args::DimFlags;
+use crate::output::{self, outln};
+use crate::train::{self, Learning, ObjectiveArgs};
+use crate::{image, load, print_json};
+use clap::Args;
+use gristmill::Source;
+use gristmill::codegen::cpu::why_loops;
+use gristmill::command_line::ShapeWork;
+use gristmill::command_line::{bound, interface};
+use gristmill::command_line::{cut, decides_extents, has_run_time_extents, segments};
+use gristmill::ir::{Bindings, Graph};
+use gristmill::onnx::{
     Capabilities, Declared, Form, Model, OperatorReport, Specialisation, Structure, Treatment,
 };
-use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
-use crate::place::emulated;
-use crate::units::{plural, printable};
-use clap::Args;
+use gristmill::place::emulated;
+use gristmill::{Error, Result};
+use gristmill_runtime::units::{plural, printable};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -65,13 +66,13 @@ fn check_graph(g: Graph, json: bool) {
     let shapes = ShapeWork::of(&inputs, Ok(g));
     if json {
         let problems: [Value; 0] = [];
-        let shapes = shapes.map(|s| s.json());
+        let shapes = shapes.as_ref().map(shapes_json);
         let report =
             json!({ "nodes": n_nodes, "problems": problems, "ops": counts, "shapes": shapes });
         print_json("check", report);
     } else {
         outln!("{}, all of known ops", plural(n_nodes, "node"));
-        shapes.iter().for_each(ShapeWork::print);
+        shapes.iter().for_each(print_shapes);
     }
 }
 
@@ -113,30 +114,28 @@ fn count_deciding(g: &Graph, counts: &mut BTreeMap<&'static str, usize>) {
     }
 }
 
-impl ShapeWork {
-    fn print(&self) {
-        let symbols: Vec<_> = self.symbols.iter().map(|s| printable(s)).collect();
-        let symbols = symbols.join(", ");
-        match &self.reason {
-            None if self.symbols.len() > N_NAMED => {
-                let n = self.symbols.len();
-                outln!("shapes: kernels are chosen once for all sizes of {n} dims");
-            }
-            None => outln!("shapes: kernels are chosen once for all sizes of {symbols}"),
-            Some(why) => {
-                let why = printable(why);
-                outln!("shapes: compiled anew for each set of sizes of {symbols}: {why}");
-            }
+fn print_shapes(work: &ShapeWork) {
+    let symbols: Vec<_> = work.symbols.iter().map(|s| printable(s)).collect();
+    let symbols = symbols.join(", ");
+    match &work.reason {
+        None if work.symbols.len() > N_NAMED => {
+            let n = work.symbols.len();
+            outln!("shapes: kernels are chosen once for all sizes of {n} dims");
+        }
+        None => outln!("shapes: kernels are chosen once for all sizes of {symbols}"),
+        Some(why) => {
+            let why = printable(why);
+            outln!("shapes: compiled anew for each set of sizes of {symbols}: {why}");
         }
     }
+}
 
-    fn json(&self) -> Value {
-        json!({
-            "symbols": self.symbols,
-            "compiled_once": self.reason.is_none(),
-            "reason": self.reason,
-        })
-    }
+fn shapes_json(work: &ShapeWork) -> Value {
+    json!({
+        "symbols": work.symbols,
+        "compiled_once": work.reason.is_none(),
+        "reason": work.reason,
+    })
 }
 
 fn check_model(m: &Model, dims: Bindings, args: &CheckArgs) -> Result<()> {
@@ -250,7 +249,7 @@ impl Report {
         }
         output::warnings(&self.capabilities.warnings);
         self.run_time.iter().for_each(RunTimeExtents::print);
-        self.shapes.iter().for_each(ShapeWork::print);
+        self.shapes.iter().for_each(print_shapes);
         let devices = match emulated::IS_BUILT_IN {
             true => "/device:GPU (CUDA) and /device:EMU",
             false => "/device:GPU (CUDA)",
@@ -274,7 +273,7 @@ impl Report {
             "shape_inputs": self.shape_inputs,
             "open_inputs": open_inputs.collect::<BTreeMap<_, _>>(),
             "run_time_extents": self.run_time.as_ref().map(RunTimeExtents::json),
-            "shapes": self.shapes.as_ref().map(ShapeWork::json),
+            "shapes": self.shapes.as_ref().map(shapes_json),
             "ops": counts,
             "capabilities": operators_json(&self.capabilities),
             "notes": notes.collect::<Vec<_>>(),

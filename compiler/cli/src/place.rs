@@ -1,22 +1,22 @@
 //! `gristmill place`: the device of each node, and the reason; of a model, or of a bare task graph.
 
-use super::args::{CompileArgs, FallbackArg};
-use super::objective::{Asked, Objective};
-use super::output::{self, outln};
-use super::{inputs, load, planned, print_json, print_value};
-use crate::compiled::Compiled;
-use crate::cost::{Bytes, Nanos};
-use crate::error::{Error, ErrorKind, Result};
-use crate::nearest::nearest;
-use crate::place::Placement;
-use crate::place::explain::{self, Explanation, Subject, html, trace};
-use crate::place::plan::{self, Names, Plan, Planned};
-use crate::place::task_graph::{
+use crate::args::{CompileArgs, FallbackArg};
+use crate::objective::{Asked, Objective};
+use crate::output::{self, outln};
+use crate::{inputs, load, planned, print_json, print_value};
+use clap::Args;
+use gristmill::Compiled;
+use gristmill::cost::{Bytes, Nanos};
+use gristmill::place::Placement;
+use gristmill::place::explain::{self, Explanation, Subject, html, trace};
+use gristmill::place::plan::{self, Names, Plan, Planned};
+use gristmill::place::task_graph::{
     PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject,
 };
-use clap::Args;
+use gristmill::{Error, ErrorKind, Result};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::nearest::nearest;
 use gristmill_solver::memory::remat::Freedom;
 use gristmill_solver::search::portfolio::{self, Algorithm, Solution};
 use gristmill_solver::{Problem, check};

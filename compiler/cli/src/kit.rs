@@ -1,8 +1,8 @@
 //! The kit: executables and libraries that run an image once one is put into them. It is looked for where it was installed, and else built
 //! from the checkout that this program is of.
 
-use crate::cost::{Fnv, store};
-use crate::error::{Error, Result};
+use gristmill::cost::{Fnv, store};
+use gristmill::{Error, Result};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 /// A file of the kit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Template {
+pub enum Template {
     /// An executable.
     Runner,
     /// A shared library.
@@ -83,7 +83,7 @@ impl Linkage {
 /// program, in the cache, or built. `say` is called before it is built, which happens once.
 ///
 /// Errors with `Unsupported` where there is none and it cannot be built, with the command that builds it.
-pub(crate) fn find(template: Template, kit: Option<&Path>, say: &dyn Fn(&str)) -> Result<PathBuf> {
+pub fn find(template: Template, kit: Option<&Path>, say: &dyn Fn(&str)) -> Result<PathBuf> {
     let variable = std::env::var_os("GRISTMILL_KIT").filter(|v| !v.is_empty());
     if let Some(folder) = kit.map(Path::to_owned).or(variable.map(PathBuf::from)) {
         let path = folder.join(template.file_name());
@@ -136,9 +136,8 @@ impl Checkout {
             );
             Error::unsupported(message).hint("--kit FOLDER, or GRISTMILL_KIT=FOLDER")
         };
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .ok_or_else(absent)?;
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = package.ancestors().nth(2).ok_or_else(absent)?;
         let fingerprint = fingerprint(root).map_err(|_| absent())?;
         let cache = store::folder().ok_or_else(|| {
             let message = "no cache folder is known, which the kit is built in";
