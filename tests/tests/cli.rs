@@ -1,6 +1,7 @@
 //! The command line as users and scripts meet it: output forms, exit codes, errors.
 
 mod files;
+mod help;
 mod inputs;
 mod limits;
 mod stages;

@@ -1,5 +1,6 @@
 //! Flags that the compiling verbs share, and how they become a [`Session`] and [`Options`].
 
+use crate::heading;
 use crate::objective::Objective;
 use crate::output::{self, errln};
 use crate::{calibrate, dump, load, parse};
@@ -27,81 +28,81 @@ const ASSUMED_THREADS: usize = 4;
 /// Flags of every verb that compiles.
 #[derive(Args, Clone)]
 pub struct CompileArgs {
-    /// Logical devices: `cpu:2` for two logical CPUs, or names such as `/device:CPU:0`, separated by commas.
-    #[arg(long, default_value = "cpu:1", value_name = "LIST")]
+    /// Logical devices, separated by commas: `cpu:2` for two logical CPUs, or names such as `/device:CPU:0`.
+    #[arg(long, default_value = "cpu:1", value_name = "LIST", help_heading = heading::DEVICES)]
     pub devices: String,
-    /// The machine that a profile describes, present or not, instead of this one's devices.
-    #[arg(long, value_name = "PROFILE.toml", conflicts_with = "devices")]
+    /// Compile for the machine described by a profile instead of this machine's devices.
+    #[arg(long, value_name = "PROFILE.toml", conflicts_with = "devices", help_heading = heading::DEVICES)]
     pub target: Option<PathBuf>,
-    /// Run the nodes whose path matches the regular expression on a device.
-    #[arg(long, value_name = "REGEX=DEVICE")]
+    /// Run the nodes whose path matches a regular expression on a device.
+    #[arg(long, value_name = "REGEX=DEVICE", help_heading = heading::DEVICES)]
     pub pin: Vec<String>,
-    /// Devices of all nodes, and the nodes that are rematerialised or offloaded, from a file that `place --plan-out` wrote.
-    #[arg(long, value_name = "FILE")]
+    /// Read the device of every node, and the nodes to rematerialise or offload, from a file written by `place --plan-out`.
+    #[arg(long, value_name = "FILE", help_heading = heading::DEVICES)]
     pub plan: Option<PathBuf>,
-    /// The aim of the placement. `throughput` keeps several runs of a model in flight, where they are started side by side, as `bench` does.
-    #[arg(long, value_enum, default_value = "latency")]
+    /// Goal of the placement. `throughput` keeps several runs of the model in flight when callers start them concurrently, as `bench` does.
+    #[arg(long, value_enum, default_value = "latency", help_heading = heading::DEVICES)]
     pub objective: Objective,
-    /// Runs of the stream that `--objective throughput` is for.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Number of runs in the stream of `--objective throughput`.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..), help_heading = heading::DEVICES)]
     pub samples: u64,
-    /// Treatment of nodes that the requested device cannot run.
-    #[arg(long, value_enum, default_value = "error")]
+    /// Policy for nodes that the requested device cannot run.
+    #[arg(long, value_enum, default_value = "error", help_heading = heading::DEVICES)]
     pub fallback: FallbackArg,
-    /// Print the device of every op, and the requests that were let go.
-    #[arg(long)]
+    /// Print the device of every op, and the requests that could not be met.
+    #[arg(long, help_heading = heading::DEVICES)]
     pub log_device_placement: bool,
-    /// Memory limit of a device, in bytes or as a share of its own, e.g. `cpu:0=512MiB` or `gpu:0=40%`.
-    #[arg(long, value_name = "DEVICE=SIZE|SHARE%")]
+    /// Memory limit of a device, in bytes or as a share of its memory, e.g. `cpu:0=512MiB` or `gpu:0=40%`.
+    #[arg(long, value_name = "DEVICE=SIZE|SHARE%", help_heading = heading::DEVICES)]
     pub mem: Vec<String>,
     /// Sizes of symbolic dims.
     #[command(flatten)]
     pub dims: DimFlags,
-    /// An input that takes what an output gave in the run before, zeros at first: a variable of the input's name, as the cache of a decoder.
-    #[arg(long, value_name = "INPUT=OUTPUT")]
+    /// Feed an output of the previous run to an input, which becomes a variable, e.g. the cache of a decoder. The first run gets zeros.
+    #[arg(long, value_name = "INPUT=OUTPUT", help_heading = heading::INPUTS)]
     pub keep: Vec<String>,
-    /// 0: one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3))]
+    /// Optimisation level. 0: one kernel per op; 1: simplification and fusion; 2: all rules; 3: all rules with larger limits.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3), help_heading = heading::COMPILATION)]
     pub opt_level: u8,
-    /// Time limit of the search for better code, e.g. `10s` or `250ms`: the best until then counts.
-    #[arg(long, value_name = "TIME")]
+    /// Time limit of the search for better code, e.g. `10s` or `250ms`. The best code found until then is used.
+    #[arg(long, value_name = "TIME", help_heading = heading::COMPILATION)]
     pub budget: Option<String>,
-    /// The CPU that code is made for: native, x86-64-v2, x86-64-v3 or x86-64-v4.
-    #[arg(long, default_value = "native", value_name = "CPU")]
+    /// CPU to generate code for: native, x86-64-v2, x86-64-v3 or x86-64-v4.
+    #[arg(long, default_value = "native", value_name = "CPU", help_heading = heading::COMPILATION)]
     pub target_cpu: String,
-    /// CPU threads over all logical CPU devices; one per core by default.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// CPU threads shared by all logical CPU devices. Default: one per core.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = heading::DEVICES)]
     pub threads: Option<u16>,
-    /// GPUs that CUDA code is made for: `sm_80`, `sm_90a`. By default each GPU's own, `sm_80` without one.
-    #[arg(long, value_name = "ARCH")]
+    /// GPU architecture to generate CUDA code for, e.g. `sm_80` or `sm_90a`. Default: the architecture of each GPU, or `sm_80` without a GPU.
+    #[arg(long, value_name = "ARCH", help_heading = heading::GPUS)]
     pub gpu_arch: Option<String>,
-    /// Operands of products on GPUs are rounded to this dtype: f32 (not at all), tf32, bf16 or f16. Sums are f32 in any case.
-    #[arg(long, default_value = "f32", value_name = "DTYPE")]
+    /// Dtype to round the operands of products on GPUs to: f32 (no rounding), tf32, bf16 or f16. Sums are always f32.
+    #[arg(long, default_value = "f32", value_name = "DTYPE", help_heading = heading::GPUS)]
     pub precision: String,
-    /// Algorithm of convolutions on CPUs. `auto` takes minimal filtering (Winograd), which is f32 with another order of sums, where it is faster.
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Algorithm of convolutions on CPUs. `auto` uses minimal filtering (Winograd), which sums f32 in another order, where it is faster.
+    #[arg(long, value_enum, default_value = "auto", help_heading = heading::COMPILATION)]
     pub conv: ConvArg,
-    /// Time the forms that kernels can have on their GPUs, and keep the fastest in the cache folder. Those of earlier times count in any case.
-    #[arg(long)]
+    /// Benchmark kernel variants on the GPUs and cache the fastest. Cached winners are always used.
+    #[arg(long, help_heading = heading::GPUS)]
     pub tune: bool,
-    /// Run kernels of gristmill's own only, even where cuBLASLt was faster when they were timed.
-    #[arg(long)]
+    /// Use only gristmill's own kernels, even where cuBLASLt was measured to be faster.
+    #[arg(long, help_heading = heading::GPUS)]
     pub no_libraries: bool,
-    /// The GPUs, by the driver's numbers, that `gpu:0` and so on are, e.g. `1` or `0,0`: the latter are two logical devices that share a GPU. All
-    /// in the driver's order by default.
-    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    /// GPUs to use as `gpu:0`, `gpu:1` and so on, by the driver's numbers. `0,0` makes two logical devices that share a GPU. Default: all GPUs in
+    /// the driver's order.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = heading::GPUS)]
     pub visible_gpus: Vec<u32>,
-    /// Who reduces over GPUs.
-    #[arg(long, value_enum, default_value = "auto")]
+    /// All-reduce implementation across GPUs.
+    #[arg(long, value_enum, default_value = "auto", help_heading = heading::GPUS)]
     pub all_reduce: AllReduceArg,
-    /// Run the verifier and the independent checkers between stages; wait for each kernel of a GPU, so that a fault names it.
-    #[arg(long)]
+    /// Run the verifier and the independent checkers between stages. Wait for each kernel of a GPU, so that an error names it.
+    #[arg(long, help_heading = heading::DIAGNOSTICS)]
     pub verify: bool,
-    /// Write the text of every stage into a directory.
-    #[arg(long, value_name = "DIR")]
+    /// Write the text of every stage into a folder.
+    #[arg(long, value_name = "DIR", help_heading = heading::DIAGNOSTICS)]
     pub dump_dir: Option<PathBuf>,
-    /// Say more: stages and times; rewrites; kernels; everything.
-    #[arg(short, long, action = clap::ArgAction::Count)]
+    /// Print details: -v stages and times, -vv rewrites, -vvv kernels, -vvvv everything.
+    #[arg(short, long, action = clap::ArgAction::Count, help_heading = heading::DIAGNOSTICS)]
     pub verbose: u8,
 }
 
@@ -115,12 +116,12 @@ struct Unset {
 /// Flags that say how large symbolic dims are.
 #[derive(Args, Clone)]
 pub struct DimFlags {
-    /// Value of a symbolic dim, e.g. `batch=8`.
-    #[arg(long, value_name = "DIM=N")]
+    /// Fix a symbolic dim, e.g. `batch=8`.
+    #[arg(long, value_name = "DIM=N", help_heading = heading::INPUTS)]
     pub set: Vec<String>,
-    /// Sizes that a symbolic dim may have, ends included, e.g. `batch=1..64`: a contract that every run is held to. Random inputs and plans take
-    /// the greatest. `batch=8` is the same as with --set.
-    #[arg(long, value_name = "DIM=MIN..MAX")]
+    /// Declare the sizes of a symbolic dim, ends included, e.g. `batch=1..64`. Other sizes are an error; random inputs and plans use the largest.
+    /// `batch=8` is the same as --set batch=8.
+    #[arg(long, value_name = "DIM=MIN..MAX", help_heading = heading::INPUTS)]
     pub shape: Vec<String>,
 }
 
@@ -189,7 +190,7 @@ impl FallbackArg {
 /// `--conv`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ConvArg {
-    /// By minimal filtering where that is faster.
+    /// Minimal filtering where it is faster.
     Auto,
     /// Direct sums.
     Direct,
@@ -207,9 +208,9 @@ impl ConvArg {
 /// `--all-reduce`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AllReduceArg {
-    /// NCCL, where it is found and its results are right but for the order of a sum.
+    /// NCCL, if it is found and its results are correct up to the order of sums.
     Auto,
-    /// The GPUs themselves, in the order of the operands.
+    /// Copies between the GPUs, added in the order of the operands.
     Exchange,
 }
 

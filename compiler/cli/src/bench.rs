@@ -1,6 +1,7 @@
 //! `gristmill bench`: time repeated runs.
 
 use crate::args::CompileArgs;
+use crate::heading;
 use crate::image::{self, Ready};
 use crate::inputs::{self, InputArgs, Inputs};
 use crate::output::{self, errln, outln};
@@ -35,26 +36,26 @@ pub struct BenchArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
     #[command(flatten)]
-    compile: CompileArgs,
-    #[command(flatten)]
     inputs: InputArgs,
-    /// Seconds to measure, after the warm-up.
-    #[arg(long, default_value = "2", value_name = "S", value_parser = parse::seconds)]
+    #[command(flatten)]
+    compile: CompileArgs,
+    /// Seconds to measure after the warm-up.
+    #[arg(long, default_value = "2", value_name = "S", value_parser = parse::seconds, help_heading = heading::MEASUREMENT)]
     duration: Duration,
-    /// Callers that run the model at the same time, each on a thread of its own.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    /// Concurrent callers of the model, each on its own thread.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = heading::MEASUREMENT)]
     streams: Option<u16>,
-    /// Measure exactly this number of runs instead.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Measure exactly this number of runs instead of a duration.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), help_heading = heading::MEASUREMENT)]
     iters: Option<u64>,
-    /// Measure each kernel too: list the slowest, and keep the times, and the placement that pays by them, for later processes.
-    #[arg(long)]
+    /// Measure each kernel too: list the slowest, and cache the times and a better placement for later processes.
+    #[arg(long, help_heading = heading::MEASUREMENT)]
     profile: bool,
-    /// Write the names of kernels where `perf report` looks for them, and say which file has them.
-    #[arg(long)]
+    /// Write kernel names for `perf report`, and print the path of their file.
+    #[arg(long, help_heading = heading::DIAGNOSTICS)]
     perf: bool,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 
@@ -337,9 +338,9 @@ fn print_replacement(r: &Replacement) {
         (false, _) => "it is not adopted",
     };
     errln!(
-        "by these times a step takes {} as placed; a placement that moves {} nodes takes {} and costs {} once: {verdict}",
+        "by these times a step takes {} as placed; a placement that moves {} takes {} and costs {} once: {verdict}",
         r.kept,
-        r.n_moved,
+        plural(r.n_moved, "node"),
         r.proposed,
         r.cost
     );

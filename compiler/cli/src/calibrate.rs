@@ -1,5 +1,6 @@
 //! `gristmill calibrate`, and the measurements in the cache folder that other verbs use.
 
+use crate::heading;
 use crate::output::{self, outln};
 use crate::{args, load, print_json};
 use clap::Args;
@@ -21,17 +22,17 @@ use std::sync::Arc;
 /// Arguments of `calibrate`.
 #[derive(Args)]
 pub struct CalibrateArgs {
-    /// Devices to measure: `cpu:1` for this machine's CPU, `gpu:2` for its first two GPUs and the links to and between them, or both.
-    #[arg(long, default_value = "cpu:1", value_name = "LIST")]
+    /// Devices to measure: `cpu:1` for this machine's CPU, `gpu:2` for its first two GPUs and their links, or both.
+    #[arg(long, default_value = "cpu:1", value_name = "LIST", help_heading = heading::DEVICES)]
     devices: String,
-    /// Write the profile here, as `--target` takes it, and leave the cache alone.
-    #[arg(short, long, value_name = "PROFILE.toml")]
+    /// Write the profile to this file, for `--target`, instead of to the cache.
+    #[arg(short, long, value_name = "PROFILE.toml", help_heading = heading::OUTPUT)]
     output: Option<PathBuf>,
-    /// Threads to measure with; one per core by default.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Threads to measure with. Default: one per core.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = heading::DEVICES)]
     threads: Option<u16>,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 

@@ -1,6 +1,7 @@
 //! `gristmill check`: the treatment of each node, and everything that a model needs and gristmill lacks, before any compilation.
 
 use crate::args::DimFlags;
+use crate::heading;
 use crate::output::{self, outln};
 use crate::train::{self, Learning, ObjectiveArgs};
 use crate::{image, load, print_json};
@@ -26,16 +27,16 @@ use std::path::PathBuf;
 pub struct CheckArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
-    /// Value of a symbolic dim, e.g. `batch=8`; more can be decided when dims are known.
-    #[arg(long, value_name = "DIM=N")]
+    /// Fix a symbolic dim, e.g. `batch=8`. More is decided when dims are known.
+    #[arg(long, value_name = "DIM=N", help_heading = heading::INPUTS)]
     set: Vec<String>,
-    /// Say also what `train` would do: which weights would learn, why others would not, and which nodes have no gradient.
-    #[arg(long)]
+    /// Report also what `train` would do: trainable weights, why others are frozen, and nodes without a gradient.
+    #[arg(long, help_heading = heading::TRAINING)]
     train: bool,
     #[command(flatten)]
     objective: ObjectiveArgs,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 

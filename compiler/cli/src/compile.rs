@@ -1,6 +1,7 @@
 //! `gristmill compile`: compile ahead of time, to a file.
 
 use crate::args::{CompileArgs, DimFlags};
+use crate::heading;
 use crate::kit::{self, Template};
 use crate::output::{self, errln, outln};
 use crate::{parse, print_json};
@@ -25,44 +26,43 @@ use std::time::Instant;
 pub struct CompileVerbArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
-    /// The file to write. With a name without extension, an executable that needs nothing else; `libmodel.so` is a shared library, with
-    /// `model.h` for C and C++ and `model.py` for Python beside it; `model.gmx` is an image, which `run`, `bench`, `inspect` and `check` take in
-    /// the place of a model.
-    #[arg(short, long, value_name = "OUT")]
+    /// File to write. A name without extension is a self-contained executable. `libmodel.so` is a shared library, with `model.h` for C and C++
+    /// and `model.py` for Python next to it. `model.gmx` is an image, which `run`, `bench`, `inspect` and `check` accept in place of a model.
+    #[arg(short, long, value_name = "OUT", help_heading = heading::OUTPUT)]
     output: PathBuf,
-    /// Folder of the kit, of which executables and libraries are copies; by default that of GRISTMILL_KIT, `gristmill-kit` beside this program, or one
-    /// that is built from this program's checkout, once.
-    #[arg(long, value_name = "DIR")]
+    /// Folder of the kit, the templates of executables and libraries. Default: GRISTMILL_KIT, `gristmill-kit` next to this program, or a kit
+    /// built once from this program's checkout.
+    #[arg(long, value_name = "DIR", help_heading = heading::COMPILATION)]
     kit: Option<PathBuf>,
     /// Name of the model in the image.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     name: Option<String>,
-    /// Leave the names of nodes, values and kernels out of the image: errors of a run and profilers then have none.
-    #[arg(long)]
+    /// Leave the names of nodes, values and kernels out of the image. Errors and profiles then have no names.
+    #[arg(long, help_heading = heading::OUTPUT)]
     no_names: bool,
-    /// Where the weights go.
-    #[arg(long, value_enum, default_value_t = Weights::Embed)]
+    /// Place of the weights.
+    #[arg(long, value_enum, default_value_t = Weights::Embed, help_heading = heading::OUTPUT)]
     weights: Weights,
-    /// Seed of the elements that `Dropout` with `training_mode` drops.
-    #[arg(long, default_value_t = 0)]
+    /// Seed of `Dropout` with `training_mode`.
+    #[arg(long, default_value_t = 0, help_heading = heading::COMPILATION)]
     seed: u64,
-    /// Let rates, times and placements that were measured on this machine decide as well; the image then differs from machine to machine.
-    #[arg(long)]
+    /// Use rates, times and placements measured on this machine. The image then differs from machine to machine.
+    #[arg(long, help_heading = heading::COMPILATION)]
     measured: bool,
     /// Sizes may be lists here: `--shape batch=1,8,32` makes a variant for each.
     #[command(flatten)]
     compile: CompileArgs,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 
 /// Places of weights.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Weights {
-    /// Into the image.
+    /// In the image.
     Embed,
-    /// Into `OUT.weights`, beside the image, which is opened with it.
+    /// In `OUT.weights`, next to the image.
     File,
 }
 

@@ -1,6 +1,7 @@
 //! `gristmill devices`: physical devices of this machine, and logical ones.
 
 use crate::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
+use crate::heading;
 use crate::output::outln;
 use crate::{args, print_json};
 use clap::Args;
@@ -21,11 +22,11 @@ use std::path::{Path, PathBuf};
 /// Arguments of `devices`.
 #[derive(Args)]
 pub struct DevicesArgs {
-    /// Logical devices to show, as `--devices` of the compiling verbs.
-    #[arg(long, default_value = "cpu:1", value_name = "LIST")]
+    /// Logical devices to show, as in `--devices` of the compiling verbs.
+    #[arg(long, default_value = "cpu:1", value_name = "LIST", help_heading = heading::DEVICES)]
     devices: String,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 

@@ -1,6 +1,7 @@
 //! `gristmill dump`: the text of a compilation stage.
 
 use crate::args::CompileArgs;
+use crate::heading;
 use crate::inputs;
 use crate::load;
 use crate::nodes::NodeFilter;
@@ -21,20 +22,20 @@ pub struct DumpArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     #[arg(required_unless_present = "stages")]
     model: Option<PathBuf>,
-    /// The stage; `--stages` lists them.
-    #[arg(long, default_value = "graph")]
+    /// Stage to print; `--stages` lists them.
+    #[arg(long, default_value = "graph", help_heading = heading::OUTPUT)]
     stage: String,
     /// List the stages.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     stages: bool,
     /// Print constants in full, so that the `graph`, `rewritten` and `clusters` texts parse back.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     full: bool,
-    /// Only nodes whose path matches the regular expression, in stages that list nodes. Files of --dump-dir have all of them.
-    #[arg(long, value_name = "REGEX")]
+    /// Print only nodes whose path matches a regular expression, in stages that list nodes. Files of --dump-dir list all nodes.
+    #[arg(long, value_name = "REGEX", help_heading = heading::OUTPUT)]
     node: Option<String>,
-    /// The stages of a step of training, as `train` compiles it with these flags, instead of those of the model. `--stage gradients` is its graph.
-    #[arg(long)]
+    /// Print the stages of a training step, compiled as `train` does with these flags. `--stage gradients` is its graph.
+    #[arg(long, help_heading = heading::TRAINING)]
     train: bool,
     #[command(flatten)]
     objective: ObjectiveArgs,

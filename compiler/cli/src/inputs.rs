@@ -1,5 +1,6 @@
 //! The inputs of a run: tensors that the user gives, and random ones for the others.
 
+use crate::heading;
 use crate::output::errln;
 use crate::{load, parse};
 use clap::Args;
@@ -27,31 +28,31 @@ use std::time::Duration;
 /// Flags that say where the inputs of a run come from.
 #[derive(Args)]
 pub struct InputArgs {
-    /// Inputs by name from a NumPy archive; those that nothing gives are random.
-    #[arg(long, value_name = "FILE.npz")]
+    /// Read inputs by name from a NumPy archive. Missing inputs are random.
+    #[arg(long, value_name = "FILE.npz", help_heading = heading::INPUTS)]
     pub inputs: Option<PathBuf>,
-    /// One input from a NumPy file.
-    #[arg(long, value_name = "NAME=FILE.npy")]
+    /// Read one input from a NumPy file.
+    #[arg(long, value_name = "NAME=FILE.npy", help_heading = heading::INPUTS)]
     pub input: Vec<String>,
-    /// Inputs `input_N.pb` of an ONNX test-data directory.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "input"])]
+    /// Read the inputs `input_N.pb` of an ONNX test-data folder.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "input"], help_heading = heading::INPUTS)]
     pub test_data: Option<PathBuf>,
-    /// Seed of random inputs, and of the elements that `Dropout` with `training_mode` drops.
-    #[arg(long, default_value_t = 0)]
+    /// Seed of random inputs and of `Dropout` with `training_mode`.
+    #[arg(long, default_value_t = 0, help_heading = heading::INPUTS)]
     pub seed: u64,
-    /// Value of a variable of the graph before the run, from a NumPy file; CONTAINER/NAME for one of a container.
-    #[arg(long, value_name = "NAME=FILE.npy")]
+    /// Set a variable of the graph before the run, from a NumPy file. CONTAINER/NAME is a variable of a container.
+    #[arg(long, value_name = "NAME=FILE.npy", help_heading = heading::INPUTS)]
     pub variable: Vec<String>,
-    /// Values of variables before the run, from a safetensors file as --save-state writes.
-    #[arg(long, value_name = "FILE.safetensors")]
+    /// Set variables before the run, from a safetensors file written by --save-state.
+    #[arg(long, value_name = "FILE.safetensors", help_heading = heading::INPUTS)]
     pub state: Option<PathBuf>,
-    /// Ends a run that takes longer, e.g. `10s` or `2m`, with exit code 5.
+    /// Stop a run that takes longer, e.g. `10s` or `2m`, with exit code 5.
     #[arg(long, value_name = "TIME", value_parser = timeout)]
     pub timeout: Option<Duration>,
-    /// Range of the random values of an input, both ends included, e.g. `token_type_ids=0..1`.
+    /// Range of the random values of an input, ends included, e.g. `token_type_ids=0..1`.
     ///
-    /// By default floats are normal, truth values true, and integers in the axis that they index, or else from 0 to 63.
-    #[arg(long, value_name = "NAME=LOW..HIGH")]
+    /// By default, floats are normal and booleans are true. Integers are valid indices of the axis they select from, or 0 to 63.
+    #[arg(long, value_name = "NAME=LOW..HIGH", help_heading = heading::INPUTS)]
     pub input_range: Vec<String>,
 }
 

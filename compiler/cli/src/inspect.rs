@@ -1,6 +1,7 @@
 //! `gristmill inspect`: inputs, outputs, parameters and op counts of a model.
 
 use crate::args::DimFlags;
+use crate::heading;
 use crate::output::outln;
 use crate::{image, load, print_json};
 use clap::Args;
@@ -19,11 +20,11 @@ use std::path::PathBuf;
 pub struct InspectArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
-    /// Value of a symbolic dim, e.g. `batch=8`.
-    #[arg(long, value_name = "DIM=N")]
+    /// Fix a symbolic dim, e.g. `batch=8`.
+    #[arg(long, value_name = "DIM=N", help_heading = heading::INPUTS)]
     set: Vec<String>,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 

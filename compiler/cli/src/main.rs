@@ -7,6 +7,7 @@ mod check;
 mod compile;
 mod devices;
 mod dump;
+mod heading;
 mod image;
 mod inputs;
 mod inspect;
@@ -36,17 +37,18 @@ static HEAP: ExitingHeap<5> = ExitingHeap;
 
 /// Compile ONNX models, or gristmill graphs, to native code for this machine, and run them.
 #[derive(Parser)]
-#[command(name = "gristmill", version, about, after_help = EXIT_CODES)]
+#[command(name = "gristmill", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
-    /// Colours of labels, help and errors of the command line.
+    /// Coloured output.
     #[arg(
         long,
         value_enum,
         default_value = "auto",
         global = true,
-        value_name = "WHEN"
+        value_name = "WHEN",
+        help_heading = heading::OUTPUT
     )]
     color: Color,
 }
@@ -59,25 +61,25 @@ const REPORT_IT: &str = "this is a bug in gristmill: please report it with the c
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Compile for this machine and run once.
+    /// Compile a model for this machine and run it once.
     Run(run::RunArgs),
-    /// Compile ahead of time, to a file that runs without a compiler.
+    /// Compile a model ahead of time to an executable, a library or an image.
     Compile(compile::CompileVerbArgs),
-    /// Inputs, outputs, parameters and op counts of a model.
+    /// List inputs, outputs, parameters and operators of a model.
     Inspect(inspect::InspectArgs),
-    /// Everything that a model needs and gristmill lacks, before any compilation.
+    /// Report how each operator compiles and what is unsupported, without compiling.
     Check(check::CheckArgs),
-    /// The text of a compilation stage.
+    /// Print the text of a compilation stage.
     Dump(dump::DumpArgs),
-    /// Time repeated runs.
+    /// Measure run time, compile time and memory.
     Bench(bench::BenchArgs),
-    /// Let a model go on learning, and write it with its new weights.
+    /// Fine-tune a model and save it with the new weights.
     Train(Box<train::TrainArgs>),
     /// Explain the device of each node.
     Place(place::PlaceArgs),
-    /// Measure this machine's CPU once, so that predicted times are its own.
+    /// Measure this machine once, so that predictions match it.
     Calibrate(calibrate::CalibrateArgs),
-    /// Physical and logical devices.
+    /// List devices, drivers and compilers.
     Devices(devices::DevicesArgs),
 }
 

@@ -1,6 +1,7 @@
 //! `gristmill place`: the device of each node, and the reason; of a model, or of a bare task graph.
 
 use crate::args::{CompileArgs, FallbackArg};
+use crate::heading;
 use crate::objective::{Asked, Objective};
 use crate::output::{self, outln};
 use crate::{inputs, load, planned, print_json, print_value};
@@ -17,6 +18,7 @@ use gristmill::{Error, ErrorKind, Result};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::nearest::nearest;
+use gristmill_runtime::units::plural;
 use gristmill_solver::memory::remat::Freedom;
 use gristmill_solver::search::portfolio::{self, Algorithm, Solution};
 use gristmill_solver::{Problem, check};
@@ -31,38 +33,36 @@ pub struct PlaceArgs {
     model: Option<PathBuf>,
     #[command(flatten)]
     compile: CompileArgs,
-    /// A bare problem instead of a model: a `task-graph/1` file.
-    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    /// Solve a bare problem, a `task-graph/1` file, instead of placing a model.
+    #[arg(long, value_name = "FILE", conflicts_with = "model", help_heading = heading::BARE_PROBLEM)]
     task_graph: Option<PathBuf>,
-    /// Devices and links of the bare problem: a `topology/1` file. Without one the machine that the problem was published with.
-    #[arg(long, value_name = "FILE", requires = "task_graph")]
+    /// Devices and links of the bare problem, a `topology/1` file. Default: the machine published with the problem.
+    #[arg(long, value_name = "FILE", requires = "task_graph", help_heading = heading::BARE_PROBLEM)]
     topology: Option<PathBuf>,
-    /// Of a bare problem: one algorithm instead of all of them with refinement.
+    /// Use one algorithm instead of all algorithms with refinement.
     #[arg(
         long,
         value_name = "NAME",
         requires = "task_graph",
-        conflicts_with = "plan"
-    )]
+        conflicts_with = "plan", help_heading = heading::BARE_PROBLEM)]
     algorithm: Option<String>,
-    /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
-    /// By default 100.
-    #[arg(long, value_name = "PERCENT", requires = "task_graph")]
+    /// Work of the search, in percent of the default (100). It counts simulations and nodes, not seconds.
+    #[arg(long, value_name = "PERCENT", requires = "task_graph", help_heading = heading::BARE_PROBLEM)]
     effort: Option<u64>,
     /// Explain the placement: alternatives of every node, loads, memory, the critical path, and the effect of other machines.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     explain: bool,
-    /// Write the predicted timeline as a Chrome trace, which Perfetto and chrome://tracing open.
-    #[arg(long, value_name = "FILE.json")]
+    /// Write the predicted timeline as a Chrome trace, for Perfetto and chrome://tracing.
+    #[arg(long, value_name = "FILE.json", help_heading = heading::OUTPUT)]
     trace: Option<PathBuf>,
-    /// Write the predicted timeline and the explanation as one page for a browser.
-    #[arg(long, value_name = "FILE.html")]
+    /// Write the predicted timeline and the explanation as a page for a browser.
+    #[arg(long, value_name = "FILE.html", help_heading = heading::OUTPUT)]
     html: Option<PathBuf>,
-    /// Write the devices of all nodes, with repeated and offloaded ones, to a file that can be changed by hand and given to --plan.
-    #[arg(long, value_name = "FILE")]
+    /// Write the device of every node, with copies and offloads, to a file that you can edit and pass to --plan.
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     plan_out: Option<PathBuf>,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 
@@ -445,13 +445,14 @@ fn print_solution(
         let busy: Nanos = mine.iter().map(|&i| p.cost(i, d)).sum();
         let share = 100.0 * busy.0 as f64 / t.makespan.0.max(1) as f64;
         outln!(
-            "  {}: {} nodes, busy {share:.0} %, peak {}",
+            "  {}: {}, busy {share:.0} %, peak {}",
             device.name,
-            mine.len(),
+            plural(mine.len(), "node"),
             peaks[d]
         );
     }
-    outln!("  {} transfers, {}", t.transfers.len(), t.bytes_moved(p));
+    let transfers = plural(t.transfers.len(), "transfer");
+    outln!("  {transfers}, {}", t.bytes_moved(p));
     for c in &s.candidates {
         let memory = if c.score.0 == Bytes::ZERO {
             ""

@@ -1,6 +1,7 @@
 //! `gristmill run`: compile for this machine and run once.
 
 use crate::args::CompileArgs;
+use crate::heading;
 use crate::image::{self, Ready};
 use crate::inputs::{self, InputArgs, Inputs};
 use crate::output::{self, errln, outln};
@@ -35,32 +36,32 @@ pub struct RunArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
     #[command(flatten)]
-    compile: CompileArgs,
-    #[command(flatten)]
     inputs: InputArgs,
-    /// Class labels (integers) to compare with the arg-max of the first output over its last axis; prints the accuracy.
-    #[arg(long, value_name = "FILE.npy")]
+    #[command(flatten)]
+    compile: CompileArgs,
+    /// Compare class labels (integers) with the arg-max of the first output over its last axis, and print the accuracy.
+    #[arg(long, value_name = "FILE.npy", help_heading = heading::OUTPUT)]
     labels: Option<PathBuf>,
     /// Write the outputs to a NumPy archive.
-    #[arg(long, value_name = "FILE.npz")]
+    #[arg(long, value_name = "FILE.npz", help_heading = heading::OUTPUT)]
     outputs: Option<PathBuf>,
-    /// Write the values of all variables after the run to a safetensors file, which --state reads.
-    #[arg(long, value_name = "FILE.safetensors")]
+    /// Write all variables after the run to a safetensors file, for --state.
+    #[arg(long, value_name = "FILE.safetensors", help_heading = heading::OUTPUT)]
     save_state: Option<PathBuf>,
-    /// Compare the outputs of these names with the arrays of a NumPy archive; exit code 4 if one differs.
-    #[arg(long, value_name = "FILE.npz")]
+    /// Compare the outputs with the arrays of the same names in a NumPy archive. Exit code 4 if one differs.
+    #[arg(long, value_name = "FILE.npz", help_heading = heading::OUTPUT)]
     expect: Option<PathBuf>,
     /// Largest allowed relative difference from the expected outputs of --test-data or --expect.
-    #[arg(long, default_value = "1e-3", value_parser = parse::tolerance)]
+    #[arg(long, default_value = "1e-3", value_parser = parse::tolerance, help_heading = heading::OUTPUT)]
     rtol: f64,
-    /// Largest allowed absolute difference; by default 1e-5 of the largest expected magnitude of each output.
-    #[arg(long, value_parser = parse::tolerance)]
+    /// Largest allowed absolute difference. Default: 1e-5 of the largest expected magnitude of each output.
+    #[arg(long, value_parser = parse::tolerance, help_heading = heading::OUTPUT)]
     atol: Option<f64>,
-    /// Write the names of kernels where `perf report` looks for them, and say which file has them.
-    #[arg(long)]
+    /// Write kernel names for `perf report`, and print the path of their file.
+    #[arg(long, help_heading = heading::DIAGNOSTICS)]
     perf: bool,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `gristmill train`: a model from a file goes on learning, and is written again.
+//! `gristmill train`: fine-tunes a model and saves it with the new weights.
 
 mod data;
 mod learning;
@@ -9,6 +9,7 @@ pub use learning::{Learning, step_of};
 pub use objective::{ObjectiveArgs, UpdateArgs};
 
 use crate::args::CompileArgs;
+use crate::heading;
 use crate::output::{errln, outlive_reader, outln};
 use crate::{load, parse, print_json};
 use clap::Args;
@@ -24,7 +25,7 @@ use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::files;
 use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::safetensors::Notes;
-use gristmill_runtime::units::{plural, printable, time_ns};
+use gristmill_runtime::units::{count, plural, printable, time_ns};
 use objective::Aim;
 use progress::{Epoch, Line, Means, first};
 use serde_json::{Value, json};
@@ -42,50 +43,50 @@ use std::time::Instant;
 pub struct TrainArgs {
     /// An ONNX model.
     model: PathBuf,
-    /// The examples: a NumPy archive, whose arrays have one row for each.
-    #[arg(long, value_name = "FILE.npz")]
+    /// Examples: a NumPy archive with one row per example in each array.
+    #[arg(long, value_name = "FILE.npz", help_heading = heading::INPUTS)]
     data: PathBuf,
-    /// Examples that are held out: loss and metrics are shown after each epoch.
-    #[arg(long, value_name = "FILE.npz")]
+    /// Held-out examples. Loss and metrics on them are printed after each epoch.
+    #[arg(long, value_name = "FILE.npz", help_heading = heading::INPUTS)]
     eval: Option<PathBuf>,
-    /// The key of an input in the archives; the input's name by default.
-    #[arg(long, value_name = "NAME=KEY")]
+    /// Key of an input in the archives. Default: the input's name.
+    #[arg(long, value_name = "NAME=KEY", help_heading = heading::INPUTS)]
     input: Vec<String>,
-    /// The key of the labels in the archives.
-    #[arg(long, value_name = "KEY", default_value = "label")]
+    /// Key of the labels in the archives.
+    #[arg(long, value_name = "KEY", default_value = "label", help_heading = heading::INPUTS)]
     label: String,
     #[command(flatten)]
     objective: ObjectiveArgs,
     #[command(flatten)]
     update: UpdateArgs,
-    /// Times that all examples are seen.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
+    /// Passes over all examples.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)), help_heading = heading::TRAINING)]
     epochs: u64,
-    /// Examples of a step; 32 by default, or as many as the model has. The last batch of an epoch may have fewer, but for a model of a fixed number.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Examples per step. Default: 32, or the model's fixed batch size. The last batch of an epoch may be smaller, unless the size is fixed.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     batch: Option<u32>,
-    /// Seed of the order of examples, and of the masks of `Dropout`.
-    #[arg(long, default_value_t = 0)]
+    /// Seed of the order of examples and of the masks of `Dropout`.
+    #[arg(long, default_value_t = 0, help_heading = heading::TRAINING)]
     seed: u64,
-    /// The file to write: the model with its new weights. Tensors that lay in other files lie in `OUT.onnx.data`.
-    #[arg(short = 'o', value_name = "OUT.onnx")]
+    /// File to write: the model with its new weights. External tensors go to `OUT.onnx.data`.
+    #[arg(short = 'o', value_name = "OUT.onnx", help_heading = heading::OUTPUT)]
     out: PathBuf,
-    /// Write BatchNormalization and Dropout in training form where the model has them so; by default the file is for inference.
-    #[arg(long)]
+    /// Keep BatchNormalization and Dropout in training form, if the model has them so. By default, the file is for inference.
+    #[arg(long, help_heading = heading::OUTPUT)]
     keep_training_form: bool,
-    /// Folder of checkpoints, one after each epoch, and when Ctrl-C ends the training; `OUT.onnx.checkpoints` for the latter by default.
-    #[arg(long, value_name = "DIR")]
+    /// Folder of checkpoints, written after each epoch and on Ctrl-C. Default: only on Ctrl-C, to `OUT.onnx.checkpoints`.
+    #[arg(long, value_name = "DIR", help_heading = heading::OUTPUT)]
     checkpoint_dir: Option<PathBuf>,
-    /// Checkpoints that are kept, the newest.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of checkpoints to keep, the newest.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::OUTPUT)]
     keep_checkpoints: u32,
-    /// Go on from the newest checkpoint.
-    #[arg(long)]
+    /// Continue from the newest checkpoint.
+    #[arg(long, help_heading = heading::TRAINING)]
     resume: bool,
     #[command(flatten)]
     compile: CompileArgs,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
 }
 
@@ -478,7 +479,7 @@ impl Run<'_> {
         self.position = own;
         let path = resumed.path.display();
         errln!(
-            "going on from {path}, after {}",
+            "resuming from {path}, after {}",
             plural(self.trainer.n_steps()? as usize, "step")
         );
         self.checkpoint = Some(resumed.path);
@@ -613,13 +614,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn learnt(&self) -> impl Iterator<Item = &Weight> {
+    fn trained(&self) -> impl Iterator<Item = &Weight> {
         let weights = self.aim.net.weights().iter();
         weights.filter(|w| w.frozen.is_none())
     }
 
     fn n_parameters(&self) -> usize {
-        let sizes = self.learnt().map(|w| w.ty.shape.n_elements().as_usize());
+        let sizes = self.trained().map(|w| w.ty.shape.n_elements().as_usize());
         sizes.flatten().sum()
     }
 
@@ -630,27 +631,31 @@ impl Run<'_> {
             let path = checkpoint
                 .map(|path| path.display().to_string())
                 .unwrap_or_default();
-            errln!("ended after {time}; --resume goes on from {path}");
+            errln!("stopped after {time}; --resume continues from {path}");
             return;
         }
         let out = self.args.out.display().to_string();
         if let (0, Some(path)) = (self.n_steps, &self.checkpoint) {
             let (out, path) = (printable(&out), path.display().to_string());
             outln!(
-                "{out}: written from {}: nothing was left to do, all epochs were done before",
+                "{out}: saved from {}: all epochs were done already",
                 printable(&path)
             );
             return;
         }
-        let (weights, n) = (plural(self.learnt().count(), "weight"), self.n_parameters());
+        let tensors = plural(self.trained().count(), "tensor");
+        let parameters = match self.n_parameters() {
+            1 => "1 parameter".to_owned(),
+            n => format!("{} parameters", count(n as u64)),
+        };
         outln!(
-            "{}: {weights} of {n} numbers were learnt in {time}",
+            "{}: trained {tensors} ({parameters}) in {time}",
             printable(&out)
         );
     }
 
     fn json(&self, is_whole: bool, ns: u64) -> Value {
-        let weights = self.learnt().map(|w| w.name.as_str());
+        let weights = self.trained().map(|w| w.name.as_str());
         let epochs = self.epochs.iter().map(Epoch::json);
         json!({
             "weights": weights.collect::<Vec<_>>(),

@@ -47,6 +47,7 @@ impl Problem {
     fn into_error(self) -> Error {
         let more = match self.nodes.len() {
             0 | 1 => String::new(),
+            2 => " (and 1 more node)".to_owned(),
             n => format!(" (and {} more nodes)", n - 1),
         };
         let e = Error::new(self.kind, self.message + &more);

@@ -15,7 +15,7 @@ const STATISTICS: &str = "statistics of a batch normalisation";
 pub(crate) const RUNNING: &str = "running statistics, which steps move without gradient";
 const QUANTIZATION: &str = "a parameter of a quantisation";
 const QUANTIZED: &str = "it is quantised";
-const IN_NODE: &str = "it is in a Constant node; initialisers learn";
+const IN_NODE: &str = "it is in a Constant node, not an initialiser";
 
 /// A tensor of a model that may be a weight and that no training moves.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -193,7 +193,7 @@ impl Choice<'_> {
             None if ty.rank() == 0 => "it is a scalar, which only a pattern chooses",
             None if is_factor() => "it is one factor, as a scalar is; only a pattern chooses it",
             _ if !is_trainable(ty) => {
-                return Some(format!("it is {}; f32 and f64 learn", ty.dtype));
+                return Some(format!("it is {}; f32 and f64 are trainable", ty.dtype));
             }
             _ => self.fixed.get(name)?,
         };

@@ -29,7 +29,7 @@ fn a_model_learns_and_is_written() {
     let lines: Vec<&str> = ended.stdout.lines().collect();
     assert!(lines[0].starts_with("epoch 1/2: loss 0."), "{}", lines[0]);
     assert!(lines[1].contains("held out: loss 0."), "{}", lines[1]);
-    let end = "out.onnx: 10 weights of 9394 numbers were learnt in ";
+    let end = "out.onnx: trained 10 tensors (9,394 parameters) in ";
     assert!(lines[2].starts_with(end), "{}", lines[2]);
     assert!(
         ended
@@ -156,7 +156,7 @@ fn an_interrupt_ends_after_the_step_with_a_checkpoint() {
     assert!(
         ended
             .stderr
-            .contains("--resume goes on from out.onnx.checkpoints"),
+            .contains("--resume continues from out.onnx.checkpoints"),
         "{}",
         ended.stderr
     );
@@ -211,7 +211,7 @@ fn killed(moments: impl Iterator<Item = u64>) -> usize {
         assert_eq!(ended.code, None, "{}", ended.stderr);
         let is_whole = !ended.stderr.contains("warning") && !ended.stderr.contains("error");
         assert!(is_whole, "{ms} ms: {}", ended.stderr);
-        n_resumed += usize::from(ended.stderr.contains("going on from"));
+        n_resumed += usize::from(ended.stderr.contains("resuming from"));
     }
     n_resumed
 }
@@ -362,10 +362,10 @@ fn check_says_what_would_learn() {
     let (code, out, err) = run(&["check", &model, "--train"]);
     assert_eq!(code, 0, "{err}");
     assert!(
-        out.contains("training: 10 of 12 float initialisers learn"),
+        out.contains("training: 10 of 12 float initialisers trainable"),
         "{out}"
     );
-    assert!(out.contains("does not learn: it is a scalar"), "{out}");
+    assert!(out.contains("frozen: it is a scalar"), "{out}");
     let (code, out, _) = run(&["check", &model, "--train", "--json", "--trainable", "bias"]);
     assert_eq!(code, 0);
     let value: serde_json::Value = serde_json::from_str(&out).unwrap();

@@ -250,15 +250,15 @@ fn weights_that_cannot_learn_are_mentioned() {
     let ended = train(folder, &[]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     for warning in [
-        "warning: half: f16[3] does not learn: it is f16; f32 and f64 learn",
-        "warning: w: f32[4, 3] does not learn: it is in a Constant node; initialisers learn",
+        "warning: half: f16[3] is not trainable: it is f16; f32 and f64 are trainable",
+        "warning: w: f32[4, 3] is not trainable: it is in a Constant node, not an initialiser",
     ] {
         assert!(ended.stderr.contains(warning), "{}", ended.stderr);
     }
     let (nodes, last) = (product(), node("Identity", &["p"], &["y"]));
     write(folder, [nodes, vec![last]].concat(), Vec::new());
     let error = refused(folder, &[]);
-    let why = "the model has no float initialisers; 1 tensor that may be weights";
+    let why = "the model has no float initialisers; possible weights are in nodes or quantised (1 tensor)";
     assert!(error.contains(why), "{error}");
 }
 
@@ -310,7 +310,8 @@ fn checkpoints_of_another_training_are_refused() {
     let ended = train(folder, &[&resume[..], &["--lr", "0.1"]].concat());
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let ended = train(folder, &resume);
-    let said = "out.onnx: written from kept/step-000000000006.safetensors: nothing was left to do";
+    let said =
+        "out.onnx: saved from kept/step-000000000006.safetensors: all epochs were done already";
     assert!(ended.stdout.starts_with(said), "{}", ended.stdout);
     let error = refused(folder, &["--resume"]);
     let why = "--resume: out.onnx.checkpoints has no checkpoint";

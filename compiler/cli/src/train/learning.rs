@@ -45,17 +45,17 @@ impl Learning {
             self.n_learning(),
             plural(self.weights.len(), "float initialiser"),
         );
-        outln!("training: {n} of {all} learn");
+        outln!("training: {n} of {all} trainable");
         for w in &self.weights {
             let (name, ty) = (printable(&w.name), &w.ty);
             match &w.frozen {
                 None => outln!("  {name}: {ty}"),
-                Some(why) => outln!("  {name}: {ty}, does not learn: {}", printable(why)),
+                Some(why) => outln!("  {name}: {ty}, frozen: {}", printable(why)),
             }
         }
         for t in &self.fixed {
             let (name, ty, why) = (printable(&t.name), &t.ty, t.why);
-            outln!("  {name}: {ty}, does not learn: {why}");
+            outln!("  {name}: {ty}, frozen: {why}");
         }
         for problem in &self.problems {
             outln!("  {}", printable(&problem.to_string()));

@@ -1,6 +1,7 @@
 //! The loss of a model from a file, and the update of its weights, by flags.
 
 use super::super::output::{errln, warning};
+use crate::heading;
 use clap::{Args, ValueEnum};
 use gristmill::DType;
 use gristmill::ir::{Bindings, Op, ScalarOp, Type, ValueId};
@@ -14,59 +15,59 @@ use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::units::{plural, printable};
 use std::collections::BTreeMap;
 
-/// Flags that say what is learnt, and by which loss.
+/// Flags of the loss and of the trainable weights.
 #[derive(Args, Clone)]
 pub struct ObjectiveArgs {
-    /// The loss of an output. Those that are sums over classes take what comes before the softmax or sigmoid that the output is, if it is one.
-    #[arg(long, value_enum, default_value_t = Loss::CrossEntropy)]
+    /// Loss of an output. Classification losses work on logits; a final softmax or sigmoid is skipped.
+    #[arg(long, value_enum, default_value_t = Loss::CrossEntropy, help_heading = heading::TRAINING)]
     pub loss: Loss,
-    /// The output that the loss is of; by default the model's only one.
-    #[arg(long, value_name = "NAME")]
+    /// Output to compute the loss on. Default: the model's only output.
+    #[arg(long, value_name = "NAME", help_heading = heading::TRAINING)]
     pub output: Option<String>,
-    /// The axis of classes of --loss cross-entropy.
-    #[arg(long, value_name = "AXIS", default_value_t = -1, allow_negative_numbers = true)]
+    /// Axis of the classes, for --loss cross-entropy.
+    #[arg(long, value_name = "AXIS", default_value_t = -1, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub class_axis: i64,
-    /// Only weights whose names match the regular expression learn; all float ones but scalars and factors of one element by default.
-    #[arg(long, value_name = "REGEX")]
+    /// Train only the weights whose names match a regular expression. Default: all float weights except scalars and factors of one element.
+    #[arg(long, value_name = "REGEX", help_heading = heading::TRAINING)]
     pub trainable: Option<String>,
 }
 
 /// `--loss`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Loss {
-    /// Of classes: labels are integers, one for each row of the output.
+    /// For classes: labels are integers, one per row of the output.
     CrossEntropy,
-    /// Of independent probabilities: labels are from 0 to 1, of the output's type.
+    /// For independent probabilities: labels from 0 to 1, of the output's dtype.
     BinaryCrossEntropy,
-    /// The mean of squared differences; labels have the output's type.
+    /// Mean squared error; labels have the output's dtype.
     Mse,
-    /// The mean of absolute differences; labels have the output's type.
+    /// Mean absolute error; labels have the output's dtype.
     Mae,
 }
 
 /// Flags of an update.
 #[derive(Args, Clone)]
 pub struct UpdateArgs {
-    /// The optimiser.
-    #[arg(long, value_enum, default_value_t = OptimizerArg::Adam)]
+    /// Optimiser.
+    #[arg(long, value_enum, default_value_t = OptimizerArg::Adam, help_heading = heading::TRAINING)]
     pub optimizer: OptimizerArg,
-    /// The learning rate.
-    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true)]
+    /// Learning rate.
+    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub lr: f64,
-    /// The learning rate as a function of the step.
-    #[arg(long, value_enum, default_value_t = ScheduleArg::Constant)]
+    /// Learning rate as a function of the step.
+    #[arg(long, value_enum, default_value_t = ScheduleArg::Constant, help_heading = heading::TRAINING)]
     pub schedule: ScheduleArg,
-    /// Steps in which the learning rate rises from 0.
-    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    /// Steps over which the learning rate rises from 0.
+    #[arg(long, value_name = "STEPS", default_value_t = 0, help_heading = heading::TRAINING)]
     pub warmup: u64,
-    /// Part of the velocity that the next step keeps, of --optimizer sgd.
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    /// Momentum, for --optimizer sgd.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub momentum: f64,
-    /// Decay of weights: of sgd and adam a part of the gradient (L2), of adamw apart from it. 0 by default, 0.01 of adamw.
-    #[arg(long, allow_negative_numbers = true)]
+    /// Weight decay: an L2 term of the gradient for sgd and adam, decoupled for adamw. Default: 0, or 0.01 for adamw.
+    #[arg(long, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub weight_decay: Option<f64>,
-    /// The greatest norm of all gradients together.
-    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
+    /// Clip all gradients together to this norm.
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub clip_norm: Option<f64>,
 }
 
@@ -75,7 +76,7 @@ pub struct UpdateArgs {
 pub enum OptimizerArg {
     /// Adam.
     Adam,
-    /// Adam with decay of weights apart from the gradient.
+    /// Adam with decoupled weight decay.
     Adamw,
     /// Gradient descent, with --momentum.
     Sgd,
@@ -221,12 +222,12 @@ impl Aim {
         }
         let (n, n_fixed) = (weights.len(), plural(fixed.len(), "tensor"));
         let message = match (n, fixed.len()) {
-            (_, 0) => format!("none of the model's {n} float initialisers learns"),
+            (_, 0) => format!("none of the model's {n} float initialisers is trainable"),
             (0, _) => format!(
-                "nothing learns: the model has no float initialisers; {n_fixed} that may be weights are in nodes or quantised"
+                "nothing is trainable: the model has no float initialisers; possible weights are in nodes or quantised ({n_fixed})"
             ),
             _ => format!(
-                "none of the model's {n} float initialisers learns, and {n_fixed} more are in nodes or quantised"
+                "none of the model's {n} float initialisers is trainable; further possible weights are in nodes or quantised ({n_fixed})"
             ),
         };
         let e = Error::invalid(message);
@@ -254,11 +255,10 @@ impl Aim {
             let (name, ty) = tensors[0];
             let others = match tensors.len() - 1 {
                 0 => String::new(),
-                1 => ", nor does 1 more".to_owned(),
-                n => format!(", nor do {n} more"),
+                n => format!(", and {n} more"),
             };
             warning(format_args!(
-                "{}: {ty} does not learn{others}: {why}",
+                "{}: {ty} is not trainable{others}: {why}",
                 printable(name)
             ));
         }
