@@ -5,6 +5,7 @@ mod bench;
 mod calibrate;
 mod check;
 mod compile;
+mod completions;
 mod devices;
 mod dump;
 mod heading;
@@ -13,6 +14,7 @@ mod inputs;
 mod inspect;
 mod kit;
 mod load;
+mod man;
 mod nodes;
 mod objective;
 mod output;
@@ -81,6 +83,10 @@ enum Verb {
     Calibrate(calibrate::CalibrateArgs),
     /// List devices, drivers and compilers.
     Devices(devices::DevicesArgs),
+    /// Print a script that completes verbs and flags in a shell.
+    Completions(completions::CompletionsArgs),
+    /// Write man pages of the program and its verbs.
+    Man(man::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -111,6 +117,8 @@ fn run_verb(verb: Verb) -> Result<()> {
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Devices(a) => devices::devices(&a),
+        Verb::Completions(a) => completions::completions(&a),
+        Verb::Man(a) => man::man(&a),
     }
 }
 
