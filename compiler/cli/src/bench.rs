@@ -4,7 +4,7 @@ use crate::args::CompileArgs;
 use crate::heading;
 use crate::image::{self, Ready};
 use crate::inputs::{self, InputArgs, Inputs};
-use crate::output::{self, errln, outln};
+use crate::output::{self, errln, noteln, outln};
 use crate::watchdog::within;
 use crate::{parse, print_json};
 use clap::Args;
@@ -302,7 +302,7 @@ fn keep(p: &Prepared) -> Result<()> {
     let (measured, warning) = store::add_times(&path, &machine(), &new)?;
     warning.iter().for_each(output::warning);
     let path = path.display();
-    errln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {path}");
+    noteln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {path}");
     match placements_folder(p.compiled()) {
         Some(placements) => keep_placement(p, measured, placements),
         None => Ok(()),
@@ -327,7 +327,7 @@ fn keep_placement(p: &Prepared, measured: Measured, folder: &Path) -> Result<()>
     print_replacement(&replacement);
     let clusters = &p.whole()?.lowered.clusters;
     let path = replacement.placement.keep(clusters, folder)?;
-    errln!("the placement is kept in {}", path.display());
+    noteln!("the placement is kept in {}", path.display());
     Ok(())
 }
 

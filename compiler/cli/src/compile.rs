@@ -3,7 +3,7 @@
 use crate::args::{CompileArgs, DimFlags};
 use crate::heading;
 use crate::kit::{self, Template};
-use crate::output::{self, errln, outln};
+use crate::output::{self, noteln, outln};
 use crate::{parse, print_json};
 use clap::{Args, ValueEnum};
 use gristmill::Options;
@@ -160,7 +160,7 @@ impl Form {
 
 /// The bytes of a template.
 fn template(template: Template, kit: Option<&Path>) -> Result<Vec<u8>> {
-    let path = kit::find(template, kit, &|text| errln!("{text}"))?;
+    let path = kit::find(template, kit, &|text| noteln!("{text}"))?;
     let read = std::fs::read(&path);
     read.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }
@@ -280,7 +280,7 @@ fn lists(args: &CompileArgs) -> Result<(CompileArgs, Sizes)> {
 /// Says on a terminal which of several variants is compiled.
 fn progress(i: usize, n: usize, dims: &Bindings) {
     if n > 1 && std::io::stderr().is_terminal() {
-        errln!(
+        noteln!(
             "variant {} of {n}: {}",
             i + 1,
             dims_text(dims.clone().into_iter().collect::<Vec<_>>().iter())
@@ -302,7 +302,7 @@ fn print(path: &Path, written: &Written, time: u64) {
     // A pipe, which has no name of its own, may be standard output itself.
     match path.canonicalize().is_ok_and(|path| path.is_file()) {
         true => outln!("{line}"),
-        false => errln!("{line}"),
+        false => noteln!("{line}"),
     }
 }
 

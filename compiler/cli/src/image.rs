@@ -2,7 +2,7 @@
 
 use crate::args::{CompileArgs, DimFlags};
 use crate::inputs::{self, InputArgs, Inputs};
-use crate::output::{errln, outln};
+use crate::output::{noteln, outln};
 use crate::{load, print_json};
 use gristmill::DimRange;
 use gristmill::Tensor;
@@ -83,7 +83,7 @@ impl Ready {
 fn announce(image: &Image, chosen: Variant, inputs: &Inputs) {
     let is_one_of_several = image.programs().len() > 1;
     if is_one_of_several && inputs.random.len() == inputs.tensors.len() {
-        errln!(
+        noteln!(
             "variant {}",
             printable(&dims_text(chosen.fixed.dims.iter()))
         );

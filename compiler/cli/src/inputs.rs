@@ -1,7 +1,7 @@
 //! The inputs of a run: tensors that the user gives, and random ones for the others.
 
 use crate::heading;
-use crate::output::errln;
+use crate::output::noteln;
 use crate::{load, parse};
 use clap::Args;
 use gristmill::Options;
@@ -73,7 +73,7 @@ impl InputArgs {
         };
         let missing = state::set(&flags, known, resources)?;
         if let (Some(path), false) = (&self.state, missing.is_empty()) {
-            errln!("{}", state::missing_text(path, &missing));
+            noteln!("{}", state::missing_text(path, &missing));
         }
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Inputs {
     pub fn announce(&self, seed: u64) {
         if !self.random.is_empty() {
             let names: Vec<_> = self.random.iter().map(|name| printable(name)).collect();
-            errln!("random inputs (--seed {seed}): {}", names.join(", "));
+            noteln!("random inputs (--seed {seed}): {}", names.join(", "));
         }
     }
 

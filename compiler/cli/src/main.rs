@@ -53,6 +53,9 @@ struct Cli {
         help_heading = heading::OUTPUT
     )]
     color: Color,
+    /// Print no progress and no notes. Warnings and errors stay.
+    #[arg(short, long, global = true, help_heading = heading::OUTPUT)]
+    quiet: bool,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 good; 1 internal error; 2 bad command line or input file; 3 unsupported op, dtype or device; \
@@ -98,7 +101,12 @@ fn main() -> ExitCode {
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let code = match parsed {
-        Ok(cli) => exit_code_of(|| run_verb(cli.verb)),
+        Ok(cli) => {
+            if cli.quiet {
+                output::be_quiet();
+            }
+            exit_code_of(|| run_verb(cli.verb))
+        }
         Err(e) => print_usage(&e),
     };
     output::flush();

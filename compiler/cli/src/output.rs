@@ -7,6 +7,7 @@ pub use gristmill_runtime::command::output::{
     error, flush, message, outlive_reader, stop, text, unescaped, warning,
 };
 use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Prints a line of results on standard output.
 macro_rules! outln {
@@ -16,7 +17,31 @@ macro_rules! outln {
 macro_rules! errln {
     ($($arg:tt)*) => { $crate::output::message(&format!($($arg)*)) };
 }
-pub(crate) use {errln, outln};
+/// Prints a note on standard error, unless `--quiet` is given.
+macro_rules! noteln {
+    ($($arg:tt)*) => { $crate::output::note(&format!($($arg)*)) };
+}
+pub(crate) use {errln, noteln, outln};
+
+/// `--quiet`.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Prints no notes and no progress from here on.
+pub fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+/// True after [`be_quiet`].
+pub fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// Prints lines on standard error, unless `--quiet` is given.
+pub fn note(lines: &str) {
+    if !is_quiet() {
+        message(lines);
+    }
+}
 
 /// Prints warnings.
 pub fn warnings(list: &[String]) {
@@ -27,7 +52,7 @@ pub fn warnings(list: &[String]) {
 pub fn name_kernels(is_wanted: bool) -> Result<()> {
     if is_wanted {
         let path = gristmill_runtime::perf::start()?;
-        errln!("kernels are named in {}", path.display());
+        noteln!("kernels are named in {}", path.display());
     }
     Ok(())
 }

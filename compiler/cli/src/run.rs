@@ -4,7 +4,7 @@ use crate::args::CompileArgs;
 use crate::heading;
 use crate::image::{self, Ready};
 use crate::inputs::{self, InputArgs, Inputs};
-use crate::output::{self, errln, outln};
+use crate::output::{self, noteln, outln};
 use crate::watchdog::within;
 use crate::{load, parse, print_json, summary};
 use clap::Args;
@@ -107,7 +107,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     for (name, change) in &ran.changes {
         let (name, precision) = (printable(name), ran.precision);
-        errln!("{name}: {precision} instead of the model's precision: {change}");
+        noteln!("{name}: {precision} instead of the model's precision: {change}");
     }
     compare_with_expected(args, archive, &ran)
 }

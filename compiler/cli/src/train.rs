@@ -10,7 +10,7 @@ pub use objective::{ObjectiveArgs, UpdateArgs};
 
 use crate::args::CompileArgs;
 use crate::heading;
-use crate::output::{errln, outlive_reader, outln};
+use crate::output::{self, errln, noteln, outlive_reader, outln};
 use crate::{load, parse, print_json};
 use clap::Args;
 use data::{Archive, Batch, Examples, Keys};
@@ -367,7 +367,7 @@ impl Run<'_> {
         }
         let n_steps = self.n_per_epoch().saturating_mul(self.args.epochs);
         let n_done = self.position.epoch * self.n_per_epoch() + self.position.n_batches;
-        let line = Line::new(n_steps, n_done, !self.args.json);
+        let line = Line::new(n_steps, n_done, !self.args.json && !output::is_quiet());
         while self.position.epoch < self.args.epochs {
             let Some(mut epoch) = self.epoch(&line, interrupt)? else {
                 line.end();
@@ -478,7 +478,7 @@ impl Run<'_> {
         }
         self.position = own;
         let path = resumed.path.display();
-        errln!(
+        noteln!(
             "resuming from {path}, after {}",
             plural(self.trainer.n_steps()? as usize, "step")
         );
@@ -606,7 +606,7 @@ impl Run<'_> {
         })?;
         if !self.converted.is_empty() && !self.args.json {
             let (out, nodes) = (self.args.out.display().to_string(), self.converted);
-            errln!(
+            noteln!(
                 "{}: {nodes} written in inference form (--keep-training-form keeps the training form)",
                 printable(&out)
             );

@@ -111,6 +111,23 @@ fn names_do_not_move_the_cursor() {
 }
 
 #[test]
+fn quiet_leaves_results_warnings_and_errors() {
+    let model = data("digits/model.onnx");
+    let plain: &[&str] = &["run", &model, "--set", "batch=1"];
+    let go = |flags: &[&str]| gristmill(Path::new("."), &[plain, flags].concat());
+    let (loud, quiet) = (go(&[]), go(&["--quiet"]));
+    assert!(loud.stderr.contains("random inputs"), "{}", loud.stderr);
+    assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), ""));
+    assert_eq!(quiet.stdout.lines().next(), loud.stdout.lines().next());
+    let warned = go(&["-q", "--tune"]);
+    let warning = "warning: --tune changes nothing: no device is a GPU\n";
+    assert_eq!(warned.stderr, warning);
+    let wrong = go(&["--quiet", "--set", "bach=2"]);
+    assert_eq!(wrong.code, Some(2));
+    assert!(wrong.stderr.starts_with("error: "), "{}", wrong.stderr);
+}
+
+#[test]
 fn labels_are_coloured_on_request() {
     let failing =
         |args: &[&str]| gristmill(Path::new("."), &[&["run", "none.onnx"], args].concat());

@@ -1,6 +1,6 @@
 //! Examples of an archive for the inputs of a model.
 
-use super::super::output::errln;
+use super::super::output::noteln;
 use gristmill::ir::Type;
 use gristmill::train::Dataset;
 use gristmill::{DType, Tensor};
@@ -59,7 +59,7 @@ impl Archive {
             fits.map_err(|e| e.context(self.of(name)))?;
             if tensor.dtype() != ty.dtype {
                 let (name, from, to) = (printable(name), tensor.dtype(), ty.dtype);
-                errln!(
+                noteln!(
                     "{}: {name}: values of {from} are taken as {to}",
                     self.path.display()
                 );
@@ -124,7 +124,7 @@ impl Archive {
         }
         if n % size > 0 {
             let left = plural(n % size, "example");
-            errln!("{path}: the model takes {size} at once, so each epoch leaves out {left}");
+            noteln!("{path}: the model takes {size} at once, so each epoch leaves out {left}");
         }
         Ok(())
     }
