@@ -4,6 +4,7 @@ use crate::args::{CompileArgs, DimFlags};
 use crate::heading;
 use crate::kit::{self, Template};
 use crate::output::{self, noteln, outln};
+use crate::spinner::Spinner;
 use crate::{parse, print_json};
 use clap::{Args, ValueEnum};
 use gristmill::Options;
@@ -160,7 +161,8 @@ impl Form {
 
 /// The bytes of a template.
 fn template(template: Template, kit: Option<&Path>) -> Result<Vec<u8>> {
-    let path = kit::find(template, kit, &|text| noteln!("{text}"))?;
+    let spinner = Spinner::default();
+    let path = kit::find(template, kit, &|text| spinner.begin(text))?;
     let read = std::fs::read(&path);
     read.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }

@@ -22,6 +22,7 @@ mod parse;
 mod place;
 mod planned;
 mod run;
+mod spinner;
 mod summary;
 mod train;
 mod watchdog;

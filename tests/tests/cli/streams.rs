@@ -1,7 +1,7 @@
 //! Standard output and standard error: failed writes, colours, names that would move the cursor, very long errors.
 
 use super::data;
-use crate::process::{Ended, Start, gristmill, start};
+use crate::process::{Ended, Start, gristmill, gristmill_with, start};
 use std::fs::OpenOptions;
 use std::path::Path;
 
@@ -125,6 +125,32 @@ fn quiet_leaves_results_warnings_and_errors() {
     let wrong = go(&["--quiet", "--set", "bach=2"]);
     assert_eq!(wrong.code, Some(2));
     assert!(wrong.stderr.starts_with("error: "), "{}", wrong.stderr);
+}
+
+/// A build that fails at once shows the line of progress, without a minute of compiling.
+#[cfg(unix)]
+#[test]
+fn the_build_of_the_kit_is_announced_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, cache) = (data("digits/model.onnx"), folder.path().join("cache"));
+    let build = |flags: &[&str]| {
+        let variables = [
+            ("GRISTMILL_CACHE_DIR", cache.as_path()),
+            ("GRISTMILL_KIT", Path::new("")),
+            ("CARGO", Path::new("false")),
+        ];
+        let args = ["compile", &model, "--set", "batch=1", "-o", "digits"];
+        let ended = gristmill_with(folder.path(), &variables, &[&args, flags].concat());
+        assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+        ended.stderr
+    };
+    let said = build(&[]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert_eq!(lines[0], "building gristmill-runner (once)");
+    let error = "error: the kit cannot be built";
+    assert!(lines[1].starts_with(error), "{said}");
+    assert!(build(&["--quiet"]).starts_with(error));
 }
 
 #[test]
