@@ -114,6 +114,19 @@ fn pages_have_their_parts() {
         }
         assert!(page.contains("\"memory\":{"), "{title}");
     }
+    let headers = [
+        "<dt>model</dt><dd>tests/data/models/bert_dynamo/model.onnx</dd>",
+        "<dt>topology</dt><dd>",
+        "<dt>devices</dt><dd>/gpu:0, /gpu:1</dd>",
+        "<dt>dims</dt><dd>batch=64</dd>",
+    ];
+    for (page, header) in pages.iter().zip(headers) {
+        assert!(page.contains(header), "{header}");
+        assert!(page.contains("<dt>command</dt><dd>gristmill place "));
+    }
+    let digits = &pages[3];
+    assert!(digits.contains("<dt>inputs</dt><dd>image: f32[64, 1, 8, 8]</dd>"));
+    assert!(digits.contains("<p>Merges 2 nodes of the model: node_div, node_sub_1</p>"));
     for stream in &pages[2..] {
         assert!(stream.contains("<h2>Stages</h2>") && stream.contains("<dt>period</dt>"));
         assert!(

@@ -18,6 +18,7 @@ mod man;
 mod nodes;
 mod objective;
 mod output;
+mod page_header;
 mod parse;
 mod place;
 mod planned;

@@ -4,7 +4,7 @@ use crate::args::{CompileArgs, FallbackArg};
 use crate::heading;
 use crate::objective::{Asked, Objective};
 use crate::output::{self, outln};
-use crate::{inputs, load, planned, print_json, print_value};
+use crate::{inputs, load, page_header, planned, print_json, print_value};
 use clap::Args;
 use gristmill::Compiled;
 use gristmill::cost::{Bytes, Nanos};
@@ -97,6 +97,17 @@ impl PlaceArgs {
         }
     }
 
+    /// Header of a bare problem's page.
+    fn facts_of_problem(&self) -> Vec<(&'static str, String)> {
+        let files = [("problem", &self.task_graph), ("topology", &self.topology)];
+        let given = files
+            .into_iter()
+            .filter_map(|(name, path)| Some((name, path.as_ref()?)));
+        given
+            .map(|(name, path)| (name, path.display().to_string()))
+            .collect()
+    }
+
     /// Name of the file that is placed.
     fn file_name(&self) -> String {
         let file = self.model.as_ref().or(self.task_graph.as_ref());
@@ -145,7 +156,8 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     output::warnings(&planned.report.warnings);
     let (placement, clusters) = (&planned.placement, &planned.clusters);
     args.compile.log_placement(placement, clusters);
-    let explanation = explain_and_write(args, &placement.subject(clusters)?)?;
+    let facts = page_header::of_model(model, &options, clusters);
+    let explanation = explain_and_write(args, &placement.subject(clusters)?, facts)?;
     let whole = on_whole_cpu(args, model, placement)?;
     if args.json {
         let mut answer = planned::to_json(&planned, explanation);
@@ -211,7 +223,11 @@ fn place_segments(args: &PlaceArgs, compiled: &Compiled) -> Result<()> {
 }
 
 /// Writes the files that the flags ask for; gives the explanation if it is to be printed.
-fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Explanation>> {
+fn explain_and_write(
+    args: &PlaceArgs,
+    subject: &Subject,
+    mut facts: Vec<(&'static str, String)>,
+) -> Result<Option<Explanation>> {
     if let Some(path) = &args.trace {
         load::write(path, &trace::trace(subject))?;
     }
@@ -220,7 +236,10 @@ fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Expla
     }
     let explanation = (args.explain || args.html.is_some()).then(|| explain::explain(subject));
     if let (Some(path), Some(explanation)) = (&args.html, &explanation) {
-        load::write(path, &html::page(subject, explanation, &args.file_name()))?;
+        facts.push(("devices", subject.devices.join(", ")));
+        facts.push(("command", page_header::command()));
+        let page = html::page(subject, explanation, &args.file_name(), &facts);
+        load::write(path, &page)?;
     }
     Ok(explanation.filter(|_| args.explain))
 }
@@ -272,7 +291,8 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     match args.compile.objective {
         Objective::Latency => place_for_latency(args, &asked),
         Objective::Throughput => {
-            let explained = |subject: &Subject| explain_and_write(args, subject);
+            let explained =
+                |subject: &Subject| explain_and_write(args, subject, args.facts_of_problem());
             asked.stream(args.compile.samples, explained)
         }
         Objective::Memory => asked.least_memory(),
@@ -299,7 +319,11 @@ fn place_for_latency(args: &PlaceArgs, asked: &Asked) -> Result<()> {
             wrong.join("\n  ")
         )));
     }
-    let explanation = explain_and_write(args, &subject(graph, topology, p, &solution, options))?;
+    let explanation = explain_and_write(
+        args,
+        &subject(graph, topology, p, &solution, options),
+        args.facts_of_problem(),
+    )?;
     if args.json {
         let verdict = Verdict {
             lower_bound: solution.lower_bound,

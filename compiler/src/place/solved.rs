@@ -7,7 +7,7 @@ use super::plan::{self, Names, Plan, Planned};
 use super::resolve::Resolved;
 use super::{DeviceSet, Objective, Placement, Reason, Request};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Graph, Node, NodeId, Op};
 use gristmill_runtime::device::{DeviceName, DeviceSpec};
 use gristmill_solver::memory::remat::{Copy, Freedom};
 use gristmill_solver::search::portfolio::{Options, Solution};
@@ -123,6 +123,25 @@ pub(super) fn planned(
     )
 }
 
+/// Nodes of the model merged into a cluster, in order; none for the kernel of a single node.
+fn merged(cluster: &Node) -> Vec<String> {
+    if !matches!(cluster.op, Op::Cluster { .. }) {
+        return Vec::new();
+    }
+    let inner = cluster.regions.iter().flat_map(Graph::nodes);
+    let mut names: Vec<&str> = Vec::new();
+    for (_, node) in inner {
+        let name = node.origin.as_str();
+        if !name.is_empty() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    match names.len() {
+        1 => Vec::new(),
+        _ => names.into_iter().map(str::to_owned).collect(),
+    }
+}
+
 impl Placement {
     /// Where and when these nodes ran, on the devices of a set; nothing where a device is gone, or
     /// a node was not placed.
@@ -185,6 +204,7 @@ impl Placement {
             Label {
                 name: name.clone(),
                 op,
+                merged: merged(node),
                 reason: reason.filter(|r| !r.is_choice()).map(Reason::to_string),
                 is_copy: copy.is_some(),
             }

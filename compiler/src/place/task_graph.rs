@@ -730,6 +730,7 @@ pub fn subject<'a>(
     let label = |(t, node): (usize, &Node)| Label {
         name: node.name.clone(),
         op: node.op.clone(),
+        merged: Vec::new(),
         reason: graph.reason(p, t),
         is_copy: false,
     };

@@ -16,6 +16,9 @@ pub struct NodeReason {
     pub name: String,
     /// Its op, for people.
     pub op: String,
+    /// Merged nodes of the model, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub merged: Vec<String>,
     /// Its device.
     pub device: String,
     /// Start.
@@ -80,6 +83,7 @@ pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
         reasons.push(NodeReason {
             name: s.tasks[i].name.clone(),
             op: s.tasks[i].op.clone(),
+            merged: s.tasks[i].merged.clone(),
             device: s.device_of(i).to_owned(),
             start_ns: t.start[i].0,
             end_ns: t.end[i].0,

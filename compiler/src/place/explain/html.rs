@@ -18,8 +18,11 @@ const TEMPLATE: &str = include_str!("html/page.html");
 const STYLE: &str = include_str!("html/page.css");
 const SCRIPT: &str = include_str!("html/page.js");
 
+/// Facts of the problem and the command, by name.
+pub type Header<'a> = &'a [(&'static str, String)];
+
 /// The page of a placement with its explanation; `file` is the name of the model's file.
-pub fn page(s: &Subject, e: &Explanation, file: &str) -> String {
+pub fn page(s: &Subject, e: &Explanation, file: &str, header: Header) -> String {
     let (file, graph) = (escaped(file), escaped(s.name));
     let title = match graph.is_empty() {
         true => file.clone(),
@@ -32,6 +35,7 @@ pub fn page(s: &Subject, e: &Explanation, file: &str) -> String {
         ("graph", &graph),
         ("style", STYLE),
         ("script", SCRIPT),
+        ("setup", &list("setup", header)),
         ("facts", &facts(s, e)),
         ("legend", &chart.legend()),
         ("data", &chart.json()),
@@ -57,10 +61,10 @@ fn filled(values: &[(&str, &str)]) -> String {
 /// The result in a few words: time, bound, and period of a stream.
 fn facts(s: &Subject, e: &Explanation) -> String {
     let solution = s.solution;
-    let (bound, name) = (solution.lower_bound, escaped(&solution.bound));
+    let (bound, name) = (solution.lower_bound, &solution.bound);
     let mut facts = vec![
         ("time of a run", solution.timeline.makespan.to_string()),
-        ("found by", escaped(&solution.algorithm)),
+        ("found by", solution.algorithm.clone()),
         ("lower bound", format!("{bound} ({name})")),
     ];
     facts.extend(
@@ -68,10 +72,16 @@ fn facts(s: &Subject, e: &Explanation) -> String {
             .map(|sources| ("predicted times", sources.to_string())),
     );
     facts.extend(e.stream.iter().flat_map(stream_facts));
-    let fact =
-        |(name, value): &(&str, String)| format!("<div><dt>{name}</dt><dd>{value}</dd></div>");
+    list("facts", &facts)
+}
+
+/// A list of names and values; the values are text.
+fn list(id: &str, facts: &[(&str, String)]) -> String {
+    let fact = |(name, value): &(&str, String)| {
+        format!("<div><dt>{name}</dt><dd>{}</dd></div>", escaped(value))
+    };
     let facts: String = facts.iter().map(fact).collect();
-    format!("<dl id=\"facts\">{facts}</dl>")
+    format!("<dl id=\"{id}\">{facts}</dl>")
 }
 
 fn stream_facts(stream: &StreamUse) -> [(&'static str, String); 5] {
@@ -82,7 +92,7 @@ fn stream_facts(stream: &StreamUse) -> [(&'static str, String); 5] {
         ("stream", format!("{} runs in {time}", stream.samples)),
         ("lower bound of the stream", bound),
         ("runs in flight", stream.in_flight.to_string()),
-        ("bottleneck", escaped(&stream.bottleneck)),
+        ("bottleneck", stream.bottleneck.clone()),
     ]
 }
 

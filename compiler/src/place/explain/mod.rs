@@ -65,6 +65,8 @@ pub struct Label {
     pub name: String,
     /// Its op, for people.
     pub op: String,
+    /// Merged nodes of the model, if there are several.
+    pub merged: Vec<String>,
     /// The request or rule that narrowed its devices, if any.
     pub reason: Option<String>,
     /// True for a rematerialised node and for one that keeps an offloaded value.

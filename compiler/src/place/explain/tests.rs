@@ -81,6 +81,7 @@ fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
     let label = |t| Label {
         name: format!("t{t}"),
         op: String::new(),
+        merged: Vec::new(),
         reason: None,
         is_copy: false,
     };

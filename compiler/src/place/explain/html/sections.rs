@@ -130,9 +130,10 @@ impl<'a> Sections<'a> {
         let (name, op, device) = (escaped(&n.name), escaped(&n.op), escaped(&n.device));
         let (times, reason) = (interval(n.start_ns, n.end_ns), escaped(&n.reason));
         let alternatives = self.alternatives(n);
+        let merged = merged(&n.merged);
         format!(
             "<details id=\"n{id}\"><summary><b>{name}</b> <i>{op}</i> <span>{device}</span> \
-             <span>{times}</span></summary><p>{reason}</p>{alternatives}</details>\n"
+             <span>{times}</span></summary><p>{reason}</p>{merged}{alternatives}</details>\n"
         )
     }
 
@@ -176,6 +177,16 @@ const ALTERNATIVES: [&str; 6] = [
     "time of everything",
     "over memory",
 ];
+
+/// The nodes of the model in a cluster.
+fn merged(names: &[String]) -> String {
+    if names.is_empty() {
+        return String::new();
+    }
+    let n = counted(names.len(), "node");
+    let names: Vec<String> = names.iter().map(|name| escaped(name)).collect();
+    format!("<p>Merges {n} of the model: {}</p>", names.join(", "))
+}
 
 /// A table of cells that are HTML, with its heading if that is not empty; nothing without rows.
 fn table(heading: &str, columns: &[&str], rows: Vec<Vec<String>>) -> String {

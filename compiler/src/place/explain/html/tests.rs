@@ -38,7 +38,7 @@ fn changed<'a>(s: &Subject<'a>, name: &'a str, stream: Option<Stream>) -> Subjec
 /// The page, and the data of its drawing.
 fn drawn(s: &Subject) -> (String, Value, Explanation) {
     let e = explain(s);
-    let page = page(s, &e, "graph.json");
+    let page = page(s, &e, "graph.json", &[("dims", "n=<1>".to_owned())]);
     let (_, rest) = page.split_once("id=\"data\">").unwrap();
     let data = serde_json::from_str(rest.split("</script>").next().unwrap()).unwrap();
     (page, data, e)
@@ -55,6 +55,7 @@ fn pages_need_nothing_else() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(page.contains("<title>graph.json: two &lt;branches&gt;</title>"));
+    assert!(page.contains("<dt>dims</dt><dd>n=&lt;1&gt;</dd>"));
 }
 
 #[test]
