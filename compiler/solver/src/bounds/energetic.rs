@@ -25,13 +25,13 @@ const SETS: usize = 8;
 
 /// A task on some of the devices.
 #[derive(Clone, Copy, Debug)]
-pub struct Slack {
+pub(super) struct Slack {
     /// Earliest start.
-    pub head: u64,
+    head: u64,
     /// Least time it takes.
-    pub length: u64,
+    length: u64,
     /// Least time from its start to the end of all.
-    pub tail: u64,
+    tail: u64,
 }
 
 /// Least makespan by the work that falls in stretches: over all devices, and over each set of
@@ -111,7 +111,7 @@ fn device_sets(p: &Problem) -> Vec<Vec<bool>> {
 
 /// Least end of all, `total` or later, at which no stretch has more work than `n_devices` can do.
 /// `work` bounds begins times tasks of a pass.
-pub fn raise(tasks: &[Slack], n_devices: u64, mut total: u64, work: usize) -> u64 {
+fn raise(tasks: &[Slack], n_devices: u64, mut total: u64, work: usize) -> u64 {
     let mut begins: Vec<u64> = tasks
         .iter()
         .flat_map(|t| [t.head, total.saturating_sub(t.tail)])

@@ -18,7 +18,6 @@ use crate::Nanos;
 use crate::problem::Problem;
 use crate::schedule::timeline::Timeline;
 
-pub use energetic::{Slack, raise};
 pub(crate) use intervals::{cut_out, tensors_of};
 pub use windows::Windows;
 

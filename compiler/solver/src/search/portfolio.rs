@@ -462,10 +462,6 @@ impl Run<'_> {
     /// Improves the best proposals, and proves optimality where it can.
     fn search(&mut self) {
         let (p, options) = (self.p, self.options);
-        if exact::is_parallel(p) {
-            // Its bounds and its schedules are the best that there are for such problems.
-            return self.search_tree();
-        }
         self.raise_bound();
         let can_refine = options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64;
         if can_refine && !self.is_done() {
@@ -608,14 +604,11 @@ fn for_devices(nodes: u64, p: &Problem) -> u64 {
     nodes.saturating_mul(4) / p.n_devices().max(4) as u64
 }
 
-/// The budget of branch and bound. Without communication nodes are quick; under memory limits there
-/// are fewer already for more tasks.
+/// Nodes of branch and bound. More tasks get fewer; under memory limits [`search_nodes`] already
+/// reduced them once.
 fn tree_nodes(p: &Problem, options: &Options) -> u64 {
     let n = (p.n_tasks() as u64).max(QUICK_TASKS);
     let part = |nodes: u64| nodes.saturating_mul(QUICK_TASKS) / n;
-    if exact::is_parallel(p) {
-        return options.search_nodes;
-    }
     if p.is_limited() {
         part(options.search_nodes)
     } else {

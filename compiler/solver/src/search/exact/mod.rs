@@ -10,7 +10,6 @@
 
 mod assign;
 mod order;
-mod parallel;
 mod series;
 mod tables;
 mod timed;
@@ -22,7 +21,6 @@ use crate::problem::Problem;
 use crate::schedule::timeline::Timeline;
 use crate::{Nanos, bounds};
 
-pub(crate) use parallel::applies as is_parallel;
 pub use series::series;
 
 /// Most tasks, and most transfers, of a problem that is searched.
@@ -58,9 +56,6 @@ pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Pr
             lower_bound: known.min(limit),
             complete: known >= limit,
         };
-    }
-    if parallel::applies(p) {
-        return parallel::solve(p, known, limit, budget);
     }
     if p.n_tasks() > MOST_TASKS || p.n_devices() > MOST_DEVICES {
         return Proof {
