@@ -25,6 +25,7 @@ pub mod files;
 pub mod gpu;
 pub mod heap;
 pub mod image;
+pub mod kernel_abi;
 pub mod nearest;
 #[cfg(feature = "npz")]
 pub mod npy;

@@ -2,20 +2,12 @@
 //!
 //! A [`Program`] is a list of [`Partition`]s, one per logical device. A partition owns an arena (one block of memory in which all its
 //! intermediate buffers have fixed offsets), its constants, its kernels and a list of [`Step`]s. Partitions exchange tensors only through
-//! `Send` and `Recv` steps that carry the same [`Key`].
+//! `Send` and `Recv` steps with the same [`Key`].
 //!
-//! A device with memory of its own (a GPU, or the emulator of one) has its arena and constants there, and copies of the inputs and outputs that
-//! it uses. Its kernels are [`GpuKernel`]s, whose ABI [`crate::gpu`] describes, and [`Product`]s of a library.
+//! A device with memory of its own (a GPU, or the emulator of one) has its arena and constants there, and copies of the inputs and outputs of
+//! its steps. Its kernels are [`GpuKernel`]s, whose ABI [`crate::gpu`] describes, and [`Product`]s of a library.
 //!
-//! # Kernel ABI
-//!
-//! On a CPU: `unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32`. `args` holds one pointer per buffer of the step, inputs
-//! first, then outputs, then, for a kernel with `workspace_bytes_per_thread > 0`, this thread's workspace (64 B aligned, contents
-//! undefined). `[begin, end)` is a non-empty range of the step's work items; items are independent, so any split over threads is legal.
-//! The result is a code of [`crate::status`]. Kernels never unwind and allocate nothing.
-//!
-//! Alignment: arena buffers and constants are 64 B aligned. Inputs and outputs may be memory of the caller's, or slices of larger tensors
-//! in a sub-program: they are aligned to their element size only.
+//! [`crate::kernel_abi`] describes the ABI of kernels on CPUs.
 //!
 //! # Control flow
 //!
@@ -41,6 +33,7 @@ use crate::tensor::Tensor;
 use crate::text::Function;
 use std::sync::Arc;
 
+pub use crate::kernel_abi::KernelFn;
 pub use blocks::{Blocks, SERIAL_NS, grain};
 pub(crate) use memory::LOOP_BYTES;
 pub use memory::MemoryUse;
@@ -172,9 +165,6 @@ pub enum Loc {
     Assigned(u32),
 }
 
-/// Signature of generated and precompiled kernels; see the module doc.
-pub type KernelFn = unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32;
-
 /// A kernel of a partition.
 #[derive(Clone, Debug)]
 pub enum Kernel {
@@ -196,7 +186,7 @@ impl Kernel {
         }
     }
 
-    /// Bytes of scratch that each running thread gets as the last argument; 0 = no such argument.
+    /// Bytes of scratch per running thread, passed as the last argument; 0 = no such argument.
     pub fn workspace_bytes_per_thread(&self) -> usize {
         match self {
             Kernel::Cpu(k) => k.workspace_bytes_per_thread,
@@ -213,14 +203,14 @@ impl Kernel {
     }
 }
 
-/// A kernel that a CPU runs.
+/// A kernel for CPUs.
 #[derive(Clone, Debug)]
 pub struct CpuKernel {
     /// Symbol name, for dumps and profiles.
     pub name: String,
     /// Entry point.
     pub function: Function,
-    /// Bytes of scratch that each running thread gets as the last argument; 0 = no such argument.
+    /// Bytes of scratch per running thread, passed as the last argument; 0 = no such argument.
     pub workspace_bytes_per_thread: usize,
     /// For a kernel that works by blocks, on one step: items and workspace follow from the number of threads.
     pub blocks: Option<Blocks>,

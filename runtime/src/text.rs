@@ -8,7 +8,7 @@ mod code;
 pub use code::{Call, Code, FUNCTION_ALIGN, Form};
 
 use crate::error::{Error, ErrorKind};
-use crate::program::KernelFn;
+use crate::kernel_abi::KernelFn;
 use gristmill_kernels::Isa;
 use memmap2::{Mmap, MmapMut};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Rooms of the compiler: arrows between its top-level modules have no circles.
+//! Rooms of the compiler and of the runtime: arrows between top-level modules of a crate have no circles.
 
 use super::assert_none;
 use super::sources::{File, production};
@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Rooms that each room names.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
-/// Room of a file below `compiler/src`; the crate's root is no room.
-fn room(path: &str) -> Option<&str> {
-    let path = path.strip_prefix("compiler/src/")?;
+/// Room of a file below the sources of a crate. The crate's root does not count as a room.
+fn room<'a>(sources: &str, path: &'a str) -> Option<&'a str> {
+    let path = path.strip_prefix(sources)?;
     let first = path.split('/').next()?;
     let room = first.strip_suffix(".rs").unwrap_or(first);
     (!["lib", "main"].contains(&room)).then_some(room)
@@ -65,14 +65,20 @@ fn reexports(root: &str) -> BTreeMap<&str, &str> {
     rooms
 }
 
-fn arrows() -> Arrows {
-    let files: Vec<File> = production().collect();
-    let root = files.iter().find(|f| f.path == "compiler/src/lib.rs");
-    let reexports = reexports(&root.expect("the compiler has a root").text);
-    let rooms: BTreeSet<&str> = files.iter().filter_map(|f| room(&f.path)).collect();
+/// Arrows of a crate whose sources are in a folder, such as `compiler/src/`.
+fn arrows(sources: &str) -> Arrows {
+    let files: Vec<File> = production()
+        .filter(|f| f.path.starts_with(sources))
+        .collect();
+    let root = files.iter().find(|f| f.path == format!("{sources}lib.rs"));
+    let reexports = reexports(&root.expect("the crate has a root").text);
+    let rooms: BTreeSet<&str> = files
+        .iter()
+        .filter_map(|f| room(sources, &f.path))
+        .collect();
     let mut arrows = Arrows::new();
     for file in &files {
-        let Some(from) = room(&file.path) else {
+        let Some(from) = room(sources, &file.path) else {
             continue;
         };
         let code: Vec<&str> = file.text.lines().filter(|l| !is_comment(l)).collect();
@@ -107,11 +113,19 @@ fn on_circles(arrows: &Arrows) -> Arrows {
 
 #[test]
 fn arrows_between_rooms_have_no_circle() {
-    let arrows = arrows();
-    assert!(arrows.len() > 10 && arrows["codegen"].contains("ir"));
-    let left = on_circles(&arrows);
-    let lines = left.iter().map(|(from, to)| format!("{from} names {to:?}"));
-    assert_none("break the circle between these rooms", lines.collect());
+    let crates = [
+        ("compiler/src/", "codegen", "ir"),
+        ("runtime/src/", "program", "text"),
+    ];
+    let mut lines = Vec::new();
+    for (sources, from, to) in crates {
+        let arrows = arrows(sources);
+        assert!(arrows.len() > 10 && arrows[from].contains(to));
+        for (from, to) in on_circles(&arrows) {
+            lines.push(format!("{sources}{from} names {to:?}"));
+        }
+    }
+    assert_none("break the circle between these rooms", lines);
 }
 
 #[test]
