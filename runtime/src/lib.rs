@@ -36,7 +36,8 @@ pub mod program;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 pub mod status;
-mod sync;
+#[doc(hidden)]
+pub mod sync;
 pub mod tensor;
 pub mod text;
 pub mod units;

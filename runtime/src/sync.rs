@@ -1,20 +1,22 @@
-//! Locks whose data stays valid when a holder panics, so that poison is ignored.
+//! Locks whose data stays valid when a holder panics, so poison is ignored. For crates of this
+//! workspace; not part of the interface.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Takes a mutex.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A hold that others of this kind may have too.
-pub(crate) fn shared<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+/// Takes a lock for reading, together with other readers.
+pub fn shared<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A hold that nobody else has.
-pub(crate) fn alone<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+/// Takes a lock for writing, alone.
+pub fn alone<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 

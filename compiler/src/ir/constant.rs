@@ -6,6 +6,7 @@
 
 use super::ops::Op;
 use crate::error::{Error, Result};
+use gristmill_runtime::sync::lock;
 use gristmill_runtime::tensor::{WeakTensor, checked_size_bytes};
 use gristmill_runtime::{DType, Tensor};
 use std::cmp::Ordering;
@@ -15,7 +16,7 @@ use std::hash::{Hash, Hasher};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Size from which a constant is worth making late.
 pub const DEFER_BYTES: usize = 1 << 16;
@@ -93,11 +94,7 @@ impl Stored {
         let io = |e: std::io::Error| {
             Error::invalid(format!("cannot read {}: {e}", self.file.path.display()))
         };
-        let mut file = self
-            .file
-            .file
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file.file);
         file.seek(SeekFrom::Start(self.offset)).map_err(io)?;
         file.read_exact(tensor.as_bytes_mut()).map_err(io)?;
         if dtype == DType::Bool {
@@ -134,7 +131,7 @@ impl Ord for Stored {
 
 impl Deferred {
     fn tensor(&self) -> Result<Tensor> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&self.made);
         if let Some(t) = made.as_ref().and_then(WeakTensor::upgrade) {
             return Ok(t);
         }

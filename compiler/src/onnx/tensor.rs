@@ -5,12 +5,13 @@ use super::skim::IN_MODEL;
 use crate::error::{Error, Result};
 use crate::ir::ConstData;
 use crate::ir::constant::DataFile;
+use gristmill_runtime::sync::lock;
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 use prost::Message;
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The dtype of an ONNX `TensorProto.DataType`. Strings, complex numbers and types below 8 bits are
 /// unsupported.
@@ -263,7 +264,7 @@ impl External {
     }
 
     fn open(&self, path: &Path) -> std::io::Result<Arc<DataFile>> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.files);
         if let Some(found) = files.get(path) {
             return Ok(found.clone());
         }

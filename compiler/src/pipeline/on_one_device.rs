@@ -11,7 +11,8 @@ use crate::passes;
 use crate::place::Placement;
 use crate::report::{Pass, Scope};
 use gristmill_runtime::device::DeviceKind;
-use std::sync::{Arc, Mutex, PoisonError};
+use gristmill_runtime::sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// Fused kernels over symbols, as the graph of the CPU that runs all of them.
 pub(crate) struct OnOneDevice {
@@ -68,7 +69,7 @@ impl OnOneDevice {
     ///
     /// Errors, as one of sizes, when these contradict a type rule.
     pub(crate) fn lower(&self, fused: &Fused, sizes: &Bindings, config: Config) -> Result<Lowered> {
-        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bound = lock(&self.bound);
         let mut p = fused.binding_first(sizes, config);
         p.run(Pass::Bind, |_| self.bind(&mut bound.graph, sizes))?;
         let mut settings = self.settings.clone();

@@ -3,10 +3,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        Arc, Mutex, OnceLock, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+use gristmill_runtime::sync::{alone, lock, shared};
 
 use crate::{
     decode::{self, program::Program},
@@ -171,10 +173,7 @@ impl Device {
 
     /// Bytes of device memory in use, module variables included.
     pub fn used_bytes(&self) -> usize {
-        self.memory
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .used_bytes()
+        shared(&self.memory).used_bytes()
     }
 
     /// Allocates `size_bytes` bytes, aligned to 256. Fresh memory is all ones (NaN as a float), so that a read
@@ -220,7 +219,7 @@ impl Device {
 
     /// Frees the variables of `module`; another launch would make them anew.
     pub fn unload(&self, module: &Module) -> Result<()> {
-        let mut globals = self.globals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut globals = lock(&self.globals);
         let Some(variables) = globals.remove(&module.inner.id) else {
             return Ok(());
         };
@@ -244,7 +243,7 @@ impl Device {
     ) -> Result<Stats> {
         let program = module.program(kernel)?;
         let globals = self.load(module)?;
-        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        let memory = shared(&self.memory);
         let call = exec::Call {
             program: &program,
             globals: &globals,
@@ -258,7 +257,7 @@ impl Device {
 
     /// Makes the module's variables, once.
     fn load(&self, module: &Module) -> Result<Arc<HashMap<String, u64>>> {
-        let mut globals = self.globals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut globals = lock(&self.globals);
         if let Some(found) = globals.get(&module.inner.id) {
             return Ok(found.clone());
         }
@@ -269,7 +268,7 @@ impl Device {
     }
 
     fn memory_mut<T>(&self, f: impl FnOnce(&mut Memory) -> Result<T>) -> Result<T> {
-        f(&mut self.memory.write().unwrap_or_else(PoisonError::into_inner))
+        f(&mut alone(&self.memory))
     }
 }
 

@@ -4,8 +4,9 @@
 
 use crate::Model;
 use gristmill_runtime::Error;
+use gristmill_runtime::sync::{alone, shared};
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// Open handles by number.
 struct Table {
@@ -24,7 +25,7 @@ const STEP: usize = 16;
 
 /// Opens a handle.
 pub fn open(model: Model) -> *mut Model {
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    let mut table = alone(&TABLE);
     table.last += STEP;
     let number = table.last;
     table.open.insert(number, Arc::new(model));
@@ -36,14 +37,14 @@ pub fn find(handle: *const Model) -> Result<Arc<Model>, Error> {
     if handle.is_null() {
         return Err(Error::invalid("model is NULL"));
     }
-    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    let table = shared(&TABLE);
     let found = table.open.get(&handle.addr()).cloned();
     found.ok_or_else(|| Error::invalid("the model is closed"))
 }
 
 /// Closes a handle. Its model is freed here, or by the thread whose run of it ends last.
 pub fn close(handle: *const Model) -> Result<(), Error> {
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    let mut table = alone(&TABLE);
     let closed = table.open.remove(&handle.addr());
     // Threads are joined without the lock.
     drop(table);

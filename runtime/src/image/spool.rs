@@ -2,13 +2,14 @@
 
 use crate::error::Error;
 use crate::files;
+use crate::sync::lock;
 use crate::tensor::{ALIGN_BYTES, Tensor};
 use memmap2::{MmapOptions, MmapRaw};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Size from which a tensor goes to the file: a page. Most tensors below it are descriptors, of a few hundred bytes.
 const MIN_BYTES: usize = 4 << 10;
@@ -80,7 +81,7 @@ impl Spool {
         if bytes.len() < MIN_BYTES {
             return Ok(tensor.clone());
         }
-        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contents = lock(&self.contents);
         let placed = contents.place(bytes);
         let place = placed.map_err(|e| failed(&self.output, &e))?;
         // SAFETY: bytes of a place never change, and the tensor holds the segment; truth values were those of a tensor.

@@ -231,6 +231,7 @@ impl Stretches {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
     use crate::{Device, LinkProfile, Links, Parts, Task};
 
     /// The most work that a stretch misses, by its definition.
@@ -253,13 +254,8 @@ mod tests {
 
     #[test]
     fn stretches_agree_with_the_definition() {
-        let mut state = 5u64;
-        let mut next = |n: u64| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (state >> 33) % n
-        };
+        let mut rng = Rng(5);
+        let mut next = |n| rng.number(n);
         let mut n_missed = 0;
         for _ in 0..600 {
             let mut task = |_| {

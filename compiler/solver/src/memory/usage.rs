@@ -221,6 +221,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
 
     #[test]
     fn a_task_waits_for_what_is_given_back() {
@@ -243,13 +244,8 @@ mod tests {
 
     #[test]
     fn fits_agrees_with_a_plain_scan() {
-        let mut state = 3u64;
-        let mut next = |n: usize| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (state >> 33) as usize % n
-        };
+        let mut rng = Rng(3);
+        let mut next = |n| rng.below(n);
         // Steps of a single chunk, and of many.
         let small = [(30, 12, 20); 300];
         for (horizon, n_held, limit) in small.into_iter().chain([(5_000, 4_000, 40); 20]) {

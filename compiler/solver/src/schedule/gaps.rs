@@ -133,6 +133,7 @@ impl Gaps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
 
     #[test]
     fn gaps_fill_from_the_front() {
@@ -173,15 +174,9 @@ mod tests {
     fn chunks_agree_with_a_plain_list() {
         let mut g = Gaps::new(Nanos(1));
         let mut busy = vec![false; 40_000];
-        let mut state = 7u64;
+        let mut rng = Rng(7);
         for _ in 0..3_000 {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            let (ready, length) = (
-                (state >> 33) as usize % 20_000,
-                1 + (state >> 20) as usize % 9,
-            );
+            let (ready, length) = (rng.below(20_000), 1 + rng.below(9));
             let expected = (ready..)
                 .find(|&s| busy[s..s + length].iter().all(|b| !b))
                 .unwrap();

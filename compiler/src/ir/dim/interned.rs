@@ -5,12 +5,13 @@
 //! there once, comparing, hashing and copying take constant time, and walks remember what they have seen.
 
 use super::{Atom, Dim};
+use gristmill_runtime::sync::lock;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 /// An atom; those that are equal are one allocation.
 #[derive(Clone)]
@@ -85,7 +86,7 @@ impl Interned {
         atom.hash(&mut hasher);
         let hash = hasher.finish();
         // A panic cannot leave the table half changed: each change is one call.
-        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&TABLE);
         if let Some(known) = table.find(hash, &atom) {
             return known;
         }

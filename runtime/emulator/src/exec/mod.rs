@@ -24,6 +24,8 @@ use std::{
     },
 };
 
+use gristmill_runtime::sync::lock;
+
 use crate::{
     decode::program::Program,
     device::{Checks, LaunchConfig, Limits},
@@ -113,7 +115,7 @@ fn run_threads(launch: &Launch, threads: usize, gangs: u64, size: u64) -> GangRe
     let result = Mutex::new(Ok(Stats::default()));
     let work = || {
         let outcome = run_gangs(launch, &next, gangs, size);
-        let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = lock(&result);
         merge(&mut result, outcome);
     };
     match threads.min(gangs as usize) {

@@ -7,6 +7,7 @@ use super::series;
 use super::solve;
 use crate::bounds::{self, Bound};
 use crate::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
+use crate::rng::Rng;
 use crate::schedule::algorithms;
 use crate::schedule::list::Insertion;
 use crate::schedule::timeline::Timeline;
@@ -15,31 +16,17 @@ use crate::{Bytes, LinkProfile, Nanos};
 const SEEDS: u64 = 400;
 const SERIES: u64 = 60;
 
-/// A generator of numbers, the same on every machine (Knuth's MMIX constants).
-pub(super) struct Numbers(pub u64);
-
-impl Numbers {
-    /// A number below `n`.
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 >> 33) % n
-    }
-}
-
 /// A problem of at most five tasks with everything that a problem may have.
 fn random_problem(seed: u64) -> Problem {
-    let mut r = Numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    let (n, n_devices) = (2 + r.below(4) as usize, 2 + r.below(2) as usize);
+    let mut r = Rng(seed);
+    let (n, n_devices) = (2 + r.below(4), 2 + r.below(2));
     let identical = r.below(3) == 0;
     let capped = r.below(4) == 0;
     let free = r.below(5) == 0;
     let mut links = Links::uniform(
         n_devices,
         LinkProfile {
-            latency: Nanos(r.below(4)),
+            latency: Nanos(r.number(4)),
             bytes_per_second: 1_000_000_000,
         },
     );
@@ -58,18 +45,18 @@ fn random_problem(seed: u64) -> Problem {
         };
         links.set(0, 1, slow);
     }
-    let task = |r: &mut Numbers| {
-        let common = r.below(8);
+    let task = |r: &mut Rng| {
+        let common = r.number(8);
         let mut cost: Vec<Nanos> = (0..n_devices)
-            .map(|_| Nanos(if identical { common } else { r.below(8) }))
+            .map(|_| Nanos(if identical { common } else { r.number(8) }))
             .collect();
         if r.below(4) == 0 {
-            cost[r.below(n_devices as u64) as usize] = Nanos::INFINITY;
+            cost[r.below(n_devices)] = Nanos::INFINITY;
         }
         let group = (r.below(4) == 0).then_some(0);
         Task {
             cost,
-            resident: Bytes(r.below(4)),
+            resident: Bytes(r.number(4)),
             group,
             ..Task::default()
         }
@@ -80,7 +67,7 @@ fn random_problem(seed: u64) -> Problem {
         let consumers: Vec<u32> = (producer + 1..n as u32)
             .filter(|_| r.below(5) < 2)
             .collect();
-        let bytes = if free { 0 } else { r.below(6) };
+        let bytes = if free { 0 } else { r.number(6) };
         tensors.push((
             Tensor {
                 producer,
@@ -89,7 +76,7 @@ fn random_problem(seed: u64) -> Problem {
             consumers,
         ));
     }
-    let memory = capped.then(|| Bytes(4 + r.below(6)));
+    let memory = capped.then(|| Bytes(4 + r.number(6)));
     let devices = vec![
         Device {
             memory,
@@ -315,8 +302,8 @@ fn bounds_are_below_and_searches_at_the_best_of_all_schedules() {
 }
 
 /// Tasks between cuts, two or three in each block, with everything else as it comes.
-fn random_series(r: &mut Numbers) -> Problem {
-    let n_devices = 2 + r.below(2) as usize;
+fn random_series(r: &mut Rng) -> Problem {
+    let n_devices = 2 + r.below(2);
     let identical = r.below(2) == 0;
     let mut edges: Vec<(u32, u32)> = Vec::new();
     let (mut cut, mut n) = (0u32, 1u32);
@@ -335,9 +322,9 @@ fn random_series(r: &mut Numbers) -> Problem {
     let passes = r.below(6) == 0;
     edges.extend(passes.then_some((1, n - 1)));
     let tasks = (0..n).map(|_| {
-        let common = r.below(9);
+        let common = r.number(9);
         let cost = (0..n_devices)
-            .map(|_| Nanos(if identical { common } else { r.below(9) }))
+            .map(|_| Nanos(if identical { common } else { r.number(9) }))
             .collect();
         let group = (r.below(5) == 0).then_some(0);
         Task {
@@ -352,7 +339,7 @@ fn random_series(r: &mut Numbers) -> Problem {
         (
             Tensor {
                 producer: q,
-                payload: Payload::Bytes(Bytes(r.below(7))),
+                payload: Payload::Bytes(Bytes(r.number(7))),
             },
             consumers,
         )
@@ -394,7 +381,7 @@ fn random_series(r: &mut Numbers) -> Problem {
 
 #[test]
 fn blocks_one_after_the_other_are_best() {
-    let mut r = Numbers(11);
+    let mut r = Rng(11);
     let mut cut = 0;
     for round in 0..SERIES {
         let p = random_series(&mut r);
