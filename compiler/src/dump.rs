@@ -1,4 +1,4 @@
-//! Texts of the stages of compilation, for snapshot tests in a crate that uses a model.
+//! Texts of the stages of compilation, for snapshot tests of models.
 //!
 //! A text shows when an update of gristmill, or of the model, changes the graph, the fusion of its nodes or their devices:
 //!
@@ -78,7 +78,7 @@ impl Session {
     }
 }
 
-/// The settings without the facts about this machine that follow from no setting.
+/// The settings without facts about this machine.
 fn portable(settings: &Settings) -> Settings {
     Settings {
         threads: settings.threads.or(Some(1)),

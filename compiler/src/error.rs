@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Category of an error that a caller can act on; the command line maps each to an exit code.
+/// Category of an error, for callers to act on; the command line maps each to an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -10,13 +10,13 @@ pub enum ErrorKind {
     Internal,
     /// The model, file, flag or argument is wrong.
     InvalidInput,
-    /// The model is right but needs an op, dtype or device that is not supported.
+    /// The model is correct but needs an unsupported op, dtype or device.
     Unsupported,
     /// Results differ from the expected ones.
     Mismatch,
     /// Memory ran out, or a declared limit was passed.
     OutOfMemory,
-    /// A value that is checked is NaN or infinite, as the loss of a step of training.
+    /// A checked value is NaN or infinite, such as the loss of a training step.
     NotFinite,
     /// A device failed while running.
     DeviceFailed,
@@ -36,7 +36,7 @@ impl ErrorKind {
     }
 }
 
-/// The remedy for an error that callers inside of the crate have.
+/// The remedy for an error inside of the crate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mark {
     #[default]
@@ -74,8 +74,8 @@ impl Error {
         }
     }
 
-    /// Marks an error that arose because sizes do not fit the decisions made for all sizes. Without
-    /// effect on errors of other kinds than a contradiction or something that is not supported.
+    /// Marks an error of sizes against decisions made for all sizes. Only contradictions and
+    /// unsupported features can be marked.
     pub(crate) fn of_sizes(mut self) -> Error {
         if self.is_refusal() {
             self.mark = Mark::Sizes;
@@ -88,7 +88,7 @@ impl Error {
         self.mark == Mark::Sizes
     }
 
-    /// Marks the error that a graph has extents which a run decides.
+    /// Marks the error of a graph with extents known only at run time.
     pub(crate) fn of_extents(mut self) -> Error {
         self.mark = Mark::Extents;
         self
@@ -99,7 +99,7 @@ impl Error {
         self.mark == Mark::Extents
     }
 
-    /// Marks the error that values of inputs must be known.
+    /// Marks the error of a graph that needs values of inputs.
     pub(crate) fn of_values(mut self) -> Error {
         self.mark = Mark::Values;
         self
@@ -122,7 +122,7 @@ impl Error {
         Error::new(ErrorKind::InvalidInput, message)
     }
 
-    /// The model needs something that is not supported.
+    /// The model needs something unsupported.
     pub fn unsupported(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Unsupported, message)
     }
@@ -207,7 +207,7 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
-/// So that conversions that cannot fail fit where others may.
+/// Lets infallible conversions stand in for fallible ones.
 impl From<std::convert::Infallible> for Error {
     fn from(never: std::convert::Infallible) -> Error {
         match never {}

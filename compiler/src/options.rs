@@ -11,59 +11,59 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Options of one model, for [`crate::compile`] and [`Session::compile`](crate::Session::compile). What concerns the machine is in
-/// [`Settings`](crate::Settings). Any value is valid; a contradiction to the model is an error of compilation.
+/// Options of one model, for [`crate::compile`] and [`Session::compile`](crate::Session::compile). [`Settings`](crate::Settings) hold the
+/// options of the machine. Any value is valid by itself; compilation fails if a value contradicts the model.
 ///
-/// Fields are added from time to time: write `Options { opt_level: 3, ..Options::default() }`, which stays right. The struct is not
-/// `#[non_exhaustive]`, since other crates could not write that then.
+/// Later versions may add fields: write `Options { opt_level: 3, ..Options::default() }`. The struct is not `#[non_exhaustive]`,
+/// because other crates could not use this form then.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Devices forced on nodes by regular expressions over their paths.
+    /// Device pins: regular expressions over node paths.
     pub pins: Vec<Pin>,
-    /// Treatment of nodes that the requested device cannot run.
+    /// Treatment of nodes without a kernel on the requested device.
     pub fallback: Fallback,
-    /// Devices of all nodes, instead of a search for them.
+    /// Devices of all nodes, in place of a search.
     pub plan: Option<Plan>,
-    /// The aim of the placement. For throughput, as many runs are kept in flight as the plan has under way at a time, where so many threads call
+    /// Objective of the placement. For throughput, as many runs are in flight as the plan overlaps, if enough threads call
     /// [`crate::Compiled::run`] at once.
     pub objective: Objective,
     /// Values of symbolic dims.
     pub dims: Bindings,
-    /// Sizes that symbolic dims may have: a contract that every run is held to.
+    /// Ranges of symbolic dims. A run with a size outside of them is an error.
     pub ranges: BTreeMap<String, DimRange>,
     /// 0: no rewriting and one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     pub opt_level: u8,
-    /// Time for compiling one set of shapes after which nothing better is searched for: rules, fusions and placements found until then count, and a
-    /// warning says where it stopped. `None`: searches end by number alone, so that results are the same on every machine.
+    /// Time limit of the searches for one set of shapes. When it is reached, compilation uses the best rules, fusions and placements so far
+    /// and warns where it stopped. `None`: only counts limit the searches, so results are the same on every machine.
     pub budget: Option<Duration>,
-    /// Precision that products on GPUs may round their operands to.
+    /// Lowest precision of the operands of products on GPUs.
     pub precision: Precision,
     /// Algorithm of convolutions on CPUs.
     pub conv: ConvAlgorithm,
-    /// Most runs of one set of shapes that are in flight at a time; further callers wait. `None`:
-    /// one per available core. Each has an arena of its own. Models with variables, and placements
-    /// on several devices or on one with memory of its own, have one, unless they are placed for
-    /// throughput.
+    /// Most runs in flight for one set of shapes; further callers wait. `None`: one per available
+    /// core. Each run in flight has its own arena. Models with variables, and placements on
+    /// several devices or on a device with its own memory, have one run in flight, unless they are
+    /// placed for throughput.
     pub max_in_flight: Option<usize>,
-    /// Container of the variables for which the graph names none. Models of one session share the variables of a container by name; a
-    /// container of its own keeps a model apart. The first model that has a variable gives it its initial value.
+    /// Container of variables without a container in the graph. Models of one session share the variables of a container by name; give a
+    /// model its own container to keep its variables separate. The first model with a variable sets its initial value.
     pub container: String,
-    /// Element-wise updates are written over the old values of variables, when nothing in the run can fail any more.
-    /// Otherwise both are there until the run has ended.
+    /// Overwrites old values of variables by element-wise updates, once nothing in the run can fail any more.
+    /// Without it, old and new values are both in memory until the end of the run.
     pub updates_in_place: bool,
-    /// The CPU that code is made for.
+    /// Target CPU of generated code.
     pub target_cpu: TargetCpu,
-    /// Measured times that correct the predicted ones.
+    /// Measured times, which correct predicted times.
     pub measured: Arc<Measured>,
-    /// GPUs that CUDA code is made for; `None`: for each GPU its own, and [`Arch::COMMON`] where there is none.
+    /// Target architecture of CUDA code. `None`: that of each GPU, or [`Arch::COMMON`] without a GPU.
     pub gpu_arch: Option<Arch>,
-    /// Who reduces over GPUs.
+    /// Implementation of all-reduce across GPUs.
     pub all_reduce: AllReduce,
-    /// Seed of the elements that `Dropout` with `training_mode` drops in an ONNX model. They are the same in every run.
+    /// Seed of `Dropout` with `training_mode` in an ONNX model. Every run drops the same elements.
     pub seed: u64,
-    /// Run the verifier and the independent checkers between stages (always on in debug builds).
+    /// Runs the verifier and the independent checkers between stages (always on in debug builds).
     pub check: bool,
-    /// Keep the results of every stage, for [`crate::pipeline::Lowered::text`]. Otherwise weights are released as soon as they are packed.
+    /// Keeps the results of every stage, for [`crate::pipeline::Lowered::text`]. Otherwise weights are released as soon as they are packed.
     pub keep_stages: bool,
 }
 
@@ -98,7 +98,7 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConvAlgorithm {
-    /// Windows of 3x3 and stride 1 by Winograd's minimal filtering, F(2, 3) or F(4, 3), where that is predicted to be faster: f32 throughout, with fewer
+    /// Windows of 3x3 and stride 1 by Winograd's minimal filtering, F(2, 3) or F(4, 3), if predicted to be faster: f32 throughout, with fewer
     /// products and another order of sums. Errors are up to 2e-6 and 2e-5 of the largest magnitude of the convolution's output, those of direct sums up to
     /// 5e-7 (Lavin and Gray, arXiv:1509.09308). An input that is not finite makes NaN of the tile of outputs around it.
     #[default]
@@ -107,23 +107,23 @@ pub enum ConvAlgorithm {
     Direct,
 }
 
-/// Who computes [`Op::AllReduce`](crate::ir::Op::AllReduce) where each operand is made on a GPU of its own.
+/// Implementation of [`Op::AllReduce`](crate::ir::Op::AllReduce) if each operand is computed on a different GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllReduce {
-    /// NCCL where it is found and computes as the interpreter does, but for the order of a sum; else as [`AllReduce::Exchange`].
+    /// NCCL, if it is installed and its results differ from the interpreter's only by the order of a sum; else [`AllReduce::Exchange`].
     #[default]
     Auto,
-    /// The devices themselves, each a share of the elements, in the order of the operands.
+    /// The devices themselves: each reduces a share of the elements, in the order of the operands.
     Exchange,
 }
 
-/// Precision of the operands of `f32` products, convolutions and attentions on GPUs; they are summed in `f32` in any case. CPUs always
-/// compute in the model's own precision.
+/// Precision of the operands of `f32` products, convolutions and attentions on GPUs. Sums are always `f32`. CPUs always compute in the
+/// model's own precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {
-    /// To nothing: the model's own precision.
+    /// No rounding: the model's own precision.
     #[default]
     F32,
     /// 10 bits of mantissa, as tensor cores read `f32`.
@@ -135,7 +135,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// All, with their names on the command line.
+    /// All precisions with their names on the command line.
     pub const NAMES: [(&'static str, Precision); 4] = [
         ("f32", Precision::F32),
         ("tf32", Precision::Tf32),
@@ -143,7 +143,7 @@ impl Precision {
         ("f16", Precision::F16),
     ];
 
-    /// The dtype of operands and results, where it is another than the model's.
+    /// The dtype of operands and results, if it differs from the model's.
     pub fn dtype(self) -> Option<DType> {
         match self {
             Precision::F32 | Precision::Tf32 => None,

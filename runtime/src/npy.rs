@@ -1,12 +1,12 @@
 //! NumPy files: tensors from and to `.npy` (one array) and `.npz` (a zip archive of named arrays).
 //!
-//! Read: booleans, integers and floats of every size that a [`DType`] has, either byte order, C or Fortran order. `V2` (as NumPy writes
+//! Read: booleans, integers and floats of every size of [`DType`], either byte order, C or Fortran order. `V2` (as NumPy writes
 //! the `bfloat16` of `ml_dtypes`) is read as `bf16`, `V1` (its 8-bit floats) as `u8`. Written: little-endian, C order. NumPy has no `bf16` and no
-//! 8-bit floats of its own: such a tensor is *stored as `u16` or `u8` with the same bits*, and comes back as that;
+//! 8-bit floats of its own: such a tensor is *stored and read back as `u16` or `u8` with the same bits*;
 //! [`Tensor::with_bits_as`] restores it.
 //!
 //! Headers are parsed here, since a file may come from anywhere and must not be able to exhaust memory or the stack; the archive format is
-//! the zip crate's. A file that promises more data than it has is refused before that much memory is asked for.
+//! the zip crate's. A file shorter than its header promises is refused before any allocation of that size.
 
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
@@ -20,7 +20,7 @@ use zip::write::{FileOptions, ZipWriter};
 use zip::{CompressionMethod, ZipArchive};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Longest header that is read; real ones take 118 bytes or little more.
+/// Longest accepted header; real ones take 118 bytes or little more.
 const MAX_HEADER_BYTES: usize = 1 << 16;
 
 impl Tensor {
@@ -99,7 +99,7 @@ pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> io::Result<()> {
 
 /// Reads a `.npz` file: names and arrays in the archive's order.
 ///
-/// Members that are not arrays are skipped. Errors where the checksum of an array disagrees with its bytes.
+/// Skips other members than arrays. Errors when the checksum of an array disagrees with its bytes.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> {
     let path = path.as_ref();
     read_archive(path).map_err(|e| e.context(path.display()))
@@ -140,7 +140,7 @@ fn read_member(mut member: impl Read) -> Result<Tensor, Error> {
 
 /// Writes a `.npz` file, uncompressed as `numpy.savez` does. The bytes depend on names and values only.
 ///
-/// A file that is there is replaced once all is written; an error leaves it as it is.
+/// Replaces an existing file once all is written; an error leaves it unchanged.
 pub fn write_npz<'a>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
@@ -240,12 +240,12 @@ fn malformed(what: &str) -> Error {
     Error::invalid(format!("malformed .npy file: {what}"))
 }
 
-/// Dtypes that NumPy has no name for: their bits are written as unsigned integers.
+/// Dtypes without a name in NumPy: their bits are written as unsigned integers.
 fn lacks_name(dtype: DType) -> bool {
     dtype == DType::BF16 || dtype.is_float8()
 }
 
-/// Type string that NumPy knows a dtype by.
+/// NumPy's type string of a dtype.
 fn descr(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "<f4",
@@ -313,7 +313,7 @@ fn read_start(from: &mut impl Read) -> Result<Vec<u8>, Error> {
             Kind::Npy
         ))),
         None if n == 0 => Err(Error::invalid("the file is empty")),
-        None => Err(malformed("it does not begin with \\x93NUMPY")),
+        None => Err(malformed("its first bytes are not \\x93NUMPY")),
     }
 }
 
@@ -517,7 +517,7 @@ mod tests {
         assert!(error(&with("'<f4'", "(-1,)")).contains("extent \"-1\""));
         assert!(error(&with("'<f4'", "7")).contains("shape is not a tuple"));
         assert!(error(b"PK\x03\x04....").contains("it is a zip archive"));
-        assert!(error(b"not an array").contains("does not begin with"));
+        assert!(error(b"not an array").contains("its first bytes"));
         assert_eq!(error(b""), "the file is empty");
         assert!(
             error(&[&b"\x93NUMPY\x02\x00"[..], &[255; 4]].concat())

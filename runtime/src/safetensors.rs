@@ -1,9 +1,9 @@
-//! Values of variables in a [safetensors] file, the format that PyTorch, JAX and others read and write.
+//! Values of variables in a [safetensors] file, the format of PyTorch, JAX and others.
 //!
 //! A variable of the session's own container has its name as key, one of another container `CONTAINER/NAME`; the metadata say which part
 //! is the container's, so that files from elsewhere, whose keys have slashes of their own, hold variables of the session's own container.
-//! The entry `gristmill` of the metadata is JSON: `containers` by key, `notes` of who wrote it, and `crc32`, the checksum of all data in the
-//! order of the file and of the notes as JSON, which is checked where it is there.
+//! The entry `gristmill` of the metadata is JSON: `containers` by key, `notes` of the writer, and `crc32`, the checksum of all data in file order
+//! and of the notes as JSON, which readers check if present.
 //!
 //! [safetensors]: https://huggingface.co/docs/safetensors
 
@@ -31,7 +31,7 @@ pub struct Saved {
     pub value: Tensor,
 }
 
-/// Texts by name that a file has beside variables.
+/// Notes of a file, by name.
 pub type Notes = BTreeMap<String, String>;
 
 /// The contents of a file.
@@ -43,9 +43,9 @@ pub struct Contents {
     pub notes: Notes,
 }
 
-/// Longest header that is read, as by the crate.
+/// Longest header, as in the crate.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The entry of the metadata that is ours. One, since the crate writes several in any order.
+/// Our entry of the metadata. One entry, since the crate writes several in any order.
 const ENTRY: &str = "gristmill";
 
 /// `NAME`, or `CONTAINER/NAME`.
@@ -56,7 +56,7 @@ pub fn label(container: &str, name: &str) -> String {
     }
 }
 
-/// Writes variables to a file, which readers see as it was or as a whole. It is on the disk when this returns.
+/// Writes variables to a file atomically: readers see the old or the new contents. The file is synced before this returns.
 ///
 /// Errors when two variables have the same label.
 pub fn write(path: &Path, variables: &[Saved], notes: &Notes) -> Result<(), Error> {
@@ -140,7 +140,7 @@ fn header(order: &[(&String, &Saved)], notes: &Notes) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&metadata.map_err(io::Error::other)?)?)
 }
 
-/// Reads a file, whoever wrote it. A file that promises more than it has is refused before memory is asked for.
+/// Reads a file of any writer. A file shorter than its header promises is refused before any allocation.
 pub fn read(path: &Path) -> Result<Contents, Error> {
     read_file(path).map_err(|e| e.context(path.display()))
 }
@@ -231,7 +231,7 @@ fn unreadable(e: io::Error) -> Error {
     Error::invalid(format!("cannot read it: {e}"))
 }
 
-/// Declares the dtypes that the format has names for, both ways.
+/// Declares the dtypes of the format, both ways.
 macro_rules! dtypes {
     ($($own:ident $theirs:ident),* $(,)?) => {
         fn to_format(dtype: DType) -> Dtype {

@@ -27,9 +27,9 @@ pub struct AlignedBytes {
 /// The memory that bytes are in.
 enum Owner {
     Heap,
-    /// Pages of their own, which are held until they are dropped.
+    /// Own pages, held until the drop.
     Map(#[expect(dead_code, reason = "held")] MmapMut),
-    /// Memory of another, which is read only.
+    /// Read-only memory of another owner.
     Other(#[expect(dead_code, reason = "held")] Arc<dyn Any + Send + Sync>),
 }
 
@@ -139,7 +139,7 @@ pub struct Tensor {
     data: Arc<AlignedBytes>,
 }
 
-/// A tensor that others may hold; see [`Tensor::downgrade`].
+/// A weak reference to a tensor; see [`Tensor::downgrade`].
 #[derive(Clone)]
 pub struct WeakTensor {
     dtype: DType,
@@ -148,7 +148,7 @@ pub struct WeakTensor {
 }
 
 impl WeakTensor {
-    /// The tensor, while its bytes are there.
+    /// The tensor, while another reference keeps its bytes.
     pub fn upgrade(&self) -> Option<Tensor> {
         Some(Tensor {
             dtype: self.dtype,
@@ -200,7 +200,7 @@ impl Tensor {
 
     /// A tensor from elements in row-major order. Errors as [`Tensor::from_slice`].
     ///
-    /// Copies: the elements of a tensor begin at a multiple of [`ALIGN_BYTES`], those of a vector need not. To fill a
+    /// Copies, since the elements of a tensor begin at a multiple of [`ALIGN_BYTES`] and those of a vector need not. To fill a
     /// tensor without a copy, write to [`Tensor::as_mut_slice`] of [`Tensor::zeros`].
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[usize]) -> Result<Tensor, Error> {
         Tensor::from_slice(&values, shape)
@@ -276,7 +276,7 @@ impl Tensor {
         }
     }
 
-    /// A reference that does not keep the bytes. While there is one, the next write may copy them.
+    /// A weak reference. While one exists, the next write may copy the bytes.
     pub fn downgrade(&self) -> WeakTensor {
         WeakTensor {
             dtype: self.dtype,

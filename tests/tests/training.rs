@@ -168,7 +168,7 @@ fn a_step_that_is_not_finite_changes_nothing() {
         let session = setup(device, level).session();
         let trainer = Trainer::in_session(&session, "root", &training, root).unwrap();
         let step = |x: f32| trainer.step([("x", Tensor::from_slice(&[x], &[1]).unwrap())]);
-        assert_eq!(step(4.0).unwrap().greatest_gradient, 1.0);
+        assert_eq!(step(4.0).unwrap().largest_gradient, 1.0);
         let before = state(&trainer);
         for (x, place) in [
             (-1.0, "/loss"),
@@ -210,21 +210,18 @@ fn scopes_name_variables_and_find_them_again() {
     let first = weights(&mut m, 2).unwrap();
     assert_eq!(m.variables()[0].name, "a/b/weights");
     let error = weights(&mut m, 2).unwrap_err().to_string();
-    assert!(
-        error.contains("\"a/b/weights\" is there already"),
-        "{error}"
-    );
+    assert!(error.contains("\"a/b/weights\" exists already"), "{error}");
     assert_eq!(m.reusing(|m| weights(m, 2)).unwrap(), first);
     let error = m.reusing(|m| weights(m, 3)).unwrap_err().to_string();
     assert!(
-        error.contains("is f32[2], and is used again with the shape [3]"),
+        error.contains("is f32[2] and cannot be reused with shape [3]"),
         "{error}"
     );
     let error = m
         .reusing(|m| m.variable("new", &[1], Init::FanIn))
         .unwrap_err();
     assert!(
-        error.to_string().contains("\"new\" is not there"),
+        error.to_string().contains("\"new\" does not exist"),
         "{error}"
     );
 }
@@ -428,7 +425,7 @@ fn models_that_cannot_be_trained_are_refused() {
     });
     assert!(unused.contains("idle"), "{unused}");
     let none = refused(&|m| Ok(Objective::new(m.builder().scalar(DType::F32, 1.0))));
-    assert_eq!(none, "the model has no variable that steps move");
+    assert_eq!(none, "the model has no trainable variable");
     let wide = refused(&|m| Ok(Objective::new(m.variable("v", &[2], Init::FanIn)?)));
     assert!(
         wide.contains("expected one floating-point element"),
@@ -442,7 +439,7 @@ fn models_that_cannot_be_trained_are_refused() {
         error
             .unwrap_err()
             .to_string()
-            .contains("as long as that of \"x\"")
+            .contains("expected as many examples as \"x\"")
     );
     assert!(
         examples(3)

@@ -1,7 +1,7 @@
 //! The ONNX front end: protobuf to [`Graph`](crate::ir::Graph).
 //!
 //! [`load`] reads a model; [`Model::graph`] imports it for given dims. Importing walks the nodes in
-//! order: each operator has a handler that adds IR nodes through the graph builder. Values known at
+//! order: each operator has a handler, which adds IR nodes through the graph builder. Values known at
 //! import (initialisers, shapes and all arithmetic on them) are not nodes: they are tracked in
 //! [`import`] and become constants only where an IR node needs them. `value_info` is never relied
 //! on; the IR's own type rules decide.
@@ -9,10 +9,10 @@
 //! To add an operator: write `fn my_op(cx: &mut Ctx) -> Result<Outs>` in the file of its family
 //! under `ops/` and list it in that file's `OPS` with its operand counts. The handler reads
 //! operands with [`Ctx::val`](import::Ctx::val) (as an IR value), [`Ctx::dims`](import::Ctx::dims)
-//! (integers that may contain symbols) or [`Ctx::tensor`](import::Ctx::tensor) (a constant), and
-//! attributes with `cx.i`, `cx.f`, `cx.s`, `cx.ints`, ... An attribute that it does not read is an
-//! error for the user, so read all that the operator has, and return `Error::unsupported` for
-//! values that are not handled. Version differences are decided by `cx.opset`.
+//! (integers, possibly symbolic) or [`Ctx::tensor`](import::Ctx::tensor) (a constant), and
+//! attributes with `cx.i`, `cx.f`, `cx.s`, `cx.ints`, ... An attribute without a
+//! read is an error for the user: read all attributes of the operator, and return
+//! `Error::unsupported` for unhandled values. Version differences are decided by `cx.opset`.
 
 mod capability;
 mod check;

@@ -137,8 +137,8 @@ impl<'m> Spliced<'m> {
     }
 }
 
-/// Errors when a file would be written over that the model is read from: were the writing cut off, neither would be whole, and other models
-/// may have their tensors there.
+/// Errors when a target is a file of the model itself: an interrupted write would damage both, and other models may share
+/// the file.
 fn check_apart(sources: &BTreeSet<PathBuf>, targets: [&PathBuf; 2]) -> Result<()> {
     let resolved = |path: &PathBuf| path.canonicalize().ok();
     let read: BTreeSet<PathBuf> = sources.iter().filter_map(resolved).collect();
@@ -150,7 +150,7 @@ fn check_apart(sources: &BTreeSet<PathBuf>, targets: [&PathBuf; 2]) -> Result<()
     };
     let target = target.display();
     let e = Error::invalid(format!(
-        "{target} cannot be written over: tensors of the model lie in other files"
+        "refusing to overwrite {target}: the model stores tensors in separate files"
     ));
     Err(e.hint("another name"))
 }
@@ -691,12 +691,12 @@ mod tests {
         };
         let again = load(&tuned).unwrap();
         let message = error(&again, &a, &tuned);
-        assert!(message.contains("cannot be written over"), "{message}");
+        assert!(message.contains("refusing to overwrite"), "{message}");
         let renamed = new.join("renamed.onnx");
         fs::copy(&tuned, &renamed).unwrap();
         for target in [&tuned, &new.join("tuned.onnx.data")] {
             let message = error(&load(&renamed).unwrap(), &a, target);
-            assert!(message.contains("cannot be written over"), "{message}");
+            assert!(message.contains("refusing to overwrite"), "{message}");
         }
         let other = new.join("other.onnx");
         let wide = weights(Tensor::from_slice(&[1f32], &[1]).unwrap());

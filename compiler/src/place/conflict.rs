@@ -274,7 +274,7 @@ fn available(set: &DeviceSet) -> String {
 pub(super) fn unknown(what: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
     let cuda = match spec.device_type.as_deref() {
         Some("GPU") if !set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) => {
-            " The requested device appears to be a GPU, but CUDA is not enabled."
+            " None of them is a GPU."
         }
         _ => "",
     };

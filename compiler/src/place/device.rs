@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// The origin of a device's rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RateSource {
-    /// Typical of the kind of device, or as its driver describes it.
+    /// Typical of the kind of device, or reported by its driver.
     #[default]
     Assumed,
     /// Measured by `gristmill calibrate`.
@@ -25,16 +25,15 @@ pub enum RateSource {
 pub struct Device {
     /// Its name.
     pub name: DeviceName,
-    /// Rates and capacities, by which costs are predicted.
+    /// Rates and capacities for predictions of costs.
     pub profile: DeviceProfile,
-    /// Where these rates come from.
+    /// Origin of these rates.
     pub rates: RateSource,
-    /// Most bytes that it may hold at a time.
+    /// Memory limit in bytes.
     pub memory_limit: Option<Bytes>,
-    /// Bytes that there are where it is, which logical devices of one GPU share; `None` where that
-    /// is not known.
+    /// Bytes of physical memory, shared by the logical devices of one GPU; `None` if unknown.
     pub memory: Option<Bytes>,
-    /// The ops that it can run.
+    /// The ops with a kernel on it.
     pub kernels: Kernels,
 }
 
@@ -43,14 +42,14 @@ pub struct Device {
 pub struct DeviceSet {
     /// The devices.
     pub devices: Vec<Device>,
-    /// The link between each ordered pair of them that [`DeviceSet::links`] does not name.
+    /// The link between each ordered pair of devices without an entry in [`DeviceSet::links`].
     pub link: LinkProfile,
     /// Other links, by index of source and destination.
     pub links: BTreeMap<(usize, usize), LinkProfile>,
 }
 
 impl Device {
-    /// True for a CPU whose rates are neither measured nor given, but those that this machine's CPU is assumed to have.
+    /// True for a CPU with the assumed rates of this machine's CPU, neither measured nor given.
     pub(crate) fn has_assumed_rates(&self) -> bool {
         self.name.kind == DeviceKind::Cpu
             && self.profile == DeviceProfile::this_cpu(self.profile.n_threads)
@@ -64,7 +63,7 @@ impl Default for DeviceSet {
 }
 
 impl DeviceSet {
-    /// Devices that share `n_threads` threads evenly, each at least one.
+    /// CPUs with an even share of `n_threads` threads, each at least one.
     pub fn of(names: &[DeviceName], n_threads: usize) -> DeviceSet {
         let n_cpus = names
             .iter()
@@ -92,7 +91,7 @@ impl DeviceSet {
         }
     }
 
-    /// Assumes CPUs with an instruction set, in the place of this one, where rates are assumed.
+    /// Replaces assumed rates by those of CPUs with an instruction set.
     pub(crate) fn assume_cpus(&mut self, isa: Isa) {
         for device in self.devices.iter_mut().filter(|d| d.has_assumed_rates()) {
             device.profile = DeviceProfile::cpu(isa, device.profile.n_threads);
@@ -102,8 +101,7 @@ impl DeviceSet {
     /// Reads `cpu:2,emu:1` (counts of each kind), `/device:CPU:0,/device:CPU:1` (single devices),
     /// or a mixture; empty is one CPU.
     ///
-    /// Errors with the part that cannot be read, a kind that does not exist, or a device named
-    /// twice.
+    /// Errors with the malformed part, an unknown kind, or a device named twice.
     pub fn parse(text: &str, n_threads: usize) -> Result<DeviceSet> {
         let mut names: Vec<DeviceName> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
@@ -128,7 +126,7 @@ impl DeviceSet {
         }
     }
 
-    /// Sets the memory limit of a device. Errors when the set does not have it.
+    /// Sets the memory limit of a device. Errors for a device outside of the set.
     pub fn limit_memory(&mut self, spec: &str, limit: Bytes) -> Result<()> {
         let parsed = DeviceSpec::parse(spec)?;
         let matching = self.matching(&parsed);
@@ -142,20 +140,20 @@ impl DeviceSet {
         }
     }
 
-    /// Indices of the devices that a specification fits.
+    /// Indices of the devices of a specification.
     pub fn matching(&self, spec: &DeviceSpec) -> Vec<usize> {
         (0..self.devices.len())
             .filter(|&d| spec.fits(&self.devices[d].name))
             .collect()
     }
 
-    /// The error for a specification that fits no device.
+    /// The error for a specification without a device.
     pub fn unknown(&self, spec: &DeviceSpec) -> Error {
         conflict::unknown(&format!("device {spec} is not in the set:"), spec, self)
     }
 }
 
-/// The devices that one part of `--devices` names.
+/// The devices of one part of `--devices`.
 fn devices_of(part: &str, whole: &str) -> Result<Vec<DeviceName>> {
     let fail = |why: String| {
         Error::invalid(format!("--devices {whole:?}: {why}"))

@@ -2,7 +2,7 @@
 //!
 //! [`model`] makes a bare problem of a graph of clusters, [`gristmill_solver`] solves it: every
 //! algorithm of a portfolio proposes, one simulator predicts the cost of each proposal, the best is
-//! refined, and a lower bound says how far it can be from optimal. Pins and requests hold for every
+//! refined, and a lower bound limits its distance from the optimum. Pins and requests hold for every
 //! candidate. Constants are not placed: each consumer's device has a copy. [`task_graph`] reads
 //! bare problems from files.
 
@@ -63,23 +63,23 @@ use search::{Choice, Search};
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a node is where it is.
+/// Reason for the device of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A pin, a scope or the graph asked for it: who.
+    /// A pin, a scope or the graph requested it: the author.
     Asked(String),
-    /// The request could not be kept, and the fallback allowed another device.
+    /// The request could not be met, and the fallback allowed another device.
     Fallback(String),
-    /// Another use of the same variable asked for a different device, and counts more: the line
-    /// that says so.
+    /// Another use of the same variable requested a different device and takes precedence: its log
+    /// line.
     Overridden(String),
     /// No other device can run it.
     OnlyDevice,
-    /// It must be with another node: the kind of tie, and the node.
+    /// It must be on the device of another node: the kind of tie, and the node.
     Colocated(String),
     /// The winning algorithm chose it.
     Chosen,
-    /// The same for another objective than latency: which.
+    /// The winning algorithm chose it for this objective, which is not latency.
     ChosenFor(Objective),
     /// An earlier process decided so by measured times.
     Kept,
@@ -127,16 +127,16 @@ pub struct Placed {
     pub reason: Reason,
 }
 
-/// Devices of all nodes, with the prediction that chose them.
+/// Devices of all nodes, with the prediction behind the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The device set.
     pub devices: Vec<DeviceName>,
-    /// By node; `None` for constants, which are wherever they are used.
+    /// By node; `None` for constants, which every consumer's device holds.
     pub nodes: Vec<Option<Placed>>,
-    /// The kernels that are placed.
+    /// The placed kernels.
     pub joining: Joining,
-    /// The placements of all kernels that were tried, this one among them, where there were several.
+    /// The placements of all tried sets of kernels, this one included, if there were several.
     pub rivals: Vec<Rival>,
     /// Rematerialised and offloaded nodes, beside these.
     pub copies: Vec<CopiedNode>,
@@ -144,18 +144,18 @@ pub struct Placement {
     pub algorithm: String,
     /// Predicted time of a step.
     pub makespan: Nanos,
-    /// No placement of the kernels that were tried is predicted faster than this; with the name of
+    /// Lower bound of the predicted time over all placements of the tried kernels, with the name of
     /// the bound.
     pub lower_bound: (Nanos, String),
-    /// Period and depth of the stream, where the placement is for one.
+    /// Period and depth of the stream, for [`Objective::Throughput`].
     pub stream: Option<Stream>,
-    /// Predicted most bytes on each device.
+    /// Predicted memory peak of each device.
     pub peak_bytes: Vec<Bytes>,
     /// The portfolio.
     pub candidates: Vec<Candidate>,
-    /// Requests that were released.
+    /// Requests that could not be met.
     pub warnings: Vec<String>,
-    /// Requests that were released quietly, as [`Fallback::Allow`] wants it.
+    /// Requests that could not be met, without a warning, under [`Fallback::Allow`].
     pub log: Vec<String>,
     /// Origins of the predicted times.
     pub sources: TimeSources,
@@ -201,9 +201,9 @@ impl Placement {
 
 /// Places the nodes of a graph, usually of clusters.
 ///
-/// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set
-/// or that has no kernel for the node, nodes that must be together cannot be, memory limits cannot
-/// be kept, or a plan does not fit.
+/// Reports all errors at once: a pin without a matching node, a request for an unknown device or for
+/// one without a kernel for the node, contradicting colocations, memory limits too small, or a plan
+/// for another graph.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
     let search = Search::new(g, request, resolved, costs)?;

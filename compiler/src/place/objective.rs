@@ -13,28 +13,28 @@ pub enum Objective {
     /// The time of one run.
     #[default]
     Latency,
-    /// The time of a stream of runs, which go through the devices one behind the other, as through
+    /// The time of a stream of runs. They pass through the devices one after the other, as through
     /// the stages of a pipeline.
     Throughput {
         /// Runs of the stream, at least one.
         samples: u64,
     },
-    /// The highest peak of memory of a device; then time.
+    /// The largest memory peak of a device; time breaks ties.
     Memory,
 }
 
 /// Period and depth of a stream of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Runs that the placement was chosen for.
+    /// Runs of the stream.
     pub samples: u64,
-    /// Time from the start of a run to the start of the next, once they flow.
+    /// Time from the start of a run to the start of the next, in the steady state.
     pub period: Nanos,
     /// Time of one run.
     pub latency: Nanos,
-    /// Runs that are under way at a time.
+    /// Runs in flight.
     pub in_flight: u64,
-    /// No placement is predicted to take less time for all runs.
+    /// Lower bound of the predicted time of all runs, over all placements.
     pub lower_bound: Nanos,
 }
 
@@ -44,8 +44,8 @@ impl Stream {
         self.latency + self.period.times(self.samples.saturating_sub(1))
     }
 
-    /// Of a schedule that repeats: as many runs are under way as its latency has periods, or as
-    /// many as the limits have room for, since each has memory of its own beside constants.
+    /// The stream of a periodic schedule. Runs in flight are the periods of its latency, or fewer if
+    /// memory limits require: each run has its own memory, except for constants.
     fn of(p: &Problem, found: &Periodic, samples: u64) -> Stream {
         let latency = found.sample.makespan;
         let wanted = latency

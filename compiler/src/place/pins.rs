@@ -1,4 +1,4 @@
-//! Pins, and the requests that they and the graph itself make of each node.
+//! Pins, and the device requests of pins and graph for each node.
 
 use super::device::DeviceSet;
 use super::plan::Plan;
@@ -13,26 +13,26 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Prefix of the device of a pin, or of a group, that is the device of another node.
+/// Prefix of a pin or group with another node in place of a device.
 const COLOCATION_PREFIX: &str = "loc:@";
 
-/// Puts every node whose path the pattern finds on a device, or together with another node.
+/// Puts all nodes with a matching path on a device, or together with another node.
 #[derive(Clone, Debug)]
 pub struct Pin {
     /// Searched in the node's path; anchor it with `^` and `$` to fit whole paths.
     pub pattern: Regex,
-    /// Where to.
+    /// Device of the nodes.
     pub target: PinTarget,
-    /// Set by [`apply_pins`]: some node of the model fits.
+    /// True if a node of the model matches; set by [`apply_pins`].
     pub is_used: bool,
 }
 
-/// Where a pin puts nodes.
+/// Device of the nodes of a pin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PinTarget {
-    /// On a device that fits.
+    /// A device of this specification.
     Device(DeviceSpec),
-    /// On the device of the nodes of this path.
+    /// The device of the nodes of this path.
     With(Arc<str>),
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for Pin {
     }
 }
 
-/// The treatment of a request that cannot be kept.
+/// The treatment of a request that cannot be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Fallback {
     /// Refuse (hard placement).
@@ -103,32 +103,31 @@ pub enum Fallback {
 pub struct Request {
     /// The logical devices.
     pub devices: DeviceSet,
-    /// Pins; of several that find a node the last one counts. A pin goes before the node's own
-    /// request.
+    /// Pins. The last pin that matches a node counts; it overrides the node's own request.
     pub pins: Vec<Pin>,
-    /// The treatment of a request that cannot be kept.
+    /// The treatment of a request that cannot be met.
     pub fallback: Fallback,
-    /// Variables, by container and name, that exist already, and where; their users are placed
-    /// there whatever `fallback` says.
+    /// Existing variables by container and name, with their devices. Their users are always placed
+    /// there, independent of `fallback`.
     pub state: BTreeMap<(String, String), DeviceName>,
-    /// Devices of all nodes; pins and requests still hold, so that a plan against them is an error.
+    /// Devices of all nodes. Pins and requests still hold: a contradicting plan is an error.
     pub plan: Option<Plan>,
     /// The quantity to optimise.
     pub objective: Objective,
-    /// Folder of placements that were decided by measured times, see [`Placement::keep`]; one that
-    /// fits goes before a search, but not before a plan.
+    /// Cache folder of placements decided by measured times, see [`Placement::keep`]. A matching one
+    /// replaces the search, but not a plan.
     pub kept: Option<PathBuf>,
-    /// An earlier placement of the same graph, from which the search begins.
+    /// An earlier placement of the same graph, the start of the search.
     pub previous: Option<Arc<Placement>>,
-    /// Only the portfolio: its best is not refined, and no proof is searched for.
+    /// Runs the portfolio only, without refinement and without a search for a proof.
     pub is_brief: bool,
 }
 
-/// Writes the pins into the device requests of the nodes they find, so that no cluster joins nodes
-/// of different devices.
+/// Writes pins into the device requests of matching nodes, so no cluster joins nodes of different
+/// devices.
 ///
-/// Errors when a pin finds no node, naming the nearest paths, or names a device that is not in the
-/// set (unless `fallback` lets it go).
+/// Errors when a pin matches no node, naming the nearest paths, or names a device outside of the set
+/// (unless `fallback` allows other devices).
 pub fn apply_pins(g: &mut Graph, request: &mut Request) -> Result<()> {
     let mut errors = Vec::new();
     let ids: Vec<_> = g.nodes().map(|(id, _)| id).collect();
@@ -184,7 +183,7 @@ fn ask(node: &mut Node, pin: &Pin) {
     node.device = request.into_requested();
 }
 
-/// The error for a pin that finds nothing, or whose target is not there.
+/// The error for a pin without a matching node or with an unknown target.
 pub(super) fn unused(pin: &Pin, g: &Graph, wanted: &str) -> Error {
     let all: BTreeSet<String> = g
         .nodes()

@@ -1,4 +1,4 @@
-//! Plans: text files that map nodes to devices, to be read, compared, changed and replayed.
+//! Plans: text files with the device of each node, to read, compare, change and replay.
 //!
 //! The first line is `plan/1`; `#` begins a comment line. Every node has a line `node = device`. A
 //! copy has a name of its own, and says its kind and its consumers, nodes or other copies, which
@@ -28,13 +28,13 @@ use std::fmt::Write;
 
 /// First line of every plan.
 const FORMAT: &str = "plan/1";
-/// Nodes that an error lists.
+/// Most nodes listed in an error.
 const N_NAMED: usize = 5;
 
-/// A plan as a file has it.
+/// A parsed plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where it came from, for messages.
+    /// Its source, for messages.
     source: String,
     lines: Vec<Line>,
 }
@@ -47,33 +47,33 @@ struct Line {
     again: Option<Again>,
 }
 
-/// The names that a plan is about.
+/// The names of a problem, for plans.
 pub struct Names<'a> {
     /// By task, each once.
     pub tasks: &'a [String],
     /// By device.
     pub devices: &'a [String],
-    /// The device that a text means.
+    /// The device of a text.
     pub find: &'a dyn Fn(&str) -> Option<usize>,
-    /// The request or rule that narrowed the devices of a task.
+    /// The request or rule behind the allowed devices of a task.
     pub reason: &'a dyn Fn(usize) -> String,
-    /// Copies that are allowed.
+    /// The allowed copies.
     pub freedom: &'a Freedom,
 }
 
 /// A plan matched with a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Device of each task, and the line that says so.
+    /// Device of each task, and its line.
     pub tasks: Vec<(usize, String)>,
-    /// The copies; those that use others come before these.
+    /// The copies; users of other copies come first.
     pub copies: Vec<Copy>,
 }
 
 impl Plan {
     /// Reads a plan; `source` names it in messages.
     ///
-    /// Errors, all at once and with line numbers, where the text is no plan or a node comes twice.
+    /// Reports all errors at once with line numbers: malformed lines and duplicate nodes.
     pub fn parse(text: &str, source: &str) -> Result<Plan> {
         let mut lines = text.lines().enumerate().map(|(i, l)| (i + 1, l.trim()));
         let first = lines.next().map_or("", |l| l.1);
@@ -129,8 +129,8 @@ impl Plan {
 
     /// The device of every task of a problem, and its copies.
     ///
-    /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node
-    /// may not be on, groups that are torn, nodes without a line, and copies that cannot be.
+    /// Reports all errors at once with line numbers: unknown nodes and devices, forbidden devices,
+    /// groups on several devices, nodes without a line, and impossible copies.
     pub fn resolve(&self, p: &Problem, names: &Names) -> Result<Planned> {
         let tasks = names.tasks.iter().map(String::as_str);
         let index: BTreeMap<&str, usize> = tasks.zip(0..).collect();

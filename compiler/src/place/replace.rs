@@ -16,7 +16,7 @@ use gristmill_solver::search::portfolio;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Least predicted gain that is worth a change, in percent of the predicted step.
+/// Least predicted gain for a change, in percent of the predicted step.
 pub const LEAST_GAIN_PERCENT: u64 = 3;
 
 /// Cost of a change of placement, and the time it lasts.
@@ -44,23 +44,21 @@ pub struct Replacement {
     pub placement: Placement,
     /// True if it is the proposed one.
     pub adopted: bool,
-    /// Predicted step of the old placement, by today's costs; infinite where it is not possible any
-    /// more.
+    /// Predicted step of the old placement at current costs; infinite if it has become impossible.
     pub kept: Nanos,
     /// Predicted step of the proposal.
     pub proposed: Nanos,
     /// Cost of the change, once.
     pub cost: Nanos,
-    /// Nodes that the proposal moves.
+    /// Nodes moved by the proposal.
     pub n_moved: usize,
 }
 
-/// Decides between the old placement of a graph and the one that the placer proposes by today's
-/// costs.
+/// Decides between the old placement of a graph and the placer's proposal at current costs.
 ///
 /// The old one is scheduled anew on its devices. The proposal is adopted when it gains more than
 /// [`LEAST_GAIN_PERCENT`] and, over the horizon, more than it costs to move constants and to make
-/// changed partitions; or when the old one is not possible any more. Errors when `previous` is of
+/// changed partitions; or when the old one has become impossible. Errors when `previous` is of
 /// another graph.
 pub fn replace(
     g: &Graph,
@@ -138,7 +136,7 @@ fn devices_of(p: &Placement, nodes: &[NodeId], set: &DeviceSet) -> Option<Vec<us
     nodes.iter().map(index).collect()
 }
 
-/// The best schedule with every task on a given device; nothing if that is not possible.
+/// The best schedule with every task on a given device; `None` if there is none.
 fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
     if (0..p.n_tasks()).any(|t| !p.cost(t, device[t]).is_finite()) {
         return None;
@@ -155,7 +153,7 @@ fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
     portfolio::solve(&fixed, &options, &|a| a.name())
 }
 
-/// Time to bring constants to devices that did not have them, one after another.
+/// Time to copy constants to their new devices, one after another.
 fn moved_constants(p: &Problem, old: &[usize], new: &[usize]) -> Nanos {
     let held = |device: &[usize]| -> BTreeSet<(u32, usize)> {
         (0..p.n_tasks())

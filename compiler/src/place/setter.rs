@@ -117,18 +117,18 @@ impl Dealer {
 /// Arguments of [`replica_device_setter`], with TensorFlow's names and defaults.
 #[derive(Debug)]
 pub struct ReplicaDeviceSetter {
-    /// Number of tasks of the parameter-server job; none means that the setter does nothing.
+    /// Number of tasks of the parameter-server job; with none the setter does nothing.
     pub ps_tasks: usize,
     /// Device of variables.
     pub ps_device: String,
     /// Device of everything else.
     pub worker_device: String,
-    /// True if nodes that have a device from inner scopes get the fields that are still open.
+    /// True to fill open fields of nodes with a device from inner scopes.
     pub merge_devices: bool,
     /// Addresses of the tasks of each job. When given, it says how many parameter servers there
     /// are.
     pub cluster: Option<BTreeMap<String, Vec<String>>>,
-    /// Ops that go to parameter servers.
+    /// Ops for parameter servers.
     pub ps_ops: BTreeSet<String>,
     /// Choice of the task of a variable.
     pub ps_strategy: Strategy,

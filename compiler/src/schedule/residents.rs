@@ -1,4 +1,4 @@
-//! Variables that a program uses where they are, and those that it changes there.
+//! Resident variables: read in place, and updated in place where safe.
 
 use super::{Needs, Place};
 use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};

@@ -1,4 +1,4 @@
-//! Checkpoints: all that training keeps, in one file each.
+//! Checkpoints: the whole state of training, in one file each.
 
 use super::data::{Batches, Dataset};
 use super::trainer::Trainer;
@@ -10,11 +10,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A folder of the checkpoints of one training, of which the newest ones stay.
+/// A folder with the newest checkpoints of one training.
 ///
 /// A file `step-NUMBER.safetensors` has the variables, the slots of the optimiser, averages and the number of steps, and in its notes the
-/// [`Position`] in the data. It is written under another name, synced and renamed, and older ones are removed only after that: whenever the
-/// process ends, the last finished one is there and whole.
+/// [`Position`] in the data. The writer syncs a temporary file, renames it, and removes older checkpoints only then: the last finished
+/// checkpoint survives a crash at any time.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
@@ -22,7 +22,7 @@ pub struct Checkpoints {
     facts: Notes,
 }
 
-/// The place of training in its data: the batches of [`Dataset::shuffled`] that it has seen.
+/// The position of training in its data: the batches of [`Dataset::shuffled`] so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Seed of the order of examples.
@@ -33,18 +33,18 @@ pub struct Position {
     pub batch_size: u64,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Batches of it that were seen.
+    /// Completed batches of the epoch.
     pub n_batches: u64,
 }
 
-/// A checkpoint that was loaded.
+/// A loaded checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumed {
     /// Its file.
     pub path: PathBuf,
     /// The position in the data.
     pub position: Position,
-    /// Newer files that are damaged, with the reason.
+    /// Damaged newer files, with the reason.
     pub damaged: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ impl Position {
         }
     }
 
-    /// The batches of the epoch that are still to come.
+    /// The remaining batches of the epoch.
     ///
     /// Errors when the data set has another number of examples than the position's.
     pub fn rest<'d>(&self, data: &'d Dataset) -> Result<Batches<'d>> {
@@ -101,7 +101,9 @@ impl Position {
             let text = notes.get(name);
             let value = text.and_then(|text| text.parse::<u64>().ok());
             value.ok_or_else(|| {
-                Error::invalid(format!("its notes have no number {name:?}: no checkpoint"))
+                Error::invalid(format!(
+                    "not a checkpoint: its notes lack the number {name:?}"
+                ))
             })
         };
         Ok(Position {
@@ -115,8 +117,8 @@ impl Position {
 }
 
 impl Checkpoints {
-    /// The checkpoints of a folder, which is made if it is not there; the newest `n_kept` stay, at least one. What an earlier process left
-    /// unfinished is removed.
+    /// The checkpoints of a folder. Creates a missing folder, keeps the newest `n_kept` checkpoints (at least one), and removes unfinished
+    /// files of an earlier process.
     pub fn new(folder: impl Into<PathBuf>, n_kept: usize) -> Result<Checkpoints> {
         let checkpoints = Checkpoints {
             folder: folder.into(),
@@ -144,7 +146,7 @@ impl Checkpoints {
         &self.folder
     }
 
-    /// Writes a checkpoint, and removes those that are too old. Gives its file.
+    /// Writes a checkpoint and removes old ones. Returns the path of the new file.
     pub fn save(&self, trainer: &Trainer, position: &Position) -> Result<PathBuf> {
         let step = trainer.n_steps()?;
         let path = self.folder.join(format!("step-{step:012}.safetensors"));
@@ -162,9 +164,9 @@ impl Checkpoints {
         Ok(path)
     }
 
-    /// Loads the newest checkpoint that is whole; `None` when there is none at all.
+    /// Loads the newest undamaged checkpoint; `None` if the folder has no checkpoints.
     ///
-    /// Errors when none of those that are there is whole, and when it is one of another model or has other facts; then nothing has changed.
+    /// Errors, and changes nothing, when all checkpoints are damaged, or the newest undamaged one is of another model or has other facts.
     pub fn resume(&self, trainer: &Trainer) -> Result<Option<Resumed>> {
         let mut damaged = Vec::new();
         for path in self.files()?.into_iter().rev() {
@@ -243,7 +245,7 @@ fn sync(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Errors unless values are those of exactly these variables.
+/// Errors unless the values match exactly these variables.
 fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
     let of_another = |what: String| {
         let e = Error::invalid(format!(
@@ -254,7 +256,9 @@ fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
     for saved in values {
         let name = label(&saved.container, &saved.name);
         let Some(ty) = state.get(&name) else {
-            return of_another(format!("it has a variable {name:?}, which is not there"));
+            return of_another(format!(
+                "it has a variable {name:?}, which the trainer lacks"
+            ));
         };
         let shape = ty.static_shape();
         if ty.dtype != saved.value.dtype() || shape.as_deref() != Some(saved.value.shape()) {
@@ -264,7 +268,7 @@ fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
     }
     let has = |name: &String| values.iter().any(|s| label(&s.container, &s.name) == *name);
     match state.keys().find(|name| !has(name)) {
-        Some(name) => of_another(format!("it has no variable {name:?}")),
+        Some(name) => of_another(format!("it lacks the variable {name:?}")),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Values that parts of a model keep for others to find: terms of the loss, averages to show.
+//! Collections: values of parts of a model, to be found by scope. Terms of the loss, averages to show.
 
 use super::Init;
 use super::model::{Model, Variable};
@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 use crate::ir::{ScalarOp, ValueId};
 use gristmill_runtime::DType;
 
-/// True for a path that a scope is, or that is below it. All are below the empty scope.
+/// True for the path of a scope and for paths below it. All paths are below the empty scope.
 fn is_within(path: &str, scope: &str) -> bool {
     let rest = path.strip_prefix(scope);
     scope.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 impl Model {
-    /// Adds a value to a collection, with the scopes that are open.
+    /// Adds a value to a collection, with the open scopes.
     ///
     /// Errors with `InvalidInput` when it is no value of this model.
     pub fn collect(&mut self, collection: &str, value: ValueId) -> Result<()> {
@@ -24,7 +24,7 @@ impl Model {
         Ok(())
     }
 
-    /// The values of a collection that were added within a scope, or anywhere if it is empty, in their order. None if there is no such
+    /// The values of a collection from within a scope, or from anywhere if it is empty, in their order. None if there is no such
     /// collection.
     pub fn collection(&self, collection: &str, scope: &str) -> Vec<ValueId> {
         let all = self.collections.get(collection).into_iter().flatten();

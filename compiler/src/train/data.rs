@@ -27,7 +27,7 @@ impl Dataset {
             let own = t.shape().first().copied();
             if own.is_none() || own != n {
                 return Err(Error::invalid(format!(
-                    "data {name:?} has the shape {:?}, expected a first axis as long as that of {first:?}",
+                    "data {name:?} has shape {:?}, expected as many examples as {first:?}",
                     t.shape()
                 )));
             }
@@ -76,7 +76,7 @@ impl Dataset {
         self.in_order((0..self.n).collect(), size)
     }
 
-    /// The same in an order that the seed and the epoch decide.
+    /// The same in an order by seed and epoch.
     pub fn shuffled(&self, size: usize, seed: u64, epoch: u64) -> Batches<'_> {
         self.in_order(permutation(self.n, seed, epoch), size)
     }
@@ -100,7 +100,7 @@ pub struct Batches<'d> {
 }
 
 impl Batches<'_> {
-    /// Number of batches that are still to come.
+    /// Number of remaining batches.
     pub fn n_left(&self) -> usize {
         self.order
             .len()

@@ -13,7 +13,7 @@ pub enum Init {
     Uniform {
         /// The least value.
         low: f64,
-        /// Beyond the greatest value.
+        /// Upper end of the values, exclusive.
         high: f64,
     },
     /// The normal distribution.
@@ -67,7 +67,7 @@ impl Init {
     }
 }
 
-/// Numbers of elements that an output depends on, and that an input enters.
+/// Fan-in of an output and fan-out of an input, in elements.
 fn fans(shape: &[usize]) -> [f64; 2] {
     let all = shape.iter().product::<usize>();
     let fans = match *shape {
@@ -217,7 +217,7 @@ mod tests {
         assert!((quantile(1.0 - BEYOND_TWO) - 2.0).abs() < 1e-13);
     }
 
-    /// Mean and standard deviation, and the greatest distance from 0.
+    /// Mean and standard deviation, and the largest distance from 0.
     fn moments(init: Init, shape: &[usize]) -> [f64; 3] {
         let values = init
             .values(DType::F64, shape, 7, "layer/weights")

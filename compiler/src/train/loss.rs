@@ -24,7 +24,7 @@ pub fn logits_along(b: &GraphBuilder, output: ValueId, classes: usize) -> ValueI
     }
 }
 
-/// The operand of the sigmoid that gives a value, for [`binary_cross_entropy`]; the value itself if none does.
+/// The operand of the final sigmoid of a value, for [`binary_cross_entropy`]; the value itself if none does.
 pub fn sigmoid_logits(b: &GraphBuilder, output: ValueId) -> ValueId {
     match b.graph().def_node(output) {
         Some(node) if node.op == Op::Map(ScalarOp::Sigmoid) => node.inputs[0],
@@ -49,7 +49,7 @@ pub fn sparse_cross_entropy(
     if given.shape.0 != shape[..axis] || given.dtype.is_float() {
         let logits = b.operand(logits)?;
         return Err(Error::invalid(format!(
-            "cross-entropy: labels are {given} beside logits {logits}, expected an integer for each row"
+            "cross-entropy: labels are {given} for logits {logits}, expected one integer per row"
         )));
     }
     let log = b.add1(Op::Softmax { axis, log: true }, &[logits])?;
@@ -92,7 +92,7 @@ pub fn binary_cross_entropy(b: &mut GraphBuilder, logits: ValueId, y: ValueId) -
     mean(b, sum)
 }
 
-/// The part of rows whose greatest element is at the label: `f32`, operands as those of [`sparse_cross_entropy`].
+/// The fraction of rows with their largest element at the label: `f32`, operands as those of [`sparse_cross_entropy`].
 pub fn accuracy(b: &mut GraphBuilder, logits: ValueId, labels: ValueId) -> Result<ValueId> {
     let axis = b.operand(logits)?.rank().saturating_sub(1);
     let guess = Op::ArgReduce {

@@ -1,4 +1,4 @@
-//! Training: models whose variables learn.
+//! Training: models with trainable variables.
 //!
 //! [`Model`] is a graph under construction with named variables and layers; [`Trainer`] adds the gradients of a loss and an
 //! [`Update`], and compiles the step. A plain loop drives it:
@@ -26,8 +26,8 @@
 //! # Ok::<(), gristmill::Error>(())
 //! ```
 //!
-//! All that is kept from step to step (moments, averages, the number of steps) are variables too, so that a file of the state
-//! ([`Resources::save`](crate::Resources::save)) has them: `optimizer/step`, `optimizer/NAME/SLOT` and `average/NAME`. [`Update::apply`] works
+//! The state between steps (moments, averages, the number of steps) consists of variables too, so a file of the state
+//! ([`Resources::save`](crate::Resources::save)) includes it: `optimizer/step`, `optimizer/NAME/SLOT` and `average/NAME`. [`Update::apply`] works
 //! without a [`Model`], on any graph with variables and gradients ([`crate::autodiff`]).
 //!
 //! The formulas are PyTorch's; where Keras' differ, the documentation of the item says so.

@@ -1,4 +1,4 @@
-//! A graph under construction whose variables have names by scopes, and layers that make their own.
+//! A graph under construction with variables named by scopes, and layers with their own variables.
 
 use super::Init;
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// A graph with variables.
 ///
 /// Scopes give names to variables and node paths: a variable `weights` within [`scope`](Model::scope) `dense` within `head` is
-/// `head/dense/weights`. Of a name there is one variable; [`reusing`](Model::reusing) finds those that are there.
+/// `head/dense/weights`. Names are unique; [`reusing`](Model::reusing) finds existing variables.
 pub struct Model {
     builder: GraphBuilder,
     scopes: Vec<Scope>,
@@ -39,7 +39,7 @@ pub struct Variable {
     pub name: String,
     /// Its value.
     pub value: ValueId,
-    /// True when steps move it by its gradient; others are moved by the layer that has them.
+    /// True when steps move it by its gradient; the layer itself moves the others.
     pub is_trained: bool,
 }
 
@@ -75,8 +75,7 @@ impl Conv2d {
 }
 
 impl Model {
-    /// An empty graph; the seed decides initial values and masks of dropout. Layers that differ between training and use take the form that
-    /// `is_training` says.
+    /// An empty graph. The seed decides initial values and dropout masks; `is_training` selects the form of layers such as dropout.
     pub fn new(name: &str, seed: u64, is_training: bool) -> Model {
         Model {
             builder: GraphBuilder::new(name),
@@ -90,7 +89,7 @@ impl Model {
         }
     }
 
-    /// True when the graph is that of a step of training.
+    /// True for the graph of a training step, false for evaluation.
     pub fn is_training(&self) -> bool {
         self.is_training
     }
@@ -110,7 +109,7 @@ impl Model {
         self.builder.input(name, dtype, shape)
     }
 
-    /// Names of variables and nodes that `build` makes are below `name`.
+    /// Puts the names of the variables and nodes of `build` below `name`.
     pub fn scope<T>(
         &mut self,
         name: &str,
@@ -119,8 +118,8 @@ impl Model {
         self.within(name, true, build)
     }
 
-    /// Names of nodes that `build` makes are below `name`, and those of variables are not: towers that share variables
-    /// ([`reusing`](Model::reusing)) have a name scope each.
+    /// Puts the names of the nodes of `build` below `name`, and leaves names of variables alone: each tower with shared variables
+    /// ([`reusing`](Model::reusing)) has its own name scope.
     pub fn name_scope<T>(
         &mut self,
         name: &str,
@@ -129,7 +128,7 @@ impl Model {
         self.within(name, false, build)
     }
 
-    /// Nodes and variables that `build` makes are on a device: a text such as `"/gpu:1"`, or a
+    /// Puts the nodes and variables of `build` on a device: a text such as `"/gpu:1"`, or a
     /// [`DeviceScope`]. See [`GraphBuilder::with_device`].
     ///
     /// Errors when the text cannot be read, or scopes were left open inside.
@@ -165,7 +164,7 @@ impl Model {
         made
     }
 
-    /// Within `build`, variables are those that are there, of the same names and types: a new one is an error.
+    /// Reuses existing variables of the same names and types within `build`. A new variable is an error.
     pub fn reusing<T>(&mut self, build: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
         let before = std::mem::replace(&mut self.reuses, true);
         let made = build(self);
@@ -191,14 +190,14 @@ impl Model {
         parts.collect::<Vec<_>>().join("/")
     }
 
-    /// The value of the variable of a name in the open scopes, `f32`, which steps move by its gradient.
+    /// A trainable `f32` variable with a name in the open scopes: its value.
     ///
-    /// Errors when it is there already, or, within [`reusing`](Model::reusing), when it is not there or has another shape.
+    /// Errors when the variable exists already; within [`reusing`](Model::reusing), when it does not exist or has another shape.
     pub fn variable(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ValueId> {
         self.any_variable(name, shape, init, true)
     }
 
-    /// The same, of one that steps leave alone, so that who has it assigns it.
+    /// The same for a variable without gradient: its layer assigns it.
     pub fn untrained(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ValueId> {
         self.any_variable(name, shape, init, false)
     }
@@ -237,10 +236,10 @@ impl Model {
                 Ok(value)
             }
             (Some(_), false) => Err(Error::invalid(format!(
-                "variable {name:?} is there already; to use it again: Model::reusing"
+                "variable {name:?} exists already; reuse it inside Model::reusing"
             ))),
             (None, true) => Err(Error::invalid(format!(
-                "variable {name:?} is not there, and is to be used again"
+                "variable {name:?} does not exist, so Model::reusing cannot reuse it"
             ))),
         }
     }
@@ -256,12 +255,12 @@ impl Model {
         match ty.static_shape().is_some_and(|own| own == shape) {
             true => Ok(v),
             false => Err(Error::invalid(format!(
-                "variable {path:?} is {ty}, and is used again with the shape {shape:?}"
+                "variable {path:?} is {ty} and cannot be reused with shape {shape:?}"
             ))),
         }
     }
 
-    /// The variables so far, in the order in which they were made.
+    /// The variables so far, in order of creation.
     pub fn variables(&self) -> &[Variable] {
         &self.variables
     }
@@ -308,7 +307,7 @@ impl Model {
         self.builder.add_(y, bias)
     }
 
-    /// The greatest of each window of `size` places, which do not overlap, of images `[batch, channels, height, width]`.
+    /// The largest element of each window of `size` places, without overlap, of images `[batch, channels, height, width]`.
     pub fn max_pool2d(&mut self, x: ValueId, size: [usize; 2]) -> Result<ValueId> {
         let op = Op::Pool {
             kind: PoolKind::Max,

@@ -1,4 +1,4 @@
-//! Optimisers: the direction that a gradient moves a variable in.
+//! Optimisers: from a gradient to the change of a variable.
 
 use super::Schedule;
 use super::update::Slots;
@@ -13,9 +13,9 @@ use crate::ir::{ScalarOp, ValueId};
 pub struct Sgd {
     /// The learning rate.
     pub learning_rate: Schedule,
-    /// Part of the velocity that the next step keeps; 0 for none.
+    /// Fraction of the velocity kept by the next step; 0 for none.
     pub momentum: f64,
-    /// Part of the gradient that does not enter the velocity.
+    /// Fraction of the gradient left out of the velocity.
     pub dampening: f64,
     /// A step ahead of the velocity.
     pub nesterov: bool,
@@ -126,7 +126,7 @@ impl Optimizer {
         }
     }
 
-    /// The difference that a step takes from a variable, by its gradient.
+    /// The change of a variable in a step, by its gradient, to be subtracted.
     pub(super) fn difference(&self, s: &mut Slots, g: ValueId) -> Result<ValueId> {
         match self {
             Optimizer::Sgd(sgd) => sgd.difference(s, g),

@@ -1,4 +1,4 @@
-//! Models from files whose weights go on learning.
+//! Fine-tuning of models from files.
 
 use super::model::Model;
 use super::trainer::Trainer;
@@ -16,13 +16,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The parts of a model that learn.
+/// The trainable parts of a model.
 #[derive(Clone, Debug, Default)]
 pub struct FineTuning {
-    /// A regular expression that is looked for anywhere in a name: initialisers of `f32` and `f64` learn where it matches. Without it all of
-    /// them do but scalars, and tensors of one element that only `Mul` and `Div` take: most exporters make these of numbers in the code.
+    /// A regular expression, searched anywhere in a name: matching `f32` and `f64` initialisers are trainable. Without it all of them are,
+    /// except scalars, and tensors of one element with only `Mul` and `Div` as consumers: most exporters make these of numbers in the code.
     pub trainable: Option<String>,
-    /// The outputs that the objective uses; all of the model's if empty.
+    /// The outputs used by the objective; all of the model's if empty.
     pub outputs: Vec<String>,
     /// Sizes of symbolic dims.
     pub dims: Bindings,
@@ -30,13 +30,12 @@ pub struct FineTuning {
 
 /// An ONNX model whose weights are variables of their names, to be put into a [`Model`] by [`Model::pretrained`].
 ///
-/// Weights that learn are `f32` or `f64` initialisers of the main graph which outputs depend on through floating-point values. Statistics of
-/// batch normalisation, scales of quantisation, and values that shapes depend on stay as they are. Composites such as softmax and layer
-/// normalisation that the file has in single ops are recognised before they are differentiated, so that their gradients are those of the
-/// composite.
+/// Trainable weights are the `f32` and `f64` initialisers of the main graph with a floating-point path to an output. Batch normalisation
+/// statistics, quantisation scales and values that decide shapes are frozen. Composites such as softmax and layer normalisation may be
+/// single ops in the file: they are recognised before differentiation, so their gradients are those of the composite.
 ///
-/// `BatchNormalization` with `training_mode`, as in models that were exported for training, has the statistics of the batch in steps and the running
-/// ones in evaluations, and steps move these. `Dropout` with `training_mode` drops elements in steps only, chosen by the seed of the [`Model`] too.
+/// `BatchNormalization` with `training_mode`, as in models exported for training, uses batch statistics in steps and running
+/// statistics in evaluations; steps update the running ones. `Dropout` with `training_mode` drops elements in steps only, chosen by the seed of the [`Model`] too.
 pub struct Pretrained {
     model: onnx::Model,
     /// The model in steps.
@@ -54,9 +53,9 @@ pub struct Weight {
     pub name: String,
     /// Its type.
     pub ty: Type,
-    /// Why it does not learn; `None` if it does.
+    /// Reason for not being trainable; `None` if it is.
     pub frozen: Option<String>,
-    /// True for a statistic that steps move without gradient.
+    /// True for a running statistic, which steps move without gradient.
     pub is_running: bool,
 }
 
@@ -69,7 +68,7 @@ impl Weight {
 impl Pretrained {
     /// A model loaded from a file.
     ///
-    /// Errors with `InvalidInput` on a pattern that is none, or matches no float initialiser, and on outputs that are not there; as
+    /// Errors with `InvalidInput` on a malformed pattern, a pattern without a matching float initialiser, and unknown outputs; and as
     /// [`onnx::Model::graph`] does.
     pub fn new(model: &onnx::Model, tuning: &FineTuning) -> Result<Pretrained> {
         let mut weights = candidates(model, tuning)?;
@@ -114,7 +113,7 @@ impl Pretrained {
         &self.fixed
     }
 
-    /// A hash of the nodes of the file: equal for files that differ in initialisers alone.
+    /// A hash of the nodes of the file: equal for files with different initialisers only.
     pub fn digest(&self) -> u64 {
         self.model.digest_of_nodes()
     }
@@ -132,7 +131,7 @@ impl Pretrained {
         outputs.map(|o| (o.name.as_str(), self.step.ty(o.value)))
     }
 
-    /// An error for each node between weights that learn and outputs that has no gradient.
+    /// An error for each node without gradient between trainable weights and outputs.
     pub fn without_gradient(&self) -> Vec<Error> {
         let (values, outputs) = ends(&self.step, &self.weights);
         without_gradient(&self.step, &outputs, &values)
@@ -155,7 +154,10 @@ impl Pretrained {
         for weight in self.weights.iter().filter(|w| w.is_variable()) {
             let value = trainer.value(&weight.name)?;
             let value = value.ok_or_else(|| {
-                let message = format!("variable {:?} has no value: nothing has run", weight.name);
+                let message = format!(
+                    "variable {:?} has no value yet: run a step first",
+                    weight.name
+                );
                 Error::invalid(message)
             })?;
             values.insert(weight.name.clone(), value);
@@ -164,7 +166,7 @@ impl Pretrained {
     }
 }
 
-/// The weights that learn.
+/// The trainable weights.
 fn learning(weights: &[Weight]) -> impl Iterator<Item = &Weight> {
     weights.iter().filter(|w| w.frozen.is_none())
 }
@@ -177,7 +179,7 @@ fn freeze(weights: &mut [Weight], names: &BTreeSet<String>, why: &str) {
 /// Trainable and frozen initialisers of a model, by a pattern.
 struct Choice<'m> {
     pattern: Option<Regex>,
-    /// Operands that no gradient should move, with the reason.
+    /// Operands to keep from gradients, with the reason.
     fixed: BTreeMap<&'m str, &'static str>,
     /// Values that only scale.
     factors: BTreeSet<&'m str>,
@@ -267,7 +269,7 @@ fn reads(graph: &Graph) -> BTreeMap<String, ValueId> {
     graph.nodes().filter_map(read).collect()
 }
 
-/// The weights that no output depends on through floating-point values.
+/// The weights without a floating-point path to an output.
 fn unused(graph: &Graph, weights: &[Weight]) -> BTreeSet<String> {
     let (values, outputs) = ends(graph, weights);
     let unreached = unreached(graph, &outputs, &values);
@@ -275,14 +277,14 @@ fn unused(graph: &Graph, weights: &[Weight]) -> BTreeSet<String> {
     reads(graph).into_iter().filter_map(is_unreached).collect()
 }
 
-/// The weights that no node of a graph reads.
+/// The weights without a consumer in a graph.
 fn unread(graph: &Graph, weights: &[Weight]) -> BTreeSet<String> {
     let read = reads(graph);
     let unread = learning(weights).filter(|w| !read.contains_key(&w.name));
     unread.map(|w| w.name.clone()).collect()
 }
 
-/// The reads of the weights that learn, and the outputs.
+/// The reads of the trainable weights, and the outputs.
 fn ends(graph: &Graph, weights: &[Weight]) -> (Vec<ValueId>, Vec<ValueId>) {
     let reads = reads(graph);
     let values = learning(weights).filter_map(|w| reads.get(&w.name).copied());

@@ -5,7 +5,7 @@ use crate::ir::{GraphBuilder, ScalarOp, ValueId, eval};
 use gristmill_runtime::DType;
 use std::f64::consts::PI;
 
-/// A learning rate as a function of the number of steps that are done: 0 in the first one.
+/// A learning rate as a function of the number of completed steps: 0 in the first step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Schedule {
     /// The same in every step.
@@ -122,14 +122,14 @@ impl Schedule {
         self.rate(&mut Numbers, n as f64)
     }
 
-    /// The rate as a scalar of `f64`, for the number of steps that are done, which is one too. Errors as
+    /// The rate as an `f64` scalar, from the number of completed steps, an `f64` scalar too. Errors as
     /// [`Schedule::check`] does.
     pub fn build(&self, b: &mut GraphBuilder, n: ValueId) -> Result<ValueId> {
         self.check()?;
         self.rate(b, n)
     }
 
-    /// Errors with `InvalidInput` on rates that are not finite or below 0, on a length of no steps, and on steps that do not increase.
+    /// Errors with `InvalidInput` on negative, NaN or infinite rates, on a length of no steps, and on steps that do not increase.
     pub fn check(&self) -> Result<()> {
         match self {
             Schedule::Constant(rate) => check_rate(*rate),

@@ -378,7 +378,7 @@ fn settings_and_parameters_out_of_range_are_refused() {
         "{message}"
     );
     let twice = error(&mut b, &[parameter("v", value), parameter("v", value)]);
-    assert!(twice.contains("\"v\": it comes twice"), "{twice}");
+    assert!(twice.contains("\"v\": its name is used twice"), "{twice}");
 }
 
 #[test]

@@ -14,14 +14,14 @@ use gristmill_runtime::safetensors::label;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A model that learns: two programs of one session over the same variables. A step changes them, an evaluation does not.
+/// A model in training: two programs of one session over the same variables. A step changes them, an evaluation does not.
 ///
-/// Code is generated for each size of a batch when it first comes.
+/// The first batch of each size generates code.
 pub struct Trainer {
     step: Compiled,
     evaluation: Compiled,
     names: Vec<String>,
-    /// All that is kept from step to step, by label.
+    /// The state between steps, by label.
     state: BTreeMap<String, Type>,
     container: String,
 }
@@ -35,23 +35,23 @@ pub struct StepOutputs {
     pub loss: f64,
     /// The learning rate.
     pub learning_rate: f64,
-    /// The norm of all gradients together before they were clipped; `None` unless [`Update::clip_norm`] is given.
+    /// The common norm of all gradients before clipping; `None` unless [`Update::clip_norm`] is given.
     pub norm: Option<f64>,
-    /// The greatest magnitude of an element of a gradient before they were clipped.
-    pub greatest_gradient: f64,
+    /// The largest gradient element by magnitude, before clipping.
+    pub largest_gradient: f64,
     /// The metrics of the batch, with the names of [`Objective::metric`].
     pub metrics: Outputs,
 }
 
-/// Names of outputs of the step's graph, which no metric has.
+/// Names of outputs of the step's graph, reserved from metrics.
 const LOSS: &str = "loss";
 const NUMBER: &str = STEP;
 const RATE: &str = "optimizer/learning_rate";
 const NORM: &str = "optimizer/norm";
-const GREATEST: &str = "optimizer/greatest_gradient";
-const RESERVED: [&str; 5] = [LOSS, NUMBER, RATE, NORM, GREATEST];
+const LARGEST: &str = "optimizer/largest_gradient";
+const RESERVED: [&str; 5] = [LOSS, NUMBER, RATE, NORM, LARGEST];
 
-/// The values of a graph that training is about.
+/// The loss and the metrics of a graph.
 #[derive(Clone, Debug)]
 pub struct Objective {
     loss: ValueId,
@@ -59,7 +59,7 @@ pub struct Objective {
 }
 
 impl Objective {
-    /// A loss, which is one floating-point element and is to become small.
+    /// The loss to minimise: one floating-point element.
     pub fn new(loss: ValueId) -> Objective {
         Objective {
             loss,
@@ -67,13 +67,13 @@ impl Objective {
         }
     }
 
-    /// A value that steps and evaluations show beside the loss.
+    /// Adds a value to the results of steps and evaluations.
     pub fn metric(mut self, name: &str, value: ValueId) -> Objective {
         self.metrics.push((name.to_owned(), value));
         self
     }
 
-    /// Makes outputs of the loss and the metrics. Errors when a metric has a name that is taken.
+    /// Makes outputs of the loss and the metrics. Errors when the name of a metric is taken.
     fn add_outputs(&self, b: &mut GraphBuilder) -> Result<()> {
         b.output(LOSS, self.loss);
         for (i, (name, value)) in self.metrics.iter().enumerate() {
@@ -84,7 +84,7 @@ impl Objective {
                 } else {
                     "training"
                 };
-                let message = format!("metric {name:?}: {who} uses this name already");
+                let message = format!("metric {name:?}: {who} already uses this name");
                 return Err(Error::invalid(message).hint("another name"));
             }
             b.output(name, *value);
@@ -93,14 +93,14 @@ impl Objective {
     }
 }
 
-/// The settings of training beside the model itself.
+/// The settings of training.
 #[derive(Clone, Debug)]
 pub struct Training {
     /// Decides initial values and masks of dropout.
     pub seed: u64,
     /// The use of gradients.
     pub update: Update,
-    /// Of compilation, for both programs.
+    /// Options of compilation for both programs.
     pub options: Options,
 }
 
@@ -108,8 +108,9 @@ impl Trainer {
     /// Builds a model twice, for steps and for evaluations ([`Model::is_training`]), and compiles both: a step computes the loss and the
     /// metrics, and updates the variables by the gradients of the loss.
     ///
-    /// Errors with `InvalidInput` when the model has no variable that steps move, when the loss is no floating-point scalar or does not depend on one, when a metric has a name twice or that of
-    /// the loss, and on settings of the update out of range; with `Unsupported`, naming the node, when an op on the way has no gradient.
+    /// Errors with `InvalidInput` when the model has no trainable variable, when the loss is not a floating-point scalar or does not depend on
+    /// a trainable variable, when a name of a metric is taken, and when a setting of the update is out of range; with `Unsupported`, naming the node, when an
+    /// op between the variables and the loss has no gradient.
     pub fn new(
         name: &str,
         training: &Training,
@@ -118,8 +119,8 @@ impl Trainer {
         Trainer::in_session(&Session::new(&Settings::default())?, name, training, build)
     }
 
-    /// [`Trainer::new`] in a session, whose other models see the variables: a model with variables of the same names and types computes with the
-    /// trained values. [`Options::container`] keeps two trainers of one session apart.
+    /// [`Trainer::new`] in a session. Other models of the session with variables of the same names and types compute with the trained
+    /// values. [`Options::container`] keeps two trainers of one session apart.
     pub fn in_session(
         session: &Session,
         name: &str,
@@ -157,12 +158,12 @@ impl Trainer {
             loss: scalar(&outputs, LOSS)?,
             learning_rate: scalar(&outputs, RATE)?,
             norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),
-            greatest_gradient: scalar(&outputs, GREATEST)?,
+            largest_gradient: scalar(&outputs, LARGEST)?,
             metrics: outputs.without(&RESERVED),
         })
     }
 
-    /// The loss and the metrics of a batch, by the variables as they are.
+    /// The loss and the metrics of a batch with the current variables.
     pub fn evaluate<N: AsRef<str>>(
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
@@ -175,7 +176,7 @@ impl Trainer {
         self.step.resources()
     }
 
-    /// Labels and types of all that is kept from step to step.
+    /// Labels and types of the state between steps.
     pub(super) fn state(&self) -> &BTreeMap<String, Type> {
         &self.state
     }
@@ -185,13 +186,13 @@ impl Trainer {
         Ok(self.resources().get(&self.container, name)?)
     }
 
-    /// Number of steps that were done, those before a checkpoint included.
+    /// Number of completed steps, steps before a checkpoint included.
     pub fn n_steps(&self) -> Result<u64> {
         let number = self.value(NUMBER)?;
         Ok(number.map_or(0, |n| n.to_f64s()[0] as u64))
     }
 
-    /// Names of the variables that a step changes, in the order in which they were made.
+    /// Names of the trainable variables, in order of creation.
     pub fn variables(&self) -> &[String] {
         &self.names
     }
@@ -202,7 +203,7 @@ impl Trainer {
     }
 }
 
-/// The graph of a step as [`Trainer::new`] compiles it, for those who want to see it.
+/// The graph of a step as [`Trainer::new`] compiles it, for inspection.
 pub fn step_graph(
     name: &str,
     training: &Training,
@@ -211,7 +212,7 @@ pub fn step_graph(
     Ok(step(name, training, build)?.0)
 }
 
-/// The graph of a step, and the names of the variables that it moves.
+/// The graph of a step, and the names of its trainable variables.
 fn step(
     name: &str,
     training: &Training,
@@ -232,7 +233,7 @@ fn step(
     let step = b.with_origin("/optimizer", apply)?;
     b.output(NUMBER, step.number);
     b.output(RATE, step.learning_rate);
-    b.output(GREATEST, step.greatest);
+    b.output(LARGEST, step.largest_gradient);
     if let Some(norm) = step.norm {
         b.output(NORM, norm);
     }
@@ -247,7 +248,7 @@ fn parameters(
     variables: &[Variable],
 ) -> Result<Vec<Parameter>> {
     if variables.is_empty() {
-        return Err(Error::invalid("the model has no variable that steps move"));
+        return Err(Error::invalid("the model has no trainable variable"));
     }
     let values: Vec<ValueId> = variables.iter().map(|v| v.value).collect();
     let gradients = b.grad(loss, &values)?;

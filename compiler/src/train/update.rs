@@ -7,7 +7,7 @@ use crate::ir::{GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use regex_lite::Regex;
 
-/// A variable that a step changes.
+/// A trainable variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name in the session's own container.
@@ -33,7 +33,7 @@ pub enum WeightDecay {
 /// Settings of the parameters whose names match a pattern.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// A regular expression that is looked for anywhere in a name.
+    /// A regular expression, searched anywhere in a name.
     pub pattern: String,
     /// Factor of the learning rate.
     pub rate_factor: f64,
@@ -41,7 +41,7 @@ pub struct Group {
     pub weight_decay: WeightDecay,
 }
 
-/// All that a step does with gradients, in this order: clip, decay, move, average.
+/// The treatment of gradients in a step, in this order: clip, decay, move, average.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// The optimiser.
@@ -50,8 +50,8 @@ pub struct Update {
     pub weight_decay: WeightDecay,
     /// A parameter belongs to the first group whose pattern matches its name.
     pub groups: Vec<Group>,
-    /// The greatest norm of all gradients together; they are scaled down to it where they exceed it (Pascanu et al., 2013, algorithm 1;
-    /// PyTorch adds 1e-6 to the norm). A norm beyond the gradients' dtype is an error of the run, as gradients that are not finite are.
+    /// Largest common norm of all gradients; larger gradients are scaled down to it (Pascanu et al., 2013, algorithm 1; PyTorch adds
+    /// 1e-6 to the norm). A norm beyond the gradients' dtype is an error of the run, like NaN or infinite gradients.
     pub clip_norm: Option<f64>,
     /// Decay of the average of each parameter, which is its value before the first step: `a -= (1 - decay) * (a - w)`.
     pub average: Option<f64>,
@@ -77,20 +77,20 @@ pub struct Step {
     pub number: ValueId,
     /// Its learning rate: `f64`.
     pub learning_rate: ValueId,
-    /// The norm of all gradients together before they are clipped, `f64`; `None` unless they are.
+    /// The common norm of all gradients before clipping, `f64`; `None` without clipping.
     pub norm: Option<ValueId>,
-    /// The greatest magnitude of an element of a gradient before they are clipped, `f64`: the step fails unless it is finite.
-    pub greatest: ValueId,
+    /// The largest gradient element by magnitude, before clipping: `f64`. The step fails unless it is finite.
+    pub largest_gradient: ValueId,
     /// The new values of the parameters, in order.
     pub values: Vec<ValueId>,
 }
 
 impl Update {
-    /// Adds a step to a graph: each parameter is assigned its new value. A run whose gradients are not all finite is an error, and changes
+    /// Adds a step to a graph: each parameter is assigned its new value. A run with NaN or infinite gradients is an error and changes
     /// nothing.
     ///
-    /// Errors with `InvalidInput` on settings out of range and patterns that are none; on a parameter that is not `f32` or
-    /// `f64`, whose gradient has another type, whose shape is symbolic, or whose name comes twice.
+    /// Errors with `InvalidInput` on settings out of range and malformed patterns; on a parameter of another dtype than `f32`
+    /// or `f64`, with a gradient of another type, with a symbolic shape, or with a duplicate name.
     pub fn apply(&self, b: &mut GraphBuilder, parameters: &[Parameter]) -> Result<Step> {
         self.check()?;
         check_parameters(b, parameters)?;
@@ -100,9 +100,9 @@ impl Update {
         let learning_rate = self.optimizer.learning_rate().build(b, n)?;
         let zero = b.scalar(DType::F64, 0.0);
         let is_first = b.map(ScalarOp::Eq, &[n, zero])?;
-        let greatest = b.with_origin("/gradients", |b| greatest(b, parameters))?;
+        let largest_gradient = b.with_origin("/gradients", |b| largest_gradient(b, parameters))?;
         // The step counts by its check, which is so never left out.
-        let counts = b.map(ScalarOp::Ge, &[greatest, zero])?;
+        let counts = b.map(ScalarOp::Ge, &[largest_gradient, zero])?;
         let counts = b.cast(counts, DType::I64)?;
         let number = b.add_(done, counts)?;
         let number = b.assign_variable(STEP, number)?;
@@ -123,7 +123,7 @@ impl Update {
             number,
             learning_rate,
             norm,
-            greatest,
+            largest_gradient,
             values,
         })
     }
@@ -208,9 +208,9 @@ impl Update {
     }
 }
 
-/// The greatest magnitude of an element of a gradient, which is checked to be finite.
-fn greatest(b: &mut GraphBuilder, parameters: &[Parameter]) -> Result<ValueId> {
-    let mut greatest = b.scalar(DType::F64, 0.0);
+/// The largest gradient element by magnitude, checked to be finite.
+fn largest_gradient(b: &mut GraphBuilder, parameters: &[Parameter]) -> Result<ValueId> {
+    let mut largest = b.scalar(DType::F64, 0.0);
     for p in parameters {
         let ty = b.operand(p.gradient)?;
         let (is_empty, rank) = (ty.shape.n_elements().is(0), ty.rank());
@@ -221,9 +221,9 @@ fn greatest(b: &mut GraphBuilder, parameters: &[Parameter]) -> Result<ValueId> {
         let all: Vec<usize> = (0..rank).collect();
         let own = b.reduce(ReduceKind::Max, size, &all, false)?;
         let own = b.cast(own, DType::F64)?;
-        greatest = b.map(ScalarOp::Max, &[greatest, own])?;
+        largest = b.map(ScalarOp::Max, &[largest, own])?;
     }
-    b.add1(Op::CheckFinite, &[greatest])
+    b.add1(Op::CheckFinite, &[largest])
 }
 
 fn check_number(name: &str, x: f64, is_good: bool) -> Result<()> {
@@ -252,7 +252,7 @@ fn check_parameters(b: &GraphBuilder, parameters: &[Parameter]) -> Result<()> {
             format!("it is {ty}, expected known extents"),
         )?;
         let is_new = parameters[..i].iter().all(|other| other.name != *name);
-        expect(is_new, "it comes twice".into())?;
+        expect(is_new, "its name is used twice".into())?;
     }
     Ok(())
 }

@@ -67,7 +67,8 @@ impl Options {
         // SAFETY: options begin with their size, which they have at least.
         let size = unsafe { (&raw const (*given).size).read() };
         if size < std::mem::offset_of!(Options, parallel) {
-            return Err(Error::invalid(format!("the options have {size} bytes")));
+            let message = format!("options.size is {size}; set it to the size of the struct");
+            return Err(Error::invalid(message));
         }
         let n = size.min(size_of::<Options>());
         // SAFETY: both have so many bytes, and any bits are those of options but for a function's.

@@ -36,7 +36,7 @@ impl SystemLibrary {
         let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
         let why = refused.unwrap_or_else(|| {
             let (names, variable) = (names.join(" or "), self.variable);
-            format!("{names} was not found; {variable} names another file")
+            format!("{names} was not found; set {variable} to its path")
         });
         Err(format!("no {}: {why}", self.title))
     }
@@ -112,8 +112,8 @@ mod tests {
         let error = |file: Option<&str>| LIBRARY.open(file.map(OsString::from)).err().unwrap();
         assert_eq!(
             error(None),
-            "no yardstick: libno-such.so.1 or libno-such.so was not found; GRISTMILL_YARDSTICK names \
-             another file"
+            "no yardstick: libno-such.so.1 or libno-such.so was not found; set \
+             GRISTMILL_YARDSTICK to its path"
         );
         assert!(error(Some("/no/such/lib.so")).contains("was not found"));
         let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");

@@ -498,7 +498,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "looks for a shared library")]
     fn a_library_that_is_not_there_not_wanted_or_another_is_an_answer() {
         let why = |name: &str| open(Some(name.into())).err().unwrap();
-        let absent = "no NCCL: libno-such.so was not found; GRISTMILL_NCCL names another file";
+        let absent = "no NCCL: libno-such.so was not found; set GRISTMILL_NCCL to its path";
         assert_eq!(why("libno-such.so"), absent);
         assert_eq!(why(""), "GRISTMILL_NCCL is empty, so NCCL is not used");
         if cfg!(target_os = "linux") {

@@ -99,16 +99,16 @@ pub struct ExecOptions {
     pub resources: Arc<Resources>,
     /// Transport of tensors between devices.
     pub transport: Transport,
-    /// Devices that have memory of their own.
+    /// Devices with their own memory.
     pub drivers: BTreeMap<DeviceName, Arc<dyn Driver>>,
     /// Makes their requests one by one in every run, without captures, to measure the gain of these.
     pub step_by_step: bool,
-    /// True for a program that was validated: further executors of it need not do that again.
+    /// True for a validated program: further executors of it skip the validation.
     pub is_validated: bool,
 }
 
 impl ExecOptions {
-    /// The defaults for a program that was validated, as those of an [`Image`](crate::image::Image) are when it is opened.
+    /// The defaults for a validated program, as those of an [`Image`](crate::image::Image) are when it is opened.
     pub fn validated() -> ExecOptions {
         ExecOptions {
             is_validated: true,
@@ -145,7 +145,7 @@ pub struct LaunchTime {
     pub time: Duration,
 }
 
-/// State that the threads of an executor share.
+/// State shared by the threads of an executor.
 struct Shared {
     program: Arc<Program>,
     pool: Arc<Core>,
@@ -173,7 +173,7 @@ struct Shared {
 impl Executor {
     /// Makes `program` ready to run.
     ///
-    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device that is not of this machine,
+    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device of another machine,
     /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
     /// another type, or the emulated link of a transfer is missing.
     pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
@@ -223,12 +223,12 @@ impl Executor {
         &self.shared.program
     }
 
-    /// Threads that each device's kernels run on.
+    /// Threads of each device's kernels.
     pub fn threads_per_device(&self) -> usize {
         self.shared.threads_per_device
     }
 
-    /// Bytes that the executor holds, constants included, over all devices.
+    /// Bytes held by the executor over all devices, constants included.
     pub fn peak_bytes(&self) -> usize {
         self.shared
             .program
@@ -300,7 +300,7 @@ impl Executor {
             .collect()
     }
 
-    /// Tensors that crossed emulated links in the last run, in the order of sending.
+    /// Tensors of the last run over emulated links, in the order of sending.
     pub fn crossings(&self) -> Vec<Crossing> {
         let _turn = lock(&self.turn);
         self.shared
@@ -323,12 +323,12 @@ impl Executor {
     }
 
     /// Runs once and writes the outputs into `outputs`, whose contents are undefined after an error.
-    /// Variables that it assigns have their new values when it ended well, and else their old ones.
+    /// Assigned variables have their new values after a successful run, and their old ones after a failed run.
     ///
     /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; `OutOfMemory` when
     /// other runs have what there is; otherwise the error of the failing step. Allocates nothing
     /// unless an output or a variable shares its bytes with another tensor, a variable changes its shape, or
-    /// another run has threads or memory of the pool that this one needs.
+    /// another run uses threads or memory of the pool needed by this one.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         let operands = self.checked(inputs, outputs)?;
         self.run_committed(operands)

@@ -1,24 +1,20 @@
-//! Threads and memory that executors share: those of all shapes of a model, and of all its runs in
-//! flight.
+//! Threads and memory shared by executors: of all shapes of a model, and of all its runs in flight.
 //!
 //! # Threads
 //!
-//! A pool for `n` threads has `n - 1` followers, which help the teams of workers with parallel
-//! kernels. The caller of a run leads one team itself, so a run uses followers and its caller's
-//! thread. Runs in flight share the threads evenly: a run that begins as the `k`th gets `n / k` of
-//! them at most, and none that another run has. With as many callers as threads, each run stays on
-//! the thread of its caller, which is the best that can be had for the sum of all. A follower stays
-//! with its team until another team needs it, so that one caller's runs find theirs where they
-//! were. A pool on the threads of a host has no followers: kernels ask the host.
+//! A pool for `n` threads has `n - 1` followers, which help teams of workers with parallel kernels. The caller of a run leads one team itself, so a run uses followers and its caller's
+//! thread. Runs in flight share the threads evenly: the `k`th run in flight gets at most
+//! `n / k` of them, and only free ones. With as many callers as threads, each run stays on the
+//! thread of its caller, which gives the best total throughput. A follower stays with its team until
+//! another team needs it, so one caller's runs find warm followers. A pool on the threads of a host has no followers: kernels ask the host.
 //!
-//! Leaders of further devices, and emulated links, are errands of helpers: threads that are started
-//! when none is idle.
+//! Leaders of further devices, and emulated links, run on helpers: threads started when none is idle.
 //!
 //! # Memory
 //!
-//! Arenas and workspaces of the host are leased for a run, unless they are small. There are as many
-//! blocks as runs were ever in flight, each as large as the largest that it was needed for, however
-//! many shapes a model is run with.
+//! Arenas and workspaces of the host are leased for a run, unless they are small. There are as
+//! many blocks as runs were ever in flight, each as large as its largest lease, for any number of
+//! shapes.
 
 use super::host::HostThreads;
 use super::team::{MAX_THREADS, Team};
@@ -40,11 +36,11 @@ impl Default for Pool {
 pub struct Pool {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// The process that has the threads; a child that it forks has none of them.
+    /// The process of the threads; a forked child has none of them.
     process: u32,
 }
 
-/// What executors and threads use of a pool.
+/// The state shared by executors and threads of a pool.
 pub(crate) struct Core {
     n_threads: usize,
     n_cores: usize,
@@ -72,7 +68,7 @@ pub(crate) struct Helper(Arc<Seat<Arc<dyn Errand>>>);
 /// A thread that helps teams.
 struct Follower {
     seat: Arc<Seat<Arc<Team>>>,
-    /// The team that it is with.
+    /// Its team.
     team: Option<Arc<Team>>,
     /// True while a run of that team counts on it.
     is_hired: bool,
@@ -165,12 +161,12 @@ impl Pool {
         self.core.n_threads
     }
 
-    /// Number of threads that the pool has started.
+    /// Number of started threads.
     pub fn n_started(&self) -> usize {
         lock(&self.threads).len()
     }
 
-    /// Bytes of the blocks that no run uses now.
+    /// Bytes of idle blocks.
     pub fn idle_bytes(&self) -> usize {
         lock(&self.core.blocks).iter().map(AlignedBytes::len).sum()
     }
@@ -217,7 +213,7 @@ impl Pool {
 
     /// A helper that is idle, or a new one.
     ///
-    /// Errors in a child of the process that has them.
+    /// Errors in a forked child of their process.
     pub(crate) fn helper(&self) -> Result<Helper, Error> {
         if self.process != std::process::id() {
             let message =
@@ -319,7 +315,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Followers that a team has until this is dropped.
+/// Followers of a team, until the drop of this.
 pub(crate) struct Hired<'a> {
     core: &'a Core,
     team: Option<Arc<Team>>,
@@ -368,7 +364,7 @@ impl Core {
         }
     }
 
-    /// Gives a team up to `n` followers that no other run has; those of a host are its own affair.
+    /// Gives a team up to `n` free followers; a host schedules its own threads.
     pub(crate) fn hire(&self, team: &Arc<Team>, n: usize) -> Hired<'_> {
         let is_hosted = self.host.is_some();
         let mut hired = if is_hosted { n } else { 0 };
@@ -400,7 +396,7 @@ impl Core {
         AlignedBytes::zeroed(size_bytes)
     }
 
-    /// Takes back a block that was leased.
+    /// Takes back a leased block.
     pub(crate) fn return_block(&self, block: AlignedBytes) {
         lock(&self.blocks).push(block);
     }

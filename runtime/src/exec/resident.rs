@@ -1,4 +1,4 @@
-//! Variables that a program uses where they are: on the host, or in memory of a device, where they stay between runs.
+//! Resident variables: used in place, on the host or in memory of a device, and kept there between runs.
 //!
 //! A device's partition has fixed memory for each of them, so that its requests can be captured: for the value that a run reads, and
 //! for the one that it assigns. The next run begins with a copy on the device from the second to the first. A value crosses to the
@@ -169,11 +169,11 @@ impl OnDevice {
     }
 }
 
-/// Memory of a device for a variable that a program uses there.
+/// Memory of a device for a resident variable.
 pub(super) struct Place {
-    /// Of the value that a run reads, or, if it reads none, of the one before that which it assigns.
+    /// Memory of the current value, or of the previous one if the run only assigns.
     pub(super) value: Arc<OnDevice>,
-    /// Of the value that a run assigns.
+    /// Memory of the assigned value.
     pub(super) next: Option<Arc<OnDevice>>,
 }
 
@@ -189,7 +189,7 @@ impl Place {
         })
     }
 
-    /// Of the value, and of the next one.
+    /// Addresses of the value and of the assigned one.
     fn addresses(&self) -> [*mut u8; 2] {
         let next = self.next.as_ref();
         let next = next.map_or(std::ptr::null_mut(), |next| next.block.as_ptr());
@@ -197,7 +197,7 @@ impl Place {
     }
 }
 
-/// Variables that a program uses where they are.
+/// The resident variables of a program.
 pub(crate) struct Residents(Vec<Use>);
 
 struct Use {

@@ -1,4 +1,4 @@
-//! Variables: state that outlives a run, in containers that sessions can share.
+//! Variables: state kept between runs, in containers for sessions to share.
 
 use super::resident::{At, OnDevice, Place, Value};
 use crate::dtype::DType;
@@ -15,13 +15,14 @@ use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors. A run
-/// of a program that assigns variables is alone, so that what it reads and then assigns no other has
-/// assigned meanwhile; those of programs that only read variables are side by side.
+/// A set of variables keyed (container, name). Clone the `Arc` to share it between executors.
+///
+/// Runs of programs with assignments are exclusive, so no update is lost between a read and its
+/// assignment. Runs of programs that only read variables overlap.
 #[derive(Default)]
 pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,
-    /// Held by runs that use variables: by any number that read, or by one that assigns.
+    /// Held by runs with variables: by any number of readers, or by one run with assignments.
     run: RwLock<()>,
 }
 
@@ -36,11 +37,11 @@ pub(crate) struct Variable {
 /// The values of a variable: at most one of each, and memory for what comes next.
 #[derive(Default)]
 struct State {
-    /// The value after the last run that ended well; `None` when it was never assigned.
+    /// The value after the last successful run; `None` when it was never assigned.
     value: Option<Value>,
-    /// The value that a part of the run in progress has assigned.
+    /// The value assigned by a part of the run in progress.
     pending: Option<Value>,
-    /// The value that the part in progress is going to assign.
+    /// Memory for the next assignment of the part in progress.
     next: Option<Tensor>,
     /// Memory for later assignments.
     spare: Vec<Tensor>,
@@ -48,12 +49,12 @@ struct State {
     is_torn: bool,
 }
 
-/// The most spare tensors that are kept: a run in parts has two beside the value.
+/// Limit of spare tensors: a run in parts has two beside the value.
 const MOST_SPARE: usize = 2;
 
-/// The variables for a run, or for several that count as one: assignments hold once it is committed,
-/// and not at all when it is dropped before. Runs that assign wait for its end, and all others too if
-/// it may assign.
+/// The variables of one run, or of several runs that count as one. [`Transaction::commit`] makes all
+/// assignments visible; a drop without it rolls them back. Runs with assignments wait for the end of a
+/// transaction. If the transaction may assign, all other runs wait too.
 pub struct Transaction<'r> {
     resources: &'r Resources,
     turn: Turn<'r>,
@@ -66,7 +67,7 @@ enum Turn<'r> {
 }
 
 impl Transaction<'_> {
-    /// Lets all assignments hold.
+    /// Makes all assignments visible.
     pub fn commit(self) {
         if let Turn::Alone(_) = self.turn {
             self.resources.each(State::commit);
@@ -89,8 +90,8 @@ impl fmt::Debug for Resources {
 }
 
 impl Resources {
-    /// The current value of a variable, `None` if there is no such variable or it was never assigned.
-    /// Waits for the end of a run that assigns variables. Errors when the value is on a device that is lost.
+    /// The current value of a variable; `None` if the variable does not exist or was never assigned.
+    /// Waits for the end of a run with assignments. Errors when the value is on a lost device.
     pub fn get(&self, container: &str, name: &str) -> Result<Option<Tensor>, Error> {
         let _reading = self.begin_as(false);
         let key = (container.to_owned(), name.to_owned());
@@ -98,7 +99,7 @@ impl Resources {
         variable.map_or(Ok(None), |v| v.committed())
     }
 
-    /// Begins a run that may assign, when no other is in progress any more.
+    /// Begins a run with assignments. Waits until no other run is in progress.
     pub fn begin(&self) -> Transaction<'_> {
         let guard = alone(&self.run);
         Transaction {
@@ -107,7 +108,7 @@ impl Resources {
         }
     }
 
-    /// The same for a run that may assign only if so is said; without, when none that may is in progress any more.
+    /// Begins a run, with assignments if `assigns`. A run without them waits only for the end of runs with assignments.
     pub fn begin_as(&self, assigns: bool) -> Transaction<'_> {
         if assigns {
             return self.begin();
@@ -123,7 +124,7 @@ impl Resources {
         variables.values().for_each(|v| f(&mut alone(&v.state)));
     }
 
-    /// Sets a variable between runs, declaring it if need be. Errors when it exists with another
+    /// Sets a variable between runs and declares it if needed. Errors when it exists with another
     /// dtype.
     pub fn set(&self, container: &str, name: &str, value: &Tensor) -> Result<(), Error> {
         let spec = VariableSpec::new(container, name, value.dtype());
@@ -136,8 +137,8 @@ impl Resources {
         Ok(())
     }
 
-    /// Writes the values of all variables to a [safetensors](crate::safetensors) file: those after the last run that ended well,
-    /// all of the same moment. Variables that were never assigned are not in it. An error leaves the file as it was.
+    /// Writes the values of all variables to a [safetensors](crate::safetensors) file: a consistent snapshot after the last
+    /// successful run. Variables without a value are left out. An error leaves an existing file unchanged.
     #[cfg(feature = "safetensors")]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.save_with(path, &Notes::new())
@@ -149,7 +150,7 @@ impl Resources {
         safetensors::write(path.as_ref(), &self.values(|_, _| true)?, notes)
     }
 
-    /// Values of variables that have one, all of the same moment; `is_wanted` chooses among them by container and name.
+    /// A consistent snapshot of all variables with a value; `is_wanted` selects them by container and name.
     #[cfg(feature = "safetensors")]
     pub fn values(&self, is_wanted: impl Fn(&str, &str) -> bool) -> Result<Vec<Saved>, Error> {
         let _reading = self.begin_as(false);
@@ -195,7 +196,7 @@ impl Resources {
         lock(&self.variables).keys().cloned().collect()
     }
 
-    /// Puts every variable of a container back to its initial value; those without one count as never assigned.
+    /// Resets every variable of a container to its initial value. Variables without one count as never assigned.
     pub fn reset(&self, container: &str) {
         let transaction = self.begin();
         let variables = lock(&self.variables);
@@ -256,7 +257,7 @@ impl State {
         self.recycle(assigned);
     }
 
-    /// Takes the value that a part of a run, or a call between runs, assigns.
+    /// Takes the value assigned by a part of a run, or by a call between runs.
     fn assign(&mut self, value: Value) {
         let old = self.pending.replace(value);
         self.recycle(old);
@@ -333,7 +334,7 @@ impl State {
         Ok(())
     }
 
-    /// Memory of a shape that no one else holds. After the first assignment there are two pieces of it, used in turn.
+    /// Unshared memory of a shape. After the first assignment two pieces of it are used in turn.
     fn room(&mut self, dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
         self.spare
             .retain_mut(|old| old.shape() == shape && old.is_unique());
@@ -358,7 +359,7 @@ impl Variable {
         }
     }
 
-    /// The value after the last run that ended well, and between runs.
+    /// The value after the last successful run, and between runs.
     fn committed(&self) -> Result<Option<Tensor>, Error> {
         if let Some(At::Host(tensor)) = shared(&self.state).value.as_ref().map(|v| &v.at) {
             return Ok(Some(tensor.clone()));
@@ -380,7 +381,7 @@ impl Variable {
             .map_or(Ok(()), |value| value.on_host().map(|_| ()))
     }
 
-    /// Errors when a run that failed has changed a part of the value.
+    /// Errors when a failed run has changed a part of the value.
     fn check_whole(&self, state: &State) -> Result<(), Error> {
         if !state.is_torn {
             return Ok(());
@@ -436,7 +437,7 @@ impl Variable {
         Ok(())
     }
 
-    /// Addresses of the value that a part of a run reads, and of the one that it is going to assign.
+    /// Addresses of the values that a part of a run reads and is going to assign.
     pub(super) fn bind(&self, resident: &Resident, in_place: bool) -> Result<[*mut u8; 2], Error> {
         if resident.read.is_some() {
             self.settle()?;
@@ -495,14 +496,14 @@ impl Variable {
         alone(&self.state).assign(next.filled());
     }
 
-    /// A run that failed has changed a part of the value.
+    /// Marks the value as partly changed by a failed run.
     pub(super) fn tear(&self) {
         alone(&self.state).is_torn = true;
     }
 }
 
 impl State {
-    /// The address of the value, which is about to be changed where it is. Those who hold the tensor keep it as it was.
+    /// The address of the value, for an update in place. Other holders of the tensor keep the old value.
     fn bind_in_place(&mut self) -> Result<[*mut u8; 2], Error> {
         let Some(Value {
             number,

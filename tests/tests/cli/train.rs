@@ -278,7 +278,7 @@ fn data_that_do_not_fit_are_refused_before_the_first_step() {
         &[4, 1, 8, 8],
         labels(3, 1),
         &[],
-        "as long as that of \"image\"",
+        "expected as many examples as \"image\"",
     );
     check(
         &[4, 1, 8, 8],

@@ -114,12 +114,12 @@ fn metrics_have_names_of_their_own() {
     for name in ["loss", "optimizer/learning_rate"] {
         assert_eq!(
             refused(&[name]),
-            format!("metric {name:?}: training uses this name already (try: another name)")
+            format!("metric {name:?}: training already uses this name (try: another name)")
         );
     }
     assert_eq!(
         refused(&["a", "a"]),
-        "metric \"a\": another metric uses this name already (try: another name)"
+        "metric \"a\": another metric already uses this name (try: another name)"
     );
 }
 
@@ -153,7 +153,7 @@ fn checkpoints_of_others_are_refused() {
     let path = plain.path().join("step-000000000001.safetensors");
     own.resources().save(&path).unwrap();
     let message = new(plain.path()).resume(&own).unwrap_err().to_string();
-    assert!(message.contains("no checkpoint"), "{message}");
+    assert!(message.contains("not a checkpoint"), "{message}");
     // A variable of another model of the session is not saved; a file that has one is of another model.
     let value = Tensor::zeros(DType::F32, &[2]).unwrap();
     own.resources().set("", "another", &value).unwrap();
@@ -169,7 +169,7 @@ fn checkpoints_of_others_are_refused() {
     let fresh = trainer(Setup::default());
     let message = checkpoints.resume(&fresh).unwrap_err().to_string();
     assert!(
-        message.contains("\"another\", which is not there"),
+        message.contains("\"another\", which the trainer lacks"),
         "{message}"
     );
 }

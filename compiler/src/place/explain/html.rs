@@ -64,7 +64,7 @@ fn facts(s: &Subject, e: &Explanation) -> String {
     let (bound, name) = (solution.lower_bound, &solution.bound);
     let mut facts = vec![
         ("time of a run", solution.timeline.makespan.to_string()),
-        ("found by", solution.algorithm.clone()),
+        ("algorithm", solution.algorithm.clone()),
         ("lower bound", format!("{bound} ({name})")),
     ];
     facts.extend(

@@ -24,7 +24,7 @@ impl Display for Explanation {
         self.scaling.iter().try_for_each(|s| scaling(f, s))?;
         self.downgrades
             .iter()
-            .try_for_each(|d| writeln!(f, "let go: {}", d))?;
+            .try_for_each(|d| writeln!(f, "not met: {}", d))?;
         writeln!(f, "nodes:")?;
         self.nodes.iter().try_for_each(|n| node(f, n))
     }
@@ -229,7 +229,7 @@ fn alternative(f: &mut Formatter<'_>, a: &Alternative, now: u64) -> fmt::Result 
     let over = if a.excess_bytes == 0 {
         String::new()
     } else {
-        format!(", {} over memory", Bytes(a.excess_bytes))
+        format!(", {} over the memory limit", Bytes(a.excess_bytes))
     };
     let device = &a.device;
     writeln!(

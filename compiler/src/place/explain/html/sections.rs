@@ -171,11 +171,11 @@ const WHAT_IF: [&str; 3] = ["machine", "time of a run", "change"];
 const SCALING: [&str; 3] = ["devices", "time of a run", "speed-up"];
 const ALTERNATIVES: [&str; 6] = [
     "device",
-    "operands there",
+    "operands ready",
     "transfers",
     "runs",
-    "time of everything",
-    "over memory",
+    "makespan",
+    "over the memory limit",
 ];
 
 /// The nodes of the model in a cluster.
