@@ -1,7 +1,7 @@
 //! Executables: an image and the program that runs it in one file.
 
+use super::embedding::{Filled, Parts, Symbol, fill};
 use super::exports::MOST_LETTERS;
-use super::fill::{Filled, Parts, Symbol, fill};
 use super::interface::{Interface, identifier, is_of_python};
 use super::{Extra, Made, Sizes, Written, made};
 use crate::compiled::Source;

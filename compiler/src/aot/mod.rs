@@ -23,10 +23,10 @@
 //! ```
 
 mod elf;
+mod embedding;
 #[doc(hidden)]
 pub mod executable;
 mod exports;
-mod fill;
 mod interface;
 #[doc(hidden)]
 pub mod program_file;

@@ -1,7 +1,7 @@
 //! Programs where a model is expected: executables and libraries that hold a compiled one, and all others of the format ELF.
 
 use super::elf::ELF_MAGIC;
-use super::fill::{DESCRIPTOR_ALIGN, MAGIC};
+use super::embedding::{DESCRIPTOR_ALIGN, MAGIC};
 use crate::error::Error;
 use gristmill_runtime::files;
 use std::io::{self, Read};

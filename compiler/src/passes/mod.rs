@@ -3,11 +3,11 @@
 //! between devices.
 
 mod all_reduce;
+mod carried_state;
 mod concat_views;
 mod cse;
 mod fold;
 pub(crate) mod indexed;
-mod keep;
 mod merge_matmuls;
 mod open_rules;
 mod polyphase;
@@ -20,10 +20,10 @@ mod specialise;
 mod state;
 
 pub use all_reduce::expand_all_reduce;
+pub use carried_state::keep;
 pub use concat_views::concat_views;
 pub use cse::{cse, dce};
 pub use fold::fold_constants;
-pub use keep::keep;
 pub use merge_matmuls::merge_matmuls;
 pub use open_rules::OpenRules;
 pub use polyphase::{has_phases, polyphase};

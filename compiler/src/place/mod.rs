@@ -10,22 +10,22 @@
 pub mod check;
 mod colocate;
 mod conflict;
-mod copies;
+mod copied_nodes;
 mod device;
 #[doc(hidden)]
 pub mod emulated;
 #[doc(hidden)]
 pub mod explain;
-mod follow;
 #[doc(hidden)]
 pub mod gpus;
 pub(crate) mod groups;
-mod kept;
 mod kernels;
 mod log;
 mod model;
 mod objective;
+mod operand_devices;
 mod pins;
+mod placement_cache;
 #[doc(hidden)]
 pub mod plan;
 mod print;
@@ -40,13 +40,13 @@ mod sources;
 pub mod target;
 pub mod task_graph;
 
-pub use copies::{CopiedNode, User};
+pub use copied_nodes::{CopiedNode, User};
 pub use device::{Device, DeviceSet, RateSource};
-pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
 pub use gristmill_solver::search::portfolio::Candidate;
 pub use kernels::Kernels;
 pub use objective::{Objective, Stream};
+pub use operand_devices::follow_operands;
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
 pub use plan::Plan;
 pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};

@@ -13,13 +13,13 @@
 //! A node `runs` again; of one that `parks`, a result goes to the device and back (`parks result 1
 //! of /a` where it has several). Names that hold spaces, quotes, `#`, `,` or `=` are JSON strings.
 
-mod again;
+mod copy_lines;
 
 use super::explain::Subject;
 use crate::cost::Nanos;
 use crate::error::{Error, Result};
 use crate::nearest::nearest;
-use again::Again;
+use copy_lines::CopyLine;
 use gristmill_solver::Problem;
 use gristmill_solver::memory::remat::{Copy, Freedom};
 use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
@@ -44,7 +44,7 @@ struct Line {
     number: usize,
     node: String,
     device: String,
-    again: Option<Again>,
+    copy: Option<CopyLine>,
 }
 
 /// The names of a problem, for plans.
@@ -92,7 +92,7 @@ impl Plan {
         let mut errors = Vec::new();
         for (number, line) in lines.filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
             match entry(line) {
-                Ok((node, device, again)) => {
+                Ok((node, device, copy)) => {
                     if let Some(before) = seen.insert(node.clone(), number) {
                         errors.push(plan.wrong(
                             number,
@@ -103,7 +103,7 @@ impl Plan {
                         number,
                         node,
                         device,
-                        again,
+                        copy,
                     });
                 }
                 Err(why) => errors.push(plan.wrong(number, why)),
@@ -122,7 +122,7 @@ impl Plan {
 
     /// True if it has a line for each of these nodes, and for no other.
     pub(crate) fn names_all_of(&self, nodes: &[String]) -> bool {
-        let lines = self.lines.iter().filter(|l| l.again.is_none());
+        let lines = self.lines.iter().filter(|l| l.copy.is_none());
         let named: BTreeSet<&str> = lines.map(|l| l.node.as_str()).collect();
         named == nodes.iter().map(String::as_str).collect()
     }
@@ -136,7 +136,7 @@ impl Plan {
         let index: BTreeMap<&str, usize> = tasks.zip(0..).collect();
         let line_of = self.line_of(p, names, &index)?;
         let home: Vec<u32> = line_of.iter().map(|(d, _)| *d as u32).collect();
-        let reader = again::Reader {
+        let reader = copy_lines::Reader {
             plan: self,
             problem: p,
             names,
@@ -159,7 +159,7 @@ impl Plan {
     ) -> Result<Vec<(usize, &Line)>> {
         let mut line_of: Vec<Option<(usize, &Line)>> = vec![None; p.n_tasks()];
         let mut errors = Vec::new();
-        for line in self.lines.iter().filter(|l| l.again.is_none()) {
+        for line in self.lines.iter().filter(|l| l.copy.is_none()) {
             match self.read(line, p, names, index) {
                 Ok((task, device)) => line_of[task] = Some((device, line)),
                 Err(e) => errors.push(e),
@@ -283,14 +283,14 @@ impl Plan {
 }
 
 /// `node = device`, and the rest of the line for a copy.
-fn entry(line: &str) -> Result<(String, String, Option<Again>), String> {
+fn entry(line: &str) -> Result<(String, String, Option<CopyLine>), String> {
     let (node, rest) = name(line)?;
     let rest = rest
         .trim_start()
         .strip_prefix('=')
         .ok_or("expected `node = device`")?;
     let (device, rest) = name(rest.trim_start())?;
-    Ok((node, device, Again::parse(rest.trim())?))
+    Ok((node, device, CopyLine::parse(rest.trim())?))
 }
 
 /// A plain name or a JSON string at the start of a text, and the rest.
@@ -325,22 +325,22 @@ fn quoted(name: &str) -> String {
 }
 
 /// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task
-/// and copy, by name; `again` is the rest of the lines of copies, which are the last tasks.
+/// and copy, by name; `copies` is the rest of the lines of copies, which are the last tasks.
 fn write(
     graph: &str,
     tasks: &[String],
     devices: &[String],
     device_of: &[u32],
     makespan: Nanos,
-    again: &[String],
+    copies: &[String],
 ) -> String {
     let all: Vec<String> = devices.iter().map(|d| quoted(d)).collect();
     let mut out = format!(
         "{FORMAT}\n# graph {graph:?}\n# devices {}\n",
         all.join(", ")
     );
-    let more =
-        std::iter::repeat_n("", tasks.len() - again.len()).chain(again.iter().map(String::as_str));
+    let more = std::iter::repeat_n("", tasks.len() - copies.len())
+        .chain(copies.iter().map(String::as_str));
     let mut lines: Vec<(&String, &str, &str)> = tasks
         .iter()
         .zip(device_of)
@@ -361,12 +361,12 @@ fn write(
 pub fn of(s: &Subject) -> String {
     let names: Vec<String> = s.tasks.iter().map(|t| t.name.clone()).collect();
     let t = &s.solution.timeline;
-    let again: Vec<String> = s
+    let copies: Vec<String> = s
         .copies
         .iter()
-        .map(|copy| again::text(s.base, copy, &names))
+        .map(|copy| copy_lines::text(s.base, copy, &names))
         .collect();
-    write(s.name, &names, &s.devices, &t.device, t.makespan, &again)
+    write(s.name, &names, &s.devices, &t.device, t.makespan, &copies)
 }
 
 /// Solves a problem whose devices are planned: only orders are searched. The bound is that of the

@@ -4,7 +4,7 @@
 //! began from the old placement ([`Request::previous`]) differs from it only where it is better; so
 //! with costs that stay as they are, decisions come to an end.
 
-use super::copies::{self, Settled};
+use super::copied_nodes::{self, Settled};
 use super::model::{self, ModelProblem};
 use super::{DeviceSet, Placement, Request, Solved, resolve, search};
 use crate::cost::{Bytes, CostModel, Nanos};
@@ -81,10 +81,10 @@ pub fn replace(
     let n_moved = old.as_ref().map_or(new.len(), |old| {
         old.iter().zip(&new).filter(|(o, n)| o != n).count()
     });
-    let freedom = copies::freedom(g, &model.nodes, request, &resolved);
+    let freedom = copied_nodes::freedom(g, &model.nodes, request, &resolved);
     let solution = old.as_ref().and_then(|old| on_devices(problem, old));
     let settled = solution
-        .map(|s| copies::settle(problem, s, &freedom))
+        .map(|s| copied_nodes::settle(problem, s, &freedom))
         .filter(|s| s.solution.score.0 == Bytes::ZERO);
     let mut replacement = Replacement {
         adopted: true,
@@ -196,7 +196,7 @@ fn rescheduled(
     placement.makespan = s.timeline.makespan;
     placement.lower_bound = (Nanos::ZERO, "none of a placement that was kept".into());
     placement.peak_bytes = s.timeline.peak_bytes(settled.problem(&p));
-    placement.copies = copies::nodes(&p, &settled, &nodes, &values);
+    placement.copies = copied_nodes::nodes(&p, &settled, &nodes, &values);
     placement.solved = previous.solved.as_deref().map(|old| {
         let (options, names) = (old.options.clone(), old.names.clone());
         Arc::new(Solved::new(

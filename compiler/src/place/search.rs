@@ -1,6 +1,6 @@
 //! The search for a model's placement: its problem, solved, as a placement.
 
-use super::copies::{self, Settled};
+use super::copied_nodes::{self, Settled};
 use super::model::{self, ModelProblem};
 use super::plan::Planned;
 use super::resolve::Resolved;
@@ -8,7 +8,7 @@ use super::solved::{self, Solved};
 use super::{
     Device, DeviceSet, Joining, Objective, Placed, Placement, Plan, Reason, Request, TimeSources,
 };
-use super::{kept, objective, shortage};
+use super::{objective, placement_cache, shortage};
 use crate::cost::{Bytes, CostModel};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Op, ValueId};
@@ -60,7 +60,7 @@ impl<'a> Search<'a> {
         Ok(Search {
             options: options(request, &model),
             names: solved::names(g, &model.nodes),
-            freedom: copies::freedom(g, &model.nodes, request, &resolved),
+            freedom: copied_nodes::freedom(g, &model.nodes, request, &resolved),
             g,
             request,
             resolved,
@@ -101,14 +101,14 @@ impl<'a> Search<'a> {
         let needs_none = objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
         let settled = match planned {
             Some(planned) => {
-                copies::replay(problem, solution, planned.copies.clone(), &self.freedom)
+                copied_nodes::replay(problem, solution, planned.copies.clone(), &self.freedom)
             }
             None if needs_none => Settled {
                 solution,
                 copied: None,
                 stream,
             },
-            None => copies::settle(problem, solution, &self.freedom),
+            None => copied_nodes::settle(problem, solution, &self.freedom),
         };
         Ok(Settled { stream, ..settled })
     }
@@ -116,17 +116,18 @@ impl<'a> Search<'a> {
     /// The cached solution, if there is one that keeps the memory limits; a warning where the
     /// cached plan cannot be used.
     pub fn cached(&self) -> Result<Option<Settled>, String> {
-        let place = kept::Place::of_request(self.request, &self.model.problem, &self.names);
-        let Some(place) = place else {
+        let entry =
+            placement_cache::Entry::of_request(self.request, &self.model.problem, &self.names);
+        let Some(entry) = entry else {
             return Ok(None);
         };
-        let Some(planned) = place.find(|plan| self.planned(plan))? else {
+        let Some(planned) = entry.find(|plan| self.planned(plan))? else {
             return Ok(None);
         };
-        let mut settled = self.solve(Some(&planned)).map_err(|e| place.ignored(e))?;
+        let mut settled = self.solve(Some(&planned)).map_err(|e| entry.ignored(e))?;
         let solution = &mut settled.solution;
         if solution.score.0 > Bytes::ZERO {
-            return Err(place.ignored("no schedule of it was found that keeps the memory limits"));
+            return Err(entry.ignored("no schedule of it was found that keeps the memory limits"));
         }
         solution.algorithm = solution.algorithm.replacen("plan", "kept placement", 1);
         Ok(Some(settled))
@@ -150,7 +151,7 @@ impl<'a> Search<'a> {
             nodes: self.placed(&settled, choice),
             joining: Joining::default(),
             rivals: Vec::new(),
-            copies: copies::nodes(
+            copies: copied_nodes::nodes(
                 &self.model.problem,
                 &settled,
                 &self.model.nodes,

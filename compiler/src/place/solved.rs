@@ -1,7 +1,7 @@
 //! Origin of a model's placement: the problem, its solution, and the names of nodes in plans and
 //! explanations.
 
-use super::copies::Settled;
+use super::copied_nodes::Settled;
 use super::explain::{Label, Subject, unique_names};
 use super::plan::{self, Names, Plan, Planned};
 use super::resolve::Resolved;

@@ -3,7 +3,7 @@
 
 use super::Subject;
 use crate::cost::{Bytes, LinkProfile, Nanos};
-use crate::place::copies;
+use crate::place::copied_nodes;
 use gristmill_solver::search::portfolio::{self, Algorithm, Options};
 use gristmill_solver::{Payload, Problem, Timeline};
 use serde::Serialize;
@@ -191,7 +191,7 @@ fn best_on(
         ..s.options.clone()
     };
     let solution = portfolio::solve(part, &options, &Algorithm::name)?;
-    let found = copies::settle(part, solution, &s.freedom.only(devices)).solution;
+    let found = copied_nodes::settle(part, solution, &s.freedom.only(devices)).solution;
     (found.score.0 == Bytes::ZERO).then_some(found.timeline.makespan)
 }
 

@@ -166,11 +166,11 @@ fn copies_are_read_and_written() {
     let (p, mut names) = problem();
     names.push("a b (copy)".to_owned());
     assert_eq!(
-        again::text(&p, &runs.copies[0], &names),
+        copy_lines::text(&p, &runs.copies[0], &names),
         " runs \"a b\" for c"
     );
     assert_eq!(
-        again::text(&p, &parks.copies[0], &names),
+        copy_lines::text(&p, &parks.copies[0], &names),
         " parks \"a b\" for c"
     );
     let text = write(

@@ -1,11 +1,11 @@
 //! Runs a decoded kernel: launch checks, and blocks in parallel on the threads of the host.
 
 mod access;
+mod async_copies;
 mod atomics;
 mod barrier;
 mod bulk;
 mod cluster;
-mod copies;
 mod gang;
 mod matrix;
 mod mbarrier;

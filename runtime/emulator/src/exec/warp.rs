@@ -4,8 +4,8 @@
 //! code come in an order in which that brings diverged lanes together again.
 
 use super::{
+    async_copies::Copies,
     bulk::{DeferredWork, Stores},
-    copies::Copies,
     gang::Gang,
     mbarrier::Spot,
     report,

@@ -21,17 +21,17 @@ use std::path::{Path, PathBuf};
 /// Prefix of the line with the hash of the problem and its times.
 const TIMES: &str = "# decided by times ";
 
-/// Where the placement of a problem is kept.
-pub(super) struct Place {
+/// The cached placement of a problem.
+pub(super) struct Entry {
     path: PathBuf,
     /// Hash of the problem with its times.
     times: String,
 }
 
-impl Place {
+impl Entry {
     /// For a request that may take a kept placement: for latency, with a folder, something to
     /// decide, no plan, and no earlier placement to begin from.
-    pub fn of_request(request: &Request, p: &Problem, names: &[String]) -> Option<Place> {
+    pub fn of_request(request: &Request, p: &Problem, names: &[String]) -> Option<Entry> {
         let DeviceSet { devices, .. } = &request.devices;
         let has_choice = devices.len() > 1
             && request.objective == Objective::Latency
@@ -39,7 +39,7 @@ impl Place {
             && request.previous.is_none();
         let folder = request.kept.as_deref().filter(|_| has_choice)?;
         let devices: Vec<&DeviceName> = devices.iter().map(|d| &d.name).collect();
-        Some(Place::of(
+        Some(Entry::of(
             folder,
             p,
             names.iter().map(String::as_str),
@@ -52,7 +52,7 @@ impl Place {
         p: &Problem,
         names: impl Iterator<Item = &'n str>,
         devices: &[&DeviceName],
-    ) -> Place {
+    ) -> Entry {
         let mut what = Fnv::default();
         names.for_each(|name| write!(what, "{name:?}").expect("hashing does not fail"));
         devices
@@ -74,7 +74,7 @@ impl Place {
             .for_each(|t| t.cost.iter_mut().for_each(mark));
         write!(what, "{parts:?}").expect("hashing does not fail");
         let path = folder.join(format!("{:016x}.plan", what.value()));
-        Place {
+        Entry {
             path,
             times: format!("{:016x}", times.value()),
         }
@@ -122,8 +122,8 @@ impl Placement {
             .as_deref()
             .ok_or_else(|| Error::invalid("a placement by hand cannot be kept"))?;
         let devices: Vec<&DeviceName> = self.devices.iter().collect();
-        let Place { path, times } =
-            Place::of(folder, &solved.problem, solved.task_names(), &devices);
+        let Entry { path, times } =
+            Entry::of(folder, &solved.problem, solved.task_names(), &devices);
         let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
         store::replace(&path, &format!("{first}\n{TIMES}{times}\n{rest}"))?;
         Ok(path)

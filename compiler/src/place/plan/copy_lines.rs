@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// The line of a copy behind name and device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Again {
+pub(super) struct CopyLine {
     /// The node that runs again, or whose result is offloaded.
     node: String,
     /// The offloaded result, if the copy offloads.
@@ -24,10 +24,10 @@ type Parked = Option<usize>;
 /// The forms accepted behind a device.
 const EXPECTED: &str = "expected nothing, `runs NODE for USER, ...` or `parks NODE for USER, ...`";
 
-impl Again {
+impl CopyLine {
     /// `runs NODE for USER, ...`, `parks NODE for USER, ...`, `parks result N of NODE for USER,
     /// ...`; `None` of an empty text.
-    pub fn parse(text: &str) -> Result<Option<Again>, String> {
+    pub fn parse(text: &str) -> Result<Option<CopyLine>, String> {
         if text.is_empty() {
             return Ok(None);
         }
@@ -57,7 +57,7 @@ impl Again {
             match (more.trim_start().strip_prefix(','), more.trim()) {
                 (Some(more), _) => rest = more,
                 (None, "") => {
-                    return Ok(Some(Again {
+                    return Ok(Some(CopyLine {
                         node,
                         parked,
                         users,
@@ -98,7 +98,7 @@ pub(super) fn text(p: &Problem, copy: &Copy, names: &[String]) -> String {
 /// A copy of a plan whose users are still names.
 struct Found<'a> {
     line: &'a Line,
-    again: &'a Again,
+    again: &'a CopyLine,
     task: usize,
     parked: Option<u32>,
     device: u32,
@@ -125,7 +125,7 @@ impl Reader<'_> {
             .plan
             .lines
             .iter()
-            .filter_map(|line| Some((line, line.again.as_ref()?)));
+            .filter_map(|line| Some((line, line.copy.as_ref()?)));
         let (mut found, mut errors) = (Vec::new(), Vec::new());
         for (line, again) in lines {
             match self.copy(line, again) {
@@ -162,7 +162,7 @@ impl Reader<'_> {
         }
     }
 
-    fn copy<'l>(&self, line: &'l Line, again: &'l Again) -> Result<Found<'l>> {
+    fn copy<'l>(&self, line: &'l Line, again: &'l CopyLine) -> Result<Found<'l>> {
         let (plan, names) = (self.plan, self.names);
         if self.index.contains_key(line.node.as_str()) {
             let node = &line.node;
