@@ -237,6 +237,7 @@ fn a_driver_is_used_or_refused_with_a_reason() {
     for (names, settings, expected) in [
         (same, "devices=2", "GPU:1"),
         (same, "driver=99010", "GPU:0"),
+        (same, "driver=0", "libsome.so is a stub of the CUDA toolkit"),
         (
             same,
             "driver=11080",
@@ -292,7 +293,7 @@ fn a_driver_that_is_not_there_or_no_library_says_so() {
     }
     let said = libraries.said("", &[("GRISTMILL_CUDA", &libraries.path("none.so"))]);
     assert!(
-        said.contains("none.so was not found; GRISTMILL_CUDA"),
+        said.contains("none.so was not found; set GRISTMILL_CUDA to its path"),
         "{said}"
     );
 }

@@ -3,7 +3,7 @@
 //! Types, constants and the open library are cudarc's. Functions are not: cudarc's panic when a symbol is missing, and take results for
 //! Rust enums, which a newer driver's codes are not. Here a result is a number, and all symbols are looked up once.
 
-use super::bindings::Bindings;
+use super::bindings::{Bindings, file_of};
 use super::library::{SystemLibrary, functions};
 use crate::gpu::EncodedTensorMap;
 use cudarc::driver::sys::{
@@ -39,6 +39,9 @@ const BINDINGS: Bindings = Bindings {
 
 /// The first version with all of the functions, as [`Api::version`] gives it.
 const LEAST: (u32, u32) = (12, 0);
+
+/// `CUDA_ERROR_STUB_LIBRARY`: the library is for linkers on machines without a driver.
+const STUB: Code = 34;
 
 functions! {
     /// The functions of the driver.
@@ -173,6 +176,12 @@ impl Api {
     pub(super) fn check(&self, code: Code, what: &str) -> Result<(), String> {
         if code == 0 {
             return Ok(());
+        }
+        if code == STUB {
+            let file = file_of(self.init as usize).unwrap_or_else(|| "libcuda.so".to_owned());
+            return Err(format!(
+                "no CUDA driver: {file} is a stub of the CUDA toolkit; remove its folder from the loader's paths"
+            ));
         }
         let text = self.text(code);
         Err(format!(

@@ -71,7 +71,7 @@ impl Bindings {
 }
 
 /// The file mapped at an address, on systems with `/proc`.
-fn file_of(address: usize) -> Option<String> {
+pub(super) fn file_of(address: usize) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let holds = |line: &&str| {
         let range = line.split(' ').next().and_then(|r| r.split_once('-'));

@@ -28,7 +28,10 @@ macro_rules! exports {
 
 exports! {
     cuInit(flags: c_uint) => if flags == 0 { world::init() } else { Err(INVALID_VALUE) };
-    cuDriverGetVersion(version: *mut c_int) => give(version, Settings::of_process()?.driver);
+    cuDriverGetVersion(version: *mut c_int) => match Settings::of_process()?.driver {
+        0 => Err(STUB_LIBRARY),
+        driver => give(version, driver),
+    };
     cuGetErrorName(code: Code, text: *mut *const c_char) => give(text, modules::text_of(code).0.as_ptr().cast());
     cuGetErrorString(code: Code, text: *mut *const c_char) => give(text, error_string(code));
 

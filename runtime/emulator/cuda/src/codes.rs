@@ -12,6 +12,7 @@ pub const SUCCESS: Code = 0;
 pub const INVALID_VALUE: Code = 1;
 pub const OUT_OF_MEMORY: Code = 2;
 pub const NOT_INITIALIZED: Code = 3;
+pub const STUB_LIBRARY: Code = 34;
 pub const DEVICE_UNAVAILABLE: Code = 46;
 pub const NO_DEVICE: Code = 100;
 pub const INVALID_DEVICE: Code = 101;
@@ -52,6 +53,11 @@ pub const TEXTS: &[(Code, &str, &str)] = &[
         NOT_INITIALIZED,
         "CUDA_ERROR_NOT_INITIALIZED\0",
         "initialization error\0",
+    ),
+    (
+        STUB_LIBRARY,
+        "CUDA_ERROR_STUB_LIBRARY\0",
+        "CUDA driver is a stub library\0",
     ),
     (
         DEVICE_UNAVAILABLE,
@@ -165,11 +171,12 @@ mod tests {
     /// The numbers and names are those of the bindings, which were made from the header.
     #[test]
     fn results_are_those_of_the_header() {
-        const RESULTS: [CUresult; 26] = [
+        const RESULTS: [CUresult; 27] = [
             CUDA_SUCCESS,
             CUDA_ERROR_INVALID_VALUE,
             CUDA_ERROR_OUT_OF_MEMORY,
             CUDA_ERROR_NOT_INITIALIZED,
+            CUDA_ERROR_STUB_LIBRARY,
             CUDA_ERROR_DEVICE_UNAVAILABLE,
             CUDA_ERROR_NO_DEVICE,
             CUDA_ERROR_INVALID_DEVICE,

@@ -23,7 +23,7 @@ pub struct Settings {
     pub memory_bytes: usize,
     /// `capability`: compute capability, times ten; 90.
     pub capability: i32,
-    /// `driver`: version as `cuDriverGetVersion` gives it; 13000.
+    /// `driver`: version as `cuDriverGetVersion` gives it, or 0 for a stub of the toolkit; 13000.
     pub driver: i32,
     /// `peers`: 0 when devices cannot reach each other's memory; 1.
     pub peers: bool,
