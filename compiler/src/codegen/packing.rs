@@ -89,7 +89,8 @@ impl<'s> Packing<'s> {
         // A kernel that was tried and not taken has left its constants.
         jobs.retain(|job| job.elements.is_shared());
         let bytes: usize = jobs.iter().map(|job| job.constant.size_bytes()).sum();
-        let workers = match bytes < SMALL_BYTES {
+        // A spool promises that memory holds one constant at a time.
+        let workers = match bytes < SMALL_BYTES || self.store.is_spooled() {
             true => Workers::default(),
             false => workers,
         };

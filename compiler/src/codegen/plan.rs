@@ -93,14 +93,16 @@ impl Elements {
         made.expect("constants are packed before the kernels of their graph are used")
     }
 
-    /// True for equal elements, or for elements which are going to be the same.
+    /// True for equal elements, or for elements of one type which are still to be made.
     pub fn is_same(&self, other: &Elements) -> bool {
         let is_equal = |a: &Tensor, b: &Tensor| {
             (a.dtype(), a.shape()) == (b.dtype(), b.shape())
                 && (a.as_ptr() == b.as_ptr() || a.as_bytes() == b.as_bytes())
         };
-        let both = self.0.tensor.get().zip(other.0.tensor.get());
-        Arc::ptr_eq(&self.0, &other.0) || both.is_some_and(|(a, b)| is_equal(a, b))
+        match (self.0.tensor.get(), other.0.tensor.get()) {
+            (Some(a), Some(b)) => is_equal(a, b),
+            _ => (self.0.dtype, &self.0.shape) == (other.0.dtype, &other.0.shape),
+        }
     }
 
     /// True if a plan has them.

@@ -55,6 +55,11 @@ impl ConstantStore {
         }))
     }
 
+    /// True if tensors are in a file.
+    pub(super) fn is_spooled(&self) -> bool {
+        self.lock().spool.is_some()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

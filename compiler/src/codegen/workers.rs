@@ -1,8 +1,10 @@
 //! Threads of compilation.
 
+use gristmill_runtime::sync::lock;
 use rayon::ThreadPoolBuilder;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use std::panic::resume_unwind;
+use std::sync::Mutex;
 use std::thread;
 
 /// Number of threads for parts of compilation which do not depend on each other. Results never depend on it.
@@ -24,21 +26,32 @@ impl Workers {
 
     /// The results of `f` for all items, in their order.
     ///
-    /// Threads end with the call: nothing of it is left for a process that forks. The caller waits on a thread of its own. If it is a thread
-    /// of another rayon pool, that pool could otherwise give it other work while it waits, which may need the result of this call.
+    /// The pool ends with the call, so compilation leaves no threads behind. The caller waits on a thread of its own. If it is a thread of another
+    /// rayon pool, that pool could otherwise give it other work while it waits, which may need the result of this call.
     pub fn map<T: Send, R: Send>(self, items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
         let n = self.0.min(items.len());
-        let pool = ThreadPoolBuilder::new().num_threads(n).build();
-        let Some(pool) = pool.ok().filter(|_| n > 1) else {
+        if n <= 1 {
             return items.into_iter().map(f).collect();
-        };
+        }
+        let items = Mutex::new(items);
         let all = || {
-            let items = items.into_par_iter().with_max_len(1);
-            items.map(&f).collect()
+            let items = std::mem::take(&mut *lock(&items)).into_par_iter();
+            items.with_max_len(1).map(&f).collect()
         };
-        thread::scope(|scope| {
-            let made = scope.spawn(|| pool.install(all)).join();
-            made.unwrap_or_else(|panic| resume_unwind(panic))
+        let pool = ThreadPoolBuilder::new().num_threads(n).build();
+        let made = pool.ok().and_then(|pool| {
+            thread::scope(|scope| {
+                let spawned = thread::Builder::new().spawn_scoped(scope, || pool.install(all));
+                let made = spawned.ok()?.join();
+                Some(made.unwrap_or_else(|panic| resume_unwind(panic)))
+            })
+        });
+        // A system without further threads leaves the caller's.
+        made.unwrap_or_else(|| {
+            std::mem::take(&mut *lock(&items))
+                .into_iter()
+                .map(&f)
+                .collect()
         })
     }
 }

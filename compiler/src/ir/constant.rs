@@ -1,8 +1,8 @@
 //! Values of constants: held in memory, or made from a file and other constants when they are needed.
 //!
 //! Large weights pass through the compiler without their elements: the ops that folding applies to them (a transpose, a factor, a
-//! concatenation) is noted down, and done when code generation packs the result. So one weight is in memory at a time,
-//! besides those that the program keeps.
+//! concatenation) is noted down, and done when code generation packs the result. So one weight per thread of code generation
+//! is in memory at a time, besides those that the program keeps.
 
 use super::ops::Op;
 use crate::error::{Error, Result};

@@ -68,7 +68,7 @@ pub struct Options {
     pub listings: bool,
     /// Release constants as soon as they are packed: the graph is of no further use but for its types.
     pub release_constants: bool,
-    /// Holder of the constants, shared by all programs of a model.
+    /// Holder of the constants, shared by all programs of a session.
     pub constants: Arc<ConstantStore>,
     /// Threads that pack constants and compile functions.
     pub workers: Workers,
