@@ -46,7 +46,8 @@ pub struct Options {
     /// placed for throughput.
     pub max_in_flight: Option<usize>,
     /// Container of variables without a container in the graph. Models of one session share the variables of a container by name; give a
-    /// model its own container to keep its variables separate. The first model with a variable sets its initial value.
+    /// model its own container to keep its variables separate. The first model compiled for shapes sets the initial value of a variable. Values and
+    /// types stay as long as the session. A run with assignments excludes all runs with variables, of other containers too.
     pub container: String,
     /// Overwrites old values of variables by element-wise updates, once nothing in the run can fail any more.
     /// Without it, old and new values are both in memory until the end of the run.

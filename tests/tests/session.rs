@@ -1,5 +1,6 @@
 //! Models of one session share weights, code, threads and variables, unless options keep them apart.
 
+use crate::images::open;
 use crate::lists;
 use gristmill::dump::Stage;
 use gristmill::ir::{Dim, Graph, GraphBuilder, ScalarOp};
@@ -130,6 +131,19 @@ fn variables_are_shared_within_a_container() {
     assert_eq!([add(&later, 1.0), add(&apart, 1.0)], [1.0, 5.0]);
 }
 
+/// Images have their variables in the model's container too.
+#[test]
+fn a_container_holds_ahead_of_time_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counter.gmx");
+    let (sizes, options) = (gristmill::aot::Sizes::new(), in_container("apart"));
+    gristmill::aot::write(&counter("counter", 2), &options, &sizes, &file).unwrap();
+    let image = open(&file).unwrap();
+    let variables = &image.programs()[0].variables;
+    let names = variables.iter().map(|v| (&*v.container, &*v.name));
+    assert_eq!(names.collect::<Vec<_>>(), [("apart", "total")]);
+}
+
 #[test]
 fn another_type_of_a_variable_is_refused() {
     let session = Session::new(&Settings::default()).unwrap();
@@ -149,6 +163,20 @@ fn another_type_of_a_variable_is_refused() {
     assert!(session.compile(&counter("failed", 5), &pinned).is_err());
     let apart = session.compile(&wider, &in_container("wide")).unwrap();
     assert_eq!(add(&apart, 2.0), 2.0);
+}
+
+/// `w x` for `x` of some elements, to be trained.
+fn line_of(width: usize) -> impl Fn(&mut Model) -> gristmill::Result<Objective> {
+    move |m| {
+        let x = m.input("x", DType::F32, [Dim::from("batch"), width.into()]);
+        let want = m.input("want", DType::F32, [Dim::from("batch"), 1.into()]);
+        let y = m.scope("line", |m| {
+            let w = m.variable("weights", &[width, 1], Init::Constant(0.0))?;
+            m.builder().matmul(x, w)
+        })?;
+        let loss = loss::mean_squared_error(m.builder(), y, want)?;
+        Ok(Objective::new(loss))
+    }
 }
 
 /// `w x`, with a variable of the name that the trainer's model has.
@@ -174,19 +202,7 @@ fn a_model_of_the_session_computes_with_trained_variables() {
             update: Sgd::default().into(),
             options: in_container(container),
         };
-        let trainer = Trainer::in_session(&session, "line", &training, |m: &mut Model| {
-            let x = m.input("x", DType::F32, [Dim::from("batch"), 1.into()]);
-            let want = m.input("want", DType::F32, [Dim::from("batch"), 1.into()]);
-            let y = m.scope("line", |m| {
-                let w = m.variable("weights", &[1, 1], Init::Constant(0.0))?;
-                m.builder().matmul(x, w)
-            })?;
-            Ok(Objective::new(loss::mean_squared_error(
-                m.builder(),
-                y,
-                want,
-            )?))
-        });
+        let trainer = Trainer::in_session(&session, "line", &training, line_of(1));
         trainer.unwrap()
     };
     let [first, second] = ["", "second"].map(trainer);

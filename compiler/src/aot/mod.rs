@@ -164,6 +164,7 @@ struct Made {
 
 /// Compiles a model for a file, beside which weights are kept until it is written.
 fn made(source: Source, config: Config, sizes: &Sizes, path: &Path, extra: &Extra) -> Result<Made> {
+    let source = source.in_container(&config.options.container)?;
     let variants = combinations(sizes, &config.options.dims)?;
     let mut programs = Vec::new();
     let mut about = about(config)?;
@@ -172,7 +173,7 @@ fn made(source: Source, config: Config, sizes: &Sizes, path: &Path, extra: &Extr
         threads: Some(1),
         ..config.settings.clone()
     };
-    let session = Session::spooled(&settings, Spool::beside(path)?, config.settings.threads)?;
+    let session = Session::spooled(&settings, Spool::beside(path)?, config.settings.n_threads())?;
     let common = Common::new(&session, config.options);
     for (i, dims) in variants.iter().enumerate() {
         (extra.progress)(i, variants.len(), dims);

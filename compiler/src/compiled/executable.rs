@@ -7,6 +7,8 @@ use crate::report::Scope;
 use crate::session::cache::Held;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::{Lanes, Transaction};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Bytes of the description of a step (buffers, operands and names), and with its graphs.
 /// Measured: 0.7 MiB of resident memory for each further set of shapes of GPT-2, which has 179
@@ -42,13 +44,18 @@ impl Executable {
         let n_steps: usize = partitions.iter().map(|p| p.steps.len()).sum();
         let has_graphs = !self.lowered.partitions.is_empty();
         let of_step = STEP_BYTES[usize::from(has_graphs)];
-        let code = self.lowered.report.code_bytes + n_steps * of_step;
+        let mut shared: BTreeMap<usize, u64> = constants
+            .map(|t| (t.as_ptr() as usize, t.size_bytes() as u64))
+            .collect();
+        self.lowered.program.visit_cpu_kernels(&mut |kernel| {
+            if let Some((text, _)) = kernel.function.place() {
+                shared.insert(Arc::as_ptr(text) as usize, text.bytes().len() as u64);
+            }
+        });
         Held {
             is_cheap: self.lowered.report.scope != Scope::Alone,
-            own_bytes: (code + arenas * self.n_in_flight()) as u64,
-            shared: constants
-                .map(|t| (t.as_ptr() as usize, t.size_bytes() as u64))
-                .collect(),
+            own_bytes: (n_steps * of_step + arenas * self.n_in_flight()) as u64,
+            shared,
         }
     }
 

@@ -120,14 +120,11 @@ impl Session {
     }
 
     /// A model whose variables the session does not know yet, since compilation may fail.
-    fn undeclared(&self, mut source: Source, options: &Options) -> Result<Compiled> {
-        if let Source::Graph(g) = &mut source
+    pub(crate) fn undeclared(&self, source: Source, options: &Options) -> Result<Compiled> {
+        let source = source.in_container(&options.container)?;
+        if let Source::Graph(g) = &source
             && g.has_state()
         {
-            if !options.container.is_empty() {
-                Arc::make_mut(g).set_container(&options.container);
-            }
-            g.check_state()?;
             self.variables().check(&bound(g, &options.dims)?)?;
         }
         Compiled::of(source, options, &Common::new(self, options))
@@ -250,7 +247,7 @@ impl Compiled {
     }
 
     /// Notes the types of the variables. Errors when another model has meanwhile declared one with another type.
-    fn declare_variables(&self) -> Result<()> {
+    pub(crate) fn declare_variables(&self) -> Result<()> {
         match &self.source {
             Source::Graph(g) if g.has_state() => {
                 let bound = bound(g, &self.options.dims)?;

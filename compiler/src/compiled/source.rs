@@ -38,6 +38,23 @@ impl Source {
     }
 }
 
+impl Source {
+    /// The same with its variables in a container: see [`Options::container`](crate::Options::container).
+    ///
+    /// Errors when a graph uses a variable with types or initial values that contradict each other.
+    pub(crate) fn in_container(mut self, container: &str) -> Result<Source> {
+        if let Source::Graph(g) = &mut self
+            && g.has_state()
+        {
+            if !container.is_empty() {
+                Arc::make_mut(g).set_container(container);
+            }
+            g.check_state()?;
+        }
+        Ok(self)
+    }
+}
+
 impl From<&onnx::Model> for Source {
     fn from(m: &onnx::Model) -> Source {
         Source::Onnx(Arc::new(m.clone()))

@@ -27,6 +27,7 @@ impl Compiled {
         };
         let warn = |made: &mut Executable, bytes| {
             let warning = self.eviction_warning(bytes);
+            self.common.add_warnings(std::slice::from_ref(&warning));
             made.lowered.report.warnings.push(warning);
         };
         self.specialisations
@@ -43,8 +44,8 @@ impl Compiled {
     fn eviction_warning(&self, bytes: u64) -> String {
         let limit = self.session().settings().specialisation_bytes;
         format!(
-            "code and weights for all shapes take {}, and may take {}: code for the shapes that were used longest ago is dropped, and \
-             compiled again when they come back (Settings::specialisation_bytes)",
+            "code and weights of all models of the session take {}, and may take {}: the least recently used code is dropped, and \
+             compiled again when its shapes come back (Settings::specialisation_bytes)",
             size(bytes),
             size(limit)
         )

@@ -289,7 +289,7 @@ pub(super) fn best(
         let placement = place::place(&kernels.clusters, request, &costs);
         (kernels, placement)
     };
-    let workers = Workers::new(config.settings.threads.unwrap_or(usize::MAX));
+    let workers = Workers::new(config.settings.n_threads());
     let (mut placed, mut error) = (Vec::new(), None);
     for (kernels, placement) in workers.map(all, place) {
         match placement {

@@ -468,8 +468,7 @@ fn cpu_options(config: Config) -> cpu::Options {
 /// An equal share of the threads for each device.
 fn n_threads_per_device(config: Config) -> usize {
     let n_devices = config.settings.devices.devices.len().max(1);
-    let n_cores = gristmill_runtime::cpu::n_cores;
-    (config.settings.threads.unwrap_or_else(n_cores) / n_devices).max(1)
+    (config.settings.n_threads() / n_devices).max(1)
 }
 
 /// Memory limits of the devices that have one, in bytes.

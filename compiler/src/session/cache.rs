@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// Key of an entry: shapes, and contents of shape-determining inputs by position.
 pub(crate) type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
 
-/// Entries of all caches of a model; beyond a number of bytes, the least recently used ones are evicted, whichever cache they are of.
+/// Entries of all caches of a session; beyond a number of bytes, the least recently used ones are evicted, whichever cache they are of.
 pub(crate) struct CacheMemory {
     limit_bytes: u64,
     entries: Mutex<Entries>,

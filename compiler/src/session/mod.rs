@@ -74,22 +74,18 @@ impl Session {
     ///
     /// Errors with `InvalidInput` when there is no device, or when [`Settings::gpus`] has no number for a GPU.
     pub fn new(settings: &Settings) -> Result<Session> {
-        Session::with_constants(settings, ConstantStore::default(), settings.threads)
+        Session::with_constants(settings, ConstantStore::default(), settings.n_threads())
     }
 
     /// The same with weights in a file instead of memory, and a number of threads for compilation.
-    pub(crate) fn spooled(
-        settings: &Settings,
-        spool: Spool,
-        n_workers: Option<usize>,
-    ) -> Result<Session> {
+    pub(crate) fn spooled(settings: &Settings, spool: Spool, n_workers: usize) -> Result<Session> {
         Session::with_constants(settings, ConstantStore::spooled(spool), n_workers)
     }
 
     fn with_constants(
         settings: &Settings,
         constants: ConstantStore,
-        n_workers: Option<usize>,
+        n_workers: usize,
     ) -> Result<Session> {
         if settings.devices.devices.is_empty() {
             return Err(Error::invalid("a session needs a device").hint("DeviceSet::default()"));
@@ -106,7 +102,7 @@ impl Session {
             pool: Arc::new(pool(settings)),
             variables: Variables::default(),
             caches: CacheMemory::new(settings.specialisation_bytes),
-            workers: Workers::new(n_workers.unwrap_or(usize::MAX)),
+            workers: Workers::new(n_workers),
             placements: Mutex::default(),
         })))
     }
@@ -191,10 +187,7 @@ impl Session {
 fn pool(settings: &Settings) -> Pool {
     match &settings.host_pool {
         None => Pool::new(settings.threads.unwrap_or(0)),
-        Some(host) => {
-            let n = settings.threads.unwrap_or(host.n_threads());
-            Pool::hosted(n.max(1), host.threads().clone())
-        }
+        Some(host) => Pool::hosted(settings.n_threads(), host.threads().clone()),
     }
 }
 

@@ -16,7 +16,8 @@ pub struct Settings {
     /// The driver's numbers of `/device:GPU:0` and so on. A number may occur more than once: logical devices then share a GPU.
     /// Empty: numbered as the driver does.
     pub gpus: Vec<u32>,
-    /// CPU threads over all logical CPU devices and all runs in flight; `None`: one per available core.
+    /// CPU threads over all logical CPU devices and all runs in flight; `None`: as many as the host pool has, or one per
+    /// available core.
     pub threads: Option<usize>,
     /// Threads of the host program for kernels: see [`Settings::rayon`]. `None`: the session starts threads.
     pub host_pool: Option<HostPool>,
@@ -52,6 +53,13 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Threads for kernels and for compilation: as given, of the host's pool, or one per core.
+    pub(crate) fn n_threads(&self) -> usize {
+        let of_host = self.host_pool.as_ref().map(HostPool::n_threads);
+        let given = self.threads.or(of_host);
+        given.unwrap_or_else(gristmill_runtime::cpu::n_cores).max(1)
+    }
+
     /// Default settings with kernels on the threads of a rayon pool.
     ///
     /// ```

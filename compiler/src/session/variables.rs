@@ -32,7 +32,13 @@ impl Variables {
         let mut known = self.lock();
         check(&known, g)?;
         for (key, ty) in g.variables() {
-            known.entry(key).or_insert_with(|| (ty, g.name.clone()));
+            let (known, _) = known
+                .entry(key)
+                .or_insert_with(|| (ty.clone(), g.name.clone()));
+            // An extent that a model fixes is fixed for the next ones.
+            let extents = known.shape.0.iter_mut().zip(ty.shape.iter());
+            let open = extents.filter(|(known, _)| known.as_const().is_none());
+            open.for_each(|(known, own)| *known = own.clone());
         }
         Ok(())
     }

@@ -152,8 +152,7 @@ impl Checkpoints {
         let path = self.folder.join(format!("step-{step:012}.safetensors"));
         let mut notes = self.facts.clone();
         notes.extend(position.notes());
-        let own =
-            |container: &str, name: &str| trainer.state().contains_key(&label(container, name));
+        let own = |container: &str, name: &str| trainer.state().contains_key(&key(container, name));
         safetensors::write(&path, &trainer.resources().values(own)?, &notes)?;
         sync(&self.folder).map_err(|e| self.error(e))?;
         let mut old = self.files()?;
@@ -246,7 +245,11 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 /// Errors unless the values match exactly these variables.
-fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
+fn key(container: &str, name: &str) -> (String, String) {
+    (container.to_owned(), name.to_owned())
+}
+
+fn check(state: &BTreeMap<(String, String), Type>, values: &[Saved]) -> Result<()> {
     let of_another = |what: String| {
         let e = Error::invalid(format!(
             "a checkpoint of another model or optimiser: {what}"
@@ -255,7 +258,7 @@ fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
     };
     for saved in values {
         let name = label(&saved.container, &saved.name);
-        let Some(ty) = state.get(&name) else {
+        let Some(ty) = state.get(&key(&saved.container, &saved.name)) else {
             return of_another(format!(
                 "it has a variable {name:?}, which the trainer lacks"
             ));
@@ -266,9 +269,15 @@ fn check(state: &BTreeMap<String, Type>, values: &[Saved]) -> Result<()> {
             return of_another(format!("its {name:?} is {dtype}{shape:?}, expected {ty}"));
         }
     }
-    let has = |name: &String| values.iter().any(|s| label(&s.container, &s.name) == *name);
-    match state.keys().find(|name| !has(name)) {
-        Some(name) => of_another(format!("it lacks the variable {name:?}")),
+    let has = |(container, name): &(String, String)| {
+        let mut values = values.iter();
+        values.any(|s| (&s.container, &s.name) == (container, name))
+    };
+    match state.keys().find(|key| !has(key)) {
+        Some((container, name)) => {
+            let name = label(container, name);
+            of_another(format!("it lacks the variable {name:?}"))
+        }
         None => Ok(()),
     }
 }

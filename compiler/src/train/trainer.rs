@@ -10,7 +10,6 @@ use crate::options::Options;
 use crate::session::{Session, Settings};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::Resources;
-use gristmill_runtime::safetensors::label;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -21,8 +20,8 @@ pub struct Trainer {
     step: Compiled,
     evaluation: Compiled,
     names: Vec<String>,
-    /// The state between steps, by label.
-    state: BTreeMap<String, Type>,
+    /// The state between steps, by container and name.
+    state: BTreeMap<(String, String), Type>,
     container: String,
 }
 
@@ -134,12 +133,19 @@ impl Trainer {
         objective.add_outputs(&mut b)?;
         let (mut step, names) = step(name, training, build)?;
         step.set_container(&options.container);
-        let state = step.variables().into_iter();
-        let state = state.map(|((container, name), ty)| (label(&container, &name), ty));
+        let state = step.variables();
+        let evaluation = session.undeclared((&b.finish()?).into(), options)?;
+        let step = session.undeclared((&step).into(), options)?;
+        for program in [&evaluation, &step] {
+            program.compile_static()?;
+        }
+        // Both or none: a step that cannot be compiled leaves no variables in the session.
+        step.declare_variables()?;
+        evaluation.declare_variables()?;
         Ok(Trainer {
-            evaluation: session.compile(&b.finish()?, options)?,
-            state: state.collect(),
-            step: session.compile(&step, options)?,
+            evaluation,
+            state,
+            step,
             names,
             container: options.container.clone(),
         })
@@ -176,8 +182,8 @@ impl Trainer {
         self.step.resources()
     }
 
-    /// Labels and types of the state between steps.
-    pub(super) fn state(&self) -> &BTreeMap<String, Type> {
+    /// Types of the state between steps, by container and name.
+    pub(super) fn state(&self) -> &BTreeMap<(String, String), Type> {
         &self.state
     }
 
@@ -203,7 +209,7 @@ impl Trainer {
     }
 }
 
-/// The graph of a step as [`Trainer::new`] compiles it, for inspection.
+/// The graph of a step as [`Trainer::new`] compiles it, before [`Options::container`] applies; for inspection.
 pub fn step_graph(
     name: &str,
     training: &Training,

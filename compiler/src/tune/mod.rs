@@ -378,9 +378,8 @@ impl<'a> Bench<'a> {
         let library = product.and_then(|product| {
             let name = self.library.name()?.to_owned();
             let (timed, result) = self.time_library(g, (&name, n), product, (&inputs, expected));
-            let origin = &g.node(NodeId(0)).origin;
             if let Err(e) = result {
-                report_library(report, e.at_origin(origin));
+                report_library(report, e.at_origin(&g.node(NodeId(0)).origin));
             }
             Some(timed)
         });
