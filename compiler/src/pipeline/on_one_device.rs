@@ -3,7 +3,7 @@
 use super::Config;
 use super::{Fused, Lowered, Partitioned, generate_parts};
 use crate::codegen::assemble::{Interface, Settings};
-use crate::codegen::cpu::KeptPlans;
+use crate::codegen::cpu::PlanCache;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, NodeId};
 use crate::partition::{self, Part};
@@ -25,7 +25,7 @@ pub(crate) struct OnOneDevice {
     /// Predicted times are those of the shapes that came first.
     placement: Placement,
     settings: Settings,
-    plans: KeptPlans,
+    plans: PlanCache,
 }
 
 impl OnOneDevice {
@@ -54,7 +54,7 @@ impl OnOneDevice {
         let mut settings = first.settings.clone();
         settings.codegen.release_constants = false;
         settings.order = Some(Arc::default());
-        let plans = KeptPlans::of(&part.graph)?;
+        let plans = PlanCache::of(&part.graph)?;
         Ok(Some(OnOneDevice {
             others: others(&part.graph, &plans),
             plans,
@@ -119,7 +119,7 @@ impl OnOneDevice {
 }
 
 /// Nodes with symbols in attributes, results or regions that are no clusters.
-fn others(g: &Graph, plans: &KeptPlans) -> Vec<NodeId> {
+fn others(g: &Graph, plans: &PlanCache) -> Vec<NodeId> {
     let others = g.nodes().filter(|(id, _)| !plans.has(*id));
     let open = others.filter(|(_, node)| {
         let mut has_symbol = false;

@@ -2,8 +2,8 @@
 
 use super::Options;
 use super::emit::Emitter;
-use super::kept::NewlyKept;
 use super::link::{Linker, internal};
+use super::plan_cache::NewPlans;
 use super::reuse::{CodeStore, Constants, Form, Skeleton, most_similar};
 use crate::codegen::workers::Workers;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ pub(super) struct Jit {
     workers: Workers,
     n_functions: usize,
     /// Plans that are kept once the text is linked.
-    kept: Vec<NewlyKept>,
+    kept: Vec<NewPlans>,
     /// Functions of this text by what they have but constants.
     defined: HashMap<Skeleton, Vec<Defined>>,
     /// Functions of the programs of the session.
@@ -204,7 +204,7 @@ impl Jit {
     }
 
     /// Keeps plans when their functions are linked.
-    pub(super) fn keep(&mut self, plans: NewlyKept) {
+    pub(super) fn keep(&mut self, plans: NewPlans) {
         self.kept.push(plans);
     }
 
@@ -271,7 +271,7 @@ impl Jit {
         if let Some(store) = &self.store {
             publish(store, self.defined);
         }
-        self.kept.into_iter().for_each(NewlyKept::keep);
+        self.kept.into_iter().for_each(NewPlans::keep);
         Ok(Listing {
             clif: self.clif.unwrap_or_default(),
             asm: asm.concat(),

@@ -10,13 +10,13 @@ mod convolution;
 mod emit;
 mod epilogue;
 mod jit;
-mod kept;
 mod lanes;
 mod lines;
 mod link;
 mod match_kernels;
 mod native;
 mod pack;
+mod plan_cache;
 mod product;
 mod random;
 mod reduce;
@@ -48,9 +48,9 @@ use cluster::ClusterCompiler;
 use gristmill_runtime::program::CpuKernel;
 use jit::{Jit, Kernel};
 pub use jit::{Listing, required_features};
-pub use kept::KeptPlans;
-use kept::Made;
 pub use native::why_loops;
+use plan_cache::Made;
+pub use plan_cache::PlanCache;
 pub use rejected::{Fallback, Rejected};
 pub use reuse::CodeStore;
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ pub struct Options {
     pub is_one_of_many: bool,
     /// Plans of clusters of the graph that is compiled, from earlier shapes, which also bind the
     /// symbols in their bodies. Regions have none.
-    pub plans: Option<KeptPlans>,
+    pub plans: Option<PlanCache>,
 }
 
 impl Default for Options {

@@ -9,7 +9,7 @@ use super::emit::{Emitter, Value};
 use super::lines::{self, Lines};
 use super::map::{self, Map};
 use super::source::{Parameters, source};
-use super::turned::{self, Turned};
+use super::transposed::{self, Transposed};
 use super::{GraphCompiler, Options, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
@@ -353,7 +353,7 @@ impl<'s> ClusterCompiler<'s> {
         if let Some(map) = map::plan(&self.body, &roots, &in_memory) {
             return self.vectors(&map, writes);
         }
-        if let Some(turned) = turned::plan(&self.body, &roots, &in_memory) {
+        if let Some(turned) = transposed::plan(&self.body, &roots, &in_memory) {
             return self.turned(&turned, writes);
         }
         let what = match self.body.graph.def_node(first).map(|n| &n.op) {
@@ -376,10 +376,10 @@ impl<'s> ClusterCompiler<'s> {
     }
 
     /// Stores results a tile at a time.
-    fn turned(&mut self, turned: &Turned, writes: Vec<(ValueId, Arg)>) -> Result<()> {
+    fn turned(&mut self, turned: &Transposed, writes: Vec<(ValueId, Arg)>) -> Result<()> {
         let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
         let buffers = Buffers::new(self.reads(&turned.expression), writes);
-        let resources = Resources::new(turned.n_blocks(), turned::BLOCK);
+        let resources = Resources::new(turned.n_blocks(), transposed::BLOCK);
         self.blocks("turned", buffers, 0, resources, |p, e, outs| {
             let (leaves, outs) = buffers_of(p, &turned.expression, &written, outs);
             turned.emit(e, &leaves, &outs)

@@ -26,7 +26,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod text;
-mod turned;
+mod transposed;
 
 use super::forms::{Choice, Forms, LibraryForm, Preferred};
 use super::plan::KernelPlan;

@@ -9,7 +9,7 @@
 //! as in [`super::contract`]. Plain reductions accumulate as the general code does, the others in
 //! `f32` or `f64`.
 
-mod kept;
+mod in_registers;
 mod online;
 mod reduce;
 

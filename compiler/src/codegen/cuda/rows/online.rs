@@ -3,7 +3,7 @@
 use super::super::emit::{Emitter, Value};
 use super::super::runs::RunStore;
 use super::super::text::element_type;
-use super::kept::{divisor, exponential};
+use super::in_registers::{divisor, exponential};
 use super::{Layout, Rows, ThreadPosition, wide};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
 use crate::error::{Error, Result};

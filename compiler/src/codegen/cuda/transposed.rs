@@ -20,7 +20,7 @@ const LEAST_SIDE: usize = 8;
 const MAX_TURNED: usize = 4;
 
 /// An expression some of whose operands lie side by side along another axis than the results.
-pub(super) struct Turned {
+pub(super) struct Transposed {
     pub(super) expression: Expression,
     /// Loops over tiles and within them, outermost first; strides of the leaves, then of the outputs.
     axes: Vec<Axis>,
@@ -33,7 +33,7 @@ pub(super) fn plan(
     body: &Body,
     roots: &[ValueId],
     in_memory: &dyn Fn(ValueId) -> bool,
-) -> Option<Turned> {
+) -> Option<Transposed> {
     let expression = expression(body, roots, in_memory, &|_, _| false)?;
     let shape = body.shape(roots[0]);
     let strides = expression.all_strides(&row_major(shape));
@@ -52,14 +52,14 @@ pub(super) fn plan(
     let fits = turned.iter().all(|&t| axes[across].strides[t] == 1)
         && turned.len() <= MAX_TURNED
         && axes[across].extent.min(inner.extent) >= LEAST_SIDE;
-    fits.then_some(Turned {
+    fits.then_some(Transposed {
         expression,
         axes,
         across,
     })
 }
 
-impl Turned {
+impl Transposed {
     fn is_turned(&self, tensor: usize) -> bool {
         self.axes
             .last()

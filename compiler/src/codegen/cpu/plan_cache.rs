@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The last plan of each cluster of a graph over symbols.
 #[derive(Clone)]
-pub struct KeptPlans {
-    last: Arc<Mutex<BTreeMap<NodeId, Arc<Kept>>>>,
+pub struct PlanCache {
+    last: Arc<Mutex<BTreeMap<NodeId, Arc<CachedPlan>>>>,
     clusters: Arc<BTreeMap<NodeId, Cluster>>,
     sizes: Bindings,
 }
@@ -34,7 +34,7 @@ struct Cluster {
     alike: NodeId,
 }
 
-struct Kept {
+struct CachedPlan {
     /// Sizes of the symbols of the cluster.
     sizes: Vec<usize>,
     /// Its kernels are indices into `kernels`.
@@ -50,11 +50,11 @@ pub(super) struct Made {
     fallbacks: Range<usize>,
 }
 
-impl KeptPlans {
+impl PlanCache {
     /// None yet, for the clusters of a graph over symbols.
     ///
     /// Errors when the graph contradicts a type rule.
-    pub fn of(graph: &Graph) -> Result<KeptPlans> {
+    pub fn of(graph: &Graph) -> Result<PlanCache> {
         let mut clusters = BTreeMap::new();
         let mut firsts: Vec<NodeId> = Vec::new();
         for (id, node) in graph.nodes() {
@@ -68,7 +68,7 @@ impl KeptPlans {
                 clusters.insert(id, Cluster { symbols, alike });
             }
         }
-        Ok(KeptPlans {
+        Ok(PlanCache {
             last: Arc::default(),
             clusters: Arc::new(clusters),
             sizes: Bindings::new(),
@@ -76,8 +76,8 @@ impl KeptPlans {
     }
 
     /// The plans for the graph with these sizes of its symbols. They go with that graph alone.
-    pub fn at(&self, sizes: &Bindings) -> KeptPlans {
-        KeptPlans {
+    pub fn at(&self, sizes: &Bindings) -> PlanCache {
+        PlanCache {
             sizes: sizes.clone(),
             ..self.clone()
         }
@@ -102,11 +102,11 @@ impl KeptPlans {
         symbols.map(|s| self.sizes.get(s).copied()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<Kept>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<CachedPlan>>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn last(&self, id: NodeId) -> Option<Arc<Kept>> {
+    fn last(&self, id: NodeId) -> Option<Arc<CachedPlan>> {
         self.lock().get(&id).cloned()
     }
 
@@ -116,13 +116,13 @@ impl KeptPlans {
         made: BTreeMap<NodeId, Made>,
         kernels: &[CpuKernel],
         fallbacks: &[Fallback],
-    ) -> NewlyKept {
+    ) -> NewPlans {
         let mut clusters = Vec::new();
         for (id, m) in made {
             let Some(sizes) = self.sizes_of(id) else {
                 continue;
             };
-            let kept = Kept {
+            let kept = CachedPlan {
                 sizes,
                 plan: m.plan,
                 kernels: kernels[m.kernels].to_vec(),
@@ -131,24 +131,24 @@ impl KeptPlans {
             clusters.push((id, Arc::new(kept)));
         }
         let last = self.last.clone();
-        NewlyKept { last, clusters }
+        NewPlans { last, clusters }
     }
 }
 
 /// Clusters to be kept once their code is linked.
-pub(super) struct NewlyKept {
-    last: Arc<Mutex<BTreeMap<NodeId, Arc<Kept>>>>,
-    clusters: Vec<(NodeId, Arc<Kept>)>,
+pub(super) struct NewPlans {
+    last: Arc<Mutex<BTreeMap<NodeId, Arc<CachedPlan>>>>,
+    clusters: Vec<(NodeId, Arc<CachedPlan>)>,
 }
 
-impl NewlyKept {
+impl NewPlans {
     pub(super) fn keep(self) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.extend(self.clusters);
     }
 }
 
-impl std::fmt::Debug for KeptPlans {
+impl std::fmt::Debug for PlanCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "plans of {} clusters", self.lock().len())
     }
@@ -268,7 +268,7 @@ impl GraphCompiler<'_> {
     }
 
     /// True when a plan has the kernels of a kept one.
-    fn has_kept(&self, made: &Made, kept: &Kept) -> bool {
+    fn has_kept(&self, made: &Made, kept: &CachedPlan) -> bool {
         let kernels = &self.kernels[made.kernels.clone()];
         let mut pairs = kernels.iter().zip(&kept.kernels);
         kernels.len() == kept.kernels.len() && pairs.all(|(new, k)| new.function == k.function)
@@ -286,9 +286,9 @@ impl GraphCompiler<'_> {
     }
 }
 
-impl Kept {
-    fn has_kernels_of(&self, other: &Kept) -> bool {
-        let functions = |kept: &Kept| -> Vec<Linked> {
+impl CachedPlan {
+    fn has_kernels_of(&self, other: &CachedPlan) -> bool {
+        let functions = |kept: &CachedPlan| -> Vec<Linked> {
             kept.kernels.iter().map(|k| k.function.clone()).collect()
         };
         functions(self) == functions(other)
