@@ -3,22 +3,23 @@
 //! # How to add an op
 //!
 //! An element-wise op is one entry of [`scalar`], with its expansion or its primitive code. Any other
-//! op is seven edits; `RoiAlign` is an example of the first six.
+//! op is at most eight files; `RoiAlign` is an example.
 //!
-//! 1. An entry of the table in [`ops`]: name, attributes, operands, class, and the columns. The class
-//!    decides the kind of cluster and of phase. [`work`] has arithmetic and [`axes`] transpositions
-//!    that entries share; an op whose axes move also joins the root of a `transpose-out-of-*` rule.
-//! 2. A type rule in `infer`, unless an existing one fits.
-//! 3. A reference evaluator in [`eval`].
-//! 4. Code for one element in `codegen::pull`, which the CPU and CUDA share. The compiler lists the
-//!    match. A precompiled kernel is a row of `cluster::coverage`, and can follow later.
-//! 5. A handler in `onnx::ops`.
-//! 6. Operands in `codegen::testing::cases`, from which both back ends are compared with the
-//!    evaluator, under the tolerance of the table.
-//! 7. A rule in [`gradient`], with a case in `autodiff::tests::ops`, or the reason why there is none.
+//! 1. `ir/ops/mod.rs`: an entry of the table, with name, attributes, operands, class and columns. The
+//!    class decides the kind of cluster and of phase. An op whose axes move also joins the root of a
+//!    `transpose-out-of-*` rule.
+//! 2. `ir/ops/FAMILY.rs`: the functions that the entry names, one after the other: type rule
+//!    (`_infer`), reference evaluator (`_eval`), arithmetic (`_work`), order of axes (`_axes`) and
+//!    gradient (`_gradient`). What several families share is in `infer`, [`eval`], [`work`], [`axes`]
+//!    and [`gradient`].
+//! 3. `codegen/pull/mod.rs`: the op in the match of ops with code for one element, for the CPU and
+//!    CUDA. 4. `codegen/pull/FAMILY.rs`: that code.
+//! 5. `codegen/testing/cases.rs`: operands, on which both back ends are compared with the evaluator,
+//!    under the tolerance of the table.
+//! 6. `autodiff/tests/ops.rs`: operands of the gradient, where there is one.
+//! 7. `onnx/ops/FAMILY.rs`: a handler. 8. `tests/data/onnx_cases_passing.txt`: cases that pass now.
 //!
-//! Missing cases and rules are named by tests, a missing evaluator, arithmetic or lowering by the
-//! compiler.
+//! A precompiled CPU kernel can follow later. Tests name ops without a case or a rule.
 
 #[doc(hidden)]
 pub mod attr;

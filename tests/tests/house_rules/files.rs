@@ -11,7 +11,7 @@ const MAX_LINES: usize = 1000;
 const MAX_README_LINES: usize = 200;
 
 /// Files that are mostly a table, by path from the root.
-const TABLES: &[&str] = &["compiler/src/ir/ops.rs", "compiler/src/ir/scalar.rs"];
+const TABLES: &[&str] = &["compiler/src/ir/ops/mod.rs", "compiler/src/ir/scalar.rs"];
 
 /// Files above kernels and runtime that may contain unsafe code: they enter machine code that was
 /// just made, read descriptors as bytes, or call NVRTC. Of the kit, those that read the parts of the file which the linker reserved, and

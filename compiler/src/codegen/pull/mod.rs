@@ -123,33 +123,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             | Op::RoiAlign { .. } => self.window(e, node, result, at),
             // Constants of several elements are in memory, composite ops are written out, and the
             // others have phases or steps of their own.
-            op @ (Op::Constant { .. }
-            | Op::Softmax { .. }
-            | Op::LayerNorm { .. }
-            | Op::Standardize { .. }
-            | Op::RmsNorm { .. }
-            | Op::Attention { .. }
-            | Op::ScatterElements { .. }
-            | Op::ScatterNd { .. }
-            | Op::TopK { .. }
-            | Op::CumSum { .. }
-            | Op::If
-            | Op::Loop { .. }
-            | Op::Scan { .. }
-            | Op::NonZero { .. }
-            | Op::Unique { .. }
-            | Op::NonMaxSuppression { .. }
-            | Op::Extent { .. }
-            | Op::Shaped { .. }
-            | Op::Segment { .. }
-            | Op::ReadVariable { .. }
-            | Op::AssignVariable { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-            | Op::AllReduce { .. }
-            | Op::AllReduceRank { .. }
-            | Op::Collective { .. }
-            | Op::Cluster { .. }) => Err(no_code(op)),
+            op => Err(no_code(op)),
         }
     }
 

@@ -6,8 +6,8 @@
 
 use super::erf::erf;
 use crate::error::{Error, Result};
-use crate::ir::ScalarOp;
 use crate::ir::vecprog::real_bits;
+use crate::ir::{Extremum, ScalarOp};
 use gristmill_runtime::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::{DType, Element, Tensor};
@@ -42,6 +42,22 @@ pub trait Scalar: Element + PartialOrd {
     #[allow(clippy::eq_op)]
     fn is_nan(self) -> bool {
         self != self
+    }
+}
+
+/// The better of two by `<`; NaN is best.
+pub fn extreme<T: Scalar>(a: T, b: T, kind: Extremum) -> T {
+    if beats(b, a, kind) { b } else { a }
+}
+
+/// True when `a` is strictly better than `b`; NaN is better than everything else.
+pub fn beats<T: Scalar>(a: T, b: T, kind: Extremum) -> bool {
+    if a.is_nan() || b.is_nan() {
+        return a.is_nan() && !b.is_nan();
+    }
+    match kind {
+        Extremum::Max => a > b,
+        Extremum::Min => a < b,
     }
 }
 

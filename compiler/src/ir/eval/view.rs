@@ -1,9 +1,7 @@
 //! Ops that make or move elements: iota, broadcast, reshape, transpose, slice, pad, concat.
 
-use super::scalar::{Scalar, Wide};
 use crate::error::{Error, Result};
-use crate::ir::PadMode;
-use gristmill_runtime::{DType, Tensor, with_dtype};
+use gristmill_runtime::{Tensor, with_dtype};
 
 /// Row-major strides, in elements.
 pub fn strides(shape: &[usize]) -> Vec<isize> {
@@ -106,93 +104,6 @@ pub fn transpose(x: &Tensor, perm: &[usize]) -> Result<Tensor> {
     )
 }
 
-/// [`Op::Slice`](crate::ir::Op::Slice); the positions must lie in `x`.
-pub fn slice(x: &Tensor, starts: &[usize], sizes: &[usize], steps: &[i64]) -> Result<Tensor> {
-    let own = strides(x.shape());
-    let start = starts.iter().zip(&own).map(|(&s, &k)| s as isize * k).sum();
-    let strides: Vec<isize> = steps
-        .iter()
-        .zip(&own)
-        .map(|(&s, &k)| (s as isize).wrapping_mul(k))
-        .collect();
-    strided(x, sizes, &strides, start)
-}
-
-/// [`Op::Iota`](crate::ir::Op::Iota); positions convert as a cast from `i64` does.
-pub fn iota(dtype: DType, shape: &[usize], axis: usize) -> Result<Tensor> {
-    let mut out = Tensor::zeros(dtype, shape)?;
-    let inner = count(&shape[axis + 1..]);
-    let extent = shape[axis];
-    with_dtype!(dtype, T => {
-        for (i, o) in out.as_mut_slice::<T>().iter_mut().enumerate() {
-            *o = T::from_wide(Wide::Int((i / inner % extent) as i128));
-        }
-    });
-    Ok(out)
-}
-
-/// Position in `0..extent` that fills position `i` of a padded axis, `i` counted from its first element; `None` where
-/// the constant goes.
-fn pad_source(i: isize, extent: isize, mode: PadMode) -> Option<usize> {
-    let inside = (0..extent).contains(&i);
-    let source = match mode {
-        _ if inside => i,
-        PadMode::Constant => return None,
-        PadMode::Reflect if i < 0 => -i,
-        PadMode::Reflect => 2 * (extent - 1) - i,
-        PadMode::Edge => i.clamp(0, extent - 1),
-        PadMode::Wrap => i.rem_euclid(extent),
-    };
-    Some(source as usize)
-}
-
-/// [`Op::Pad`](crate::ir::Op::Pad), one axis after the other.
-pub fn pad(
-    x: &Tensor,
-    value: Option<&Tensor>,
-    low: &[usize],
-    high: &[usize],
-    mode: PadMode,
-) -> Result<Tensor> {
-    let mut out = x.clone();
-    for axis in (0..low.len()).filter(|&a| low[a] > 0 || high[a] > 0) {
-        out = pad_axis(&out, value, axis, (low[axis], high[axis]), mode)?;
-    }
-    Ok(out)
-}
-
-fn pad_axis(
-    x: &Tensor,
-    value: Option<&Tensor>,
-    axis: usize,
-    (low, high): (usize, usize),
-    mode: PadMode,
-) -> Result<Tensor> {
-    let extent = x.shape()[axis];
-    let mut shape = x.shape().to_vec();
-    shape[axis] = extent.saturating_add(low).saturating_add(high);
-    let mut out = Tensor::zeros(x.dtype(), &shape)?;
-    let inner = count(&shape[axis + 1..]).saturating_mul(x.dtype().size_bytes());
-    if out.is_empty() {
-        return Ok(out);
-    }
-    let source: Vec<Option<usize>> = (0..shape[axis])
-        .map(|i| pad_source(i as isize - low as isize, extent as isize, mode))
-        .collect();
-    let from = x.as_bytes();
-    for (row, to) in out.as_bytes_mut().chunks_exact_mut(inner).enumerate() {
-        let (outer, i) = (row / shape[axis], row % shape[axis]);
-        match (source[i], value) {
-            (Some(s), _) => to.copy_from_slice(&from[(outer * extent + s) * inner..][..inner]),
-            (None, Some(v)) => to
-                .chunks_exact_mut(v.size_bytes())
-                .for_each(|e| e.copy_from_slice(v.as_bytes())),
-            (None, None) => return Err(Error::internal("constant padding without a value")),
-        }
-    }
-    Ok(out)
-}
-
 /// [`Op::Concat`](crate::ir::Op::Concat) into `shape`.
 pub fn concat(parts: &[&Tensor], axis: usize, shape: &[usize]) -> Result<Tensor> {
     let mut out = Tensor::zeros(parts[0].dtype(), shape)?;
@@ -212,4 +123,22 @@ pub fn concat(parts: &[&Tensor], axis: usize, shape: &[usize]) -> Result<Tensor>
         }
     }
     Ok(out)
+}
+
+/// Calls `f` with the offsets of each line along `axis`.
+pub fn for_each_line(shape: &[usize], axis: usize, mut f: impl FnMut(&[usize])) {
+    if count(shape) == 0 {
+        return;
+    }
+    let inner = count(&shape[axis + 1..]);
+    let outer = count(&shape[..axis]);
+    let mut line = vec![0; shape[axis]];
+    for o in 0..outer {
+        for i in 0..inner {
+            line.iter_mut()
+                .enumerate()
+                .for_each(|(j, at)| *at = (o * shape[axis] + j) * inner + i);
+            f(&line);
+        }
+    }
 }

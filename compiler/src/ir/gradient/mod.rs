@@ -6,16 +6,6 @@
 //! Rules hold for symbolic extents. At kinks they follow PyTorch and JAX: `relu` and `abs` have the slope 0 at 0, and ties of
 //! `max` and `min` share. The borders of `clamp` belong to its interior (PyTorch 2.15 gives 0 or a half there).
 
-pub(super) mod contract;
-pub(super) mod conv;
-pub(super) mod index;
-pub(super) mod map;
-pub(super) mod norm;
-pub(super) mod pool;
-pub(super) mod reduce;
-pub(super) mod scatter;
-pub(super) mod state;
-pub(super) mod view;
 mod vjp;
 
 pub use vjp::Vjp;

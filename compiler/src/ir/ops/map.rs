@@ -1,20 +1,61 @@
-//! Gradients of element-wise ops.
+//! Element-wise ops.
 //!
-//! Gradients have the shape of the result; [`Vjp::give`] sums them over the axes that an operand was broadcast along.
+//! Gradients have the shape of the result; [`Vjp::give`] sums them over the broadcast axes of an operand.
 //! Where a formula by the result is as good as one by the operand, the rule takes the result, so that the operand need
-//! not be kept. Where a term is infinite at a point that it does not count for, its operand is replaced, not its value:
+//! not be kept. Where a term does not count and may be infinite, its operand is replaced, not its value:
 //! a second derivative would multiply the infinity by 0.
 
-use super::super::graph::ValueId;
-use super::super::ops::Op;
-use super::super::scalar::ScalarOp::{self, *};
-use super::Gradient::{self, Rule, Zero};
-use super::Vjp;
-use crate::error::Result;
+use super::Op;
+use crate::error::{Error, Result};
+use crate::ir::axes::Transposed;
+use crate::ir::eval::{Call, run_program};
+use crate::ir::gradient::Gradient::{self, Rule, Zero};
+use crate::ir::gradient::Vjp;
+use crate::ir::graph::{Graph, ValueId};
+use crate::ir::infer::{Inferred, broadcast_shapes};
+use crate::ir::scalar::ScalarOp::{self, *};
+use crate::ir::types::Type;
+use crate::ir::vecprog::VecProg;
+use crate::ir::work::{Count, Sizes, WorkClass};
+use crate::ir::{infer, work};
+use gristmill_runtime::{DType, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
+pub(super) fn map_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    let Op::Map(s) = op else {
+        return Err("not an element-wise op".into());
+    };
+    let dtypes: Vec<DType> = args.iter().map(|t| t.dtype).collect();
+    let dtype = s.result_dtype(&dtypes)?;
+    let mut shape = Vec::new();
+    for t in args {
+        shape = broadcast_shapes(&shape, &t.shape)?;
+    }
+    infer::one(dtype, shape)
+}
+
+pub(super) fn map_eval(c: &Call) -> Result<Vec<Tensor>> {
+    let Op::Map(op) = c.op else {
+        return Err(Error::internal("not an element-wise op"));
+    };
+    let dtypes: Vec<_> = c.inputs.iter().map(|t| t.dtype()).collect();
+    run_program(&VecProg::of_op(*op, &dtypes), c.inputs, c.shape)
+}
+
+pub(super) fn map_work(s: &Sizes) -> Count {
+    let flops = match s.op {
+        Op::Map(op) => op.spec().flops.max(1),
+        _ => 1,
+    };
+    work::count(WorkClass::Map, s.n_out().saturating_mul(u64::from(flops)))
+}
+
+pub(super) fn map_axes(t: &Transposed) -> Option<Op> {
+    Some(t.op.clone())
+}
+
 /// Gradient of an element-wise op.
-pub fn gradient(op: ScalarOp) -> Gradient {
+pub(super) fn map_gradient(op: ScalarOp) -> Gradient {
     match op {
         Sign | Floor | Ceil | Round | Trunc => Zero,
         Not | BitNot | IsNan | IsPosInf | IsNegInf => Zero,
@@ -262,7 +303,7 @@ fn open_region(v: &mut Vjp, op: ScalarOp) -> Result<ValueId> {
     }
 }
 
-/// Ops of one operand that are defined by cases.
+/// Ops of one operand, defined by cases.
 fn piecewise(v: &mut Vjp) -> Result<()> {
     let (op, g) = (scalar_op(v)?, v.g()?);
     let (x, y) = (v.x(0), v.y());
@@ -354,7 +395,7 @@ fn div(v: &mut Vjp) -> Result<()> {
     Ok(())
 }
 
-/// `rounding(a / b)` is the number of times that `b` was taken away.
+/// `rounding(a / b)` says how often `b` was taken away.
 fn remainder(v: &mut Vjp, rounding: ScalarOp) -> Result<()> {
     let g = v.g()?;
     v.give(0, g)?;

@@ -1,13 +1,24 @@
-//! Ops that select as many elements as the data decides.
+//! Ops whose number of results depends on the data.
 
-use super::{Call, checked_size_bytes};
+use super::Op;
 use crate::error::{Error, Result};
-use crate::ir::Op;
+use crate::ir::dim::Dim;
+use crate::ir::eval::Call;
+use crate::ir::graph::Graph;
+use crate::ir::infer;
+use crate::ir::infer::Inferred;
+use crate::ir::types::Type;
+use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 use std::cmp::Ordering;
 
+pub(super) fn non_zero_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, NonZero { count });
+    infer::one(DType::I64, vec![args[0].rank().into(), count.clone()])
+}
+
 /// Positions of elements other than 0, in row-major order: one column each.
-pub fn non_zero(call: &Call) -> Result<Vec<Tensor>> {
+pub(super) fn non_zero_eval(call: &Call) -> Result<Vec<Tensor>> {
     let x = call.inputs[0];
     let hits: Vec<usize> = match x.dtype().is_float() {
         true => hits(x.to_f64s().iter().map(|v| *v != 0.0)),
@@ -39,11 +50,28 @@ fn hits(flags: impl Iterator<Item = bool>) -> Vec<usize> {
         .collect()
 }
 
-/// Distinct slices, where each comes first, which one each slice is, and how often each comes.
-pub fn unique(call: &Call) -> Result<Vec<Tensor>> {
-    let Op::Unique { axis, sorted, .. } = call.op else {
-        return Err(call.mismatch("Unique"));
+pub(super) fn unique_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, Unique { count, axis });
+    let mut slices = match axis {
+        Some(_) => args[0].shape.0.clone(),
+        None => vec![args[0].shape.n_elements()],
     };
+    let axis = axis.unwrap_or(0);
+    let n = slices.get(axis).cloned();
+    let n = n.ok_or_else(|| format!("axis {axis} is out of range for {}", args[0]))?;
+    slices[axis] = count.clone();
+    let list = |n: &Dim| Type::new(DType::I64, [n]);
+    Ok(vec![
+        Type::new(args[0].dtype, slices),
+        list(count),
+        list(&n),
+        list(count),
+    ])
+}
+
+/// Distinct slices, where each comes first, which one each slice is, and how often each comes.
+pub(super) fn unique_eval(call: &Call) -> Result<Vec<Tensor>> {
+    attrs!(call.op, Unique { axis, sorted });
     let slices = Slices::new(call.inputs[0], *axis);
     let groups = slices.groups(*sorted);
     let firsts: Vec<i64> = groups.iter().map(|g| g[0] as i64).collect();
@@ -171,12 +199,32 @@ impl Slices {
     }
 }
 
-/// Greedy selection for each image and class: a box is taken, in the order of scores, unless it
-/// overlaps one that was taken before.
-pub fn non_max_suppression(call: &Call) -> Result<Vec<Tensor>> {
-    let Op::NonMaxSuppression { center, .. } = call.op else {
-        return Err(call.mismatch("NonMaxSuppression"));
+pub(super) fn non_max_suppression_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, NonMaxSuppression { count });
+    let (boxes, scores) = (&args[0], &args[1]);
+    let scalars = args[2..].iter().map(|t| (t.dtype, t.rank()));
+    let expected = [DType::I64, DType::F32, DType::F32].map(|dtype| (dtype, 0));
+    if !scalars.eq(expected) || (boxes.dtype, scores.dtype) != (DType::F32, DType::F32) {
+        return Err("operands must be f32, f32, i64[], f32[] and f32[]".into());
+    }
+    let differ = |a: &Dim, b: &Dim| (a.clone() - b.clone()).as_const().is_some_and(|d| d != 0);
+    let fit = match (&boxes.shape[..], &scores.shape[..]) {
+        ([images, n, four], [of, _, m]) => !differ(images, of) && !differ(n, m) && four.is(4),
+        _ => false,
     };
+    if !fit {
+        let expected = "expected [images, boxes, 4] and [images, classes, boxes]";
+        return Err(format!(
+            "boxes {boxes} and scores {scores} do not fit: {expected}"
+        ));
+    }
+    infer::one(DType::I64, vec![count.clone(), 3.into()])
+}
+
+/// Greedy selection for each image and class: a box is taken, in the order of scores, unless it
+/// overlaps an earlier one.
+pub(super) fn non_max_suppression_eval(call: &Call) -> Result<Vec<Tensor>> {
+    attrs!(call.op, NonMaxSuppression { center });
     let [boxes, scores, most, overlap, threshold] = call.inputs else {
         return Err(Error::internal("non_max_suppression takes 5 operands"));
     };
@@ -214,7 +262,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Boxes that are taken, in the order of their scores; of equal ones the first is first.
+    /// The boxes to take, in the order of their scores; of equal ones the first is first.
     fn select(&self, boxes: &[Rect], scores: &[f32]) -> Vec<usize> {
         let is_candidate = |i: &usize| self.score == f32::NEG_INFINITY || scores[*i] > self.score;
         let mut order: Vec<usize> = (0..scores.len()).filter(is_candidate).collect();
@@ -238,10 +286,10 @@ impl Limits {
     }
 }
 
-/// Boxes that are compared with another one together.
+/// Number of boxes compared with another one together.
 const LANES: usize = 16;
 
-/// Some boxes that were taken, by corner and axis; free places meet no box.
+/// Some of the boxes taken so far, by corner and axis; free places meet no box.
 struct Group {
     low: [[f32; LANES]; 2],
     high: [[f32; LANES]; 2],
@@ -311,7 +359,7 @@ impl Rect {
         (self.high[0] - self.low[0]) * (self.high[1] - self.low[1])
     }
 
-    /// Area of the intersection over that of the union; 0 where either is empty.
+    /// Area of the intersection over the area of the union; 0 where either is empty.
     fn overlap(&self, other: &Rect) -> f32 {
         let side = |axis: usize| {
             self.high[axis].min(other.high[axis]) - self.low[axis].max(other.low[axis])

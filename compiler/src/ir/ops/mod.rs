@@ -3,22 +3,84 @@
 //! Enum, printer, parser, verifier and docs derive from it. Element-wise ops have their own table in [`super::scalar`]
 //! and appear here as [`Op::Map`].
 
+/// Binds the attributes of an op, or returns an error: the table pairs each rule with its op.
+macro_rules! attrs {
+    ($op:expr, $variant:ident { $($field:ident),* }) => {
+        let Op::$variant { $($field),* , .. } = $op else {
+            return Err(super::OtherOp { expected: stringify!($variant), found: $op.name() }.into());
+        };
+    };
+}
+
+mod control;
+mod conv;
+mod gather;
+mod map;
+mod norm;
+mod pool;
+mod product;
+mod reduce;
+mod roi;
+mod scatter;
+mod select;
+mod sort;
+mod source;
+mod state;
+mod transfer;
+mod view;
+
 use super::attr::Attr;
 use super::axes::Axes::{self, Aligned, Fixed, Leading};
 use super::constant::ConstData;
 use super::dim::Dim;
 use super::eval::Evaluator::{self, Tensors};
 use super::gradient::Gradient::{self, Rule, Zero};
-use super::gradient::{self, NO_RULE, contract, conv, index, norm, pool, reduce, scatter, view};
+use super::gradient::NO_RULE;
 use super::graph::Graph;
 use super::scalar::{CONVERSIONS, Real, ScalarOp};
 use super::types::Type;
 use super::work::{Count, Sizes};
-use super::{axes, eval, infer, work};
+use super::{axes, infer, work};
+use crate::error::Error;
 use crate::nearest::nearest;
+use control::*;
+use conv::*;
+use gather::*;
 use gristmill_runtime::{DType, Tensor};
+use map::*;
+use norm::*;
+use pool::*;
+use product::*;
+use reduce::*;
+use roi::*;
+use scatter::*;
+use select::*;
+use sort::*;
+use source::*;
+use state::*;
+use transfer::*;
+use view::*;
 
-/// Kind of work of an op; decides the kind of cluster that can hold it.
+/// A rule in the row of another op.
+struct OtherOp {
+    expected: &'static str,
+    found: &'static str,
+}
+
+impl From<OtherOp> for String {
+    fn from(other: OtherOp) -> String {
+        let OtherOp { expected, found } = other;
+        format!("a rule of {expected} is used for {found}")
+    }
+}
+
+impl From<OtherOp> for Error {
+    fn from(other: OtherOp) -> Error {
+        Error::internal(String::from(other))
+    }
+}
+
+/// Kind of work of an op; decides the kind of cluster around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OpClass {
     /// Makes a value from nothing: constant, iota.
@@ -79,11 +141,11 @@ pub struct OpSpec {
     pub tolerance: f64,
     /// Cotangents of the operands from those of the results.
     pub gradient: Gradient,
-    /// Elements of the first operand that are read.
+    /// Elements read of the first operand.
     pub reads: Reads,
 }
 
-/// The part of the first operand that an op reads.
+/// The part of the first operand read by an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// All elements.
@@ -333,12 +395,12 @@ fn map_spec(s: ScalarOp) -> OpSpec {
         doc: row.doc,
         arity: (row.arity, row.arity),
         class: OpClass::Map,
-        infer: infer::map,
-        eval: Tensors(eval::map),
-        work: work::map,
-        axes: Aligned(axes::map),
+        infer: map_infer,
+        eval: Tensors(map_eval),
+        work: map_work,
+        axes: Aligned(map_axes),
         tolerance: ROUNDED,
-        gradient: gradient::map::gradient(s),
+        gradient: map_gradient(s),
         reads: Reads::Whole,
     }
 }
@@ -358,201 +420,201 @@ fn read<T: Attr>(
 ops! {
     /// A tensor known at compile time.
     Constant { value: ConstData } "constant" 0..0 Source {
-        infer: infer::constant, eval: Tensors(eval::constant),
+        infer: constant_infer, eval: Tensors(constant_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// Position along `axis`, as `dtype`, in a tensor of `shape`.
     Iota { dtype: DType, shape: Vec<Dim>, axis: usize } "iota" 0..0 Source {
-        infer: infer::iota, eval: Tensors(eval::iota),
+        infer: iota_infer, eval: Tensors(iota_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// Random bits (`u32`): element `i` in row-major order is word `i % 4` of Philox4x32-10 (Salmon et al., SC 2011) of the counter `i / 4`, stream and the key `seed`, low words first. The operand is the stream, one `i64`. Bits depend on position, seed and stream alone.
     RandomBits { seed: u64, shape: Vec<Dim> } "random_bits" 1..1 Window {
-        infer: infer::random_bits, eval: Tensors(eval::random_bits),
-        work: work::random_bits, axes: Fixed, tolerance: EXACT,
+        infer: random_bits_infer, eval: Tensors(random_bits_eval),
+        work: random_bits_work, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// Repeats axes of extent 1, and new leading axes, up to exactly `shape` (NumPy `broadcast_to`).
     Broadcast { shape: Vec<Dim> } "broadcast" 1..1 View {
-        infer: infer::broadcast, eval: Tensors(eval::broadcast),
-        work: work::none, axes: Leading(axes::broadcast), tolerance: EXACT,
-        gradient: Rule(view::broadcast),
+        infer: broadcast_infer, eval: Tensors(broadcast_eval),
+        work: work::none, axes: Leading(broadcast_axes), tolerance: EXACT,
+        gradient: Rule(broadcast_gradient),
     }
     /// The same elements in row-major order under another shape.
     Reshape { shape: Vec<Dim> } "reshape" 1..1 View {
-        infer: infer::reshape, eval: Tensors(eval::reshape),
+        infer: reshape_infer, eval: Tensors(reshape_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(view::reshape),
+        gradient: Rule(reshape_gradient),
     }
     /// Output axis `i` is input axis `perm[i]`.
     Transpose { perm: Vec<usize> } "transpose" 1..1 View {
-        infer: infer::transpose, eval: Tensors(eval::transpose),
+        infer: transpose_infer, eval: Tensors(transpose_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(view::transpose),
+        gradient: Rule(transpose_gradient),
     }
     /// Along each axis, elements `start + i * step` for `i` in `0..size`. Steps may be negative, not zero.
     Slice { starts: Vec<Dim>, sizes: Vec<Dim>, steps: Vec<i64> } "slice" 1..1 View {
-        infer: infer::slice, eval: Tensors(eval::slice),
-        work: work::none, axes: Leading(axes::slice), tolerance: EXACT,
-        gradient: Rule(view::slice), reads: Picked,
+        infer: slice_infer, eval: Tensors(slice_eval),
+        work: work::none, axes: Leading(slice_axes), tolerance: EXACT,
+        gradient: Rule(slice_gradient), reads: Picked,
     }
     /// Adds `low` and `high` border elements per axis. The second operand is the scalar of `constant` mode; it is absent in the others.
     Pad { low: Vec<usize>, high: Vec<usize>, mode: PadMode } "pad" 1..2 View {
-        infer: infer::pad, eval: Tensors(eval::pad),
-        work: work::none, axes: Leading(axes::pad), tolerance: EXACT,
-        gradient: Rule(view::pad),
+        infer: pad_infer, eval: Tensors(pad_eval),
+        work: work::none, axes: Leading(pad_axes), tolerance: EXACT,
+        gradient: Rule(pad_gradient),
     }
     /// Joins along `axis`.
     Concat { axis: usize } "concat" 1..many View {
-        infer: infer::concat, eval: Tensors(eval::concat),
-        work: work::none, axes: Aligned(axes::concat), tolerance: EXACT,
-        gradient: Rule(view::concat),
+        infer: concat_infer, eval: Tensors(concat_eval),
+        work: work::none, axes: Aligned(concat_axes), tolerance: EXACT,
+        gradient: Rule(concat_gradient),
     }
     /// `out[.., i.., ..] = data[.., indices[i..], ..]` at `axis` (NumPy `take`). Negative indices count from the end; one out of range is a run-time error.
     Gather { axis: usize } "gather" 2..2 Gather {
-        infer: infer::gather, eval: Tensors(eval::gather),
-        work: work::gather, axes: Leading(axes::gather), tolerance: EXACT,
-        gradient: Rule(index::gather), reads: Picked,
+        infer: gather_infer, eval: Tensors(gather_eval),
+        work: gather_work, axes: Leading(gather_axes), tolerance: EXACT,
+        gradient: Rule(gather_gradient), reads: Picked,
     }
     /// `out[i, j, k] = data[i, indices[i, j, k], k]` for axis 1 (NumPy `take_along_axis`).
     GatherElements { axis: usize } "gather_elements" 2..2 Gather {
-        infer: infer::gather_elements, eval: Tensors(eval::gather_elements),
-        work: work::gather, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(index::gather_elements), reads: Picked,
+        infer: gather_elements_infer, eval: Tensors(gather_elements_eval),
+        work: gather_work, axes: Fixed, tolerance: EXACT,
+        gradient: Rule(gather_elements_gradient), reads: Picked,
     }
     /// Index tuples in the last axis of `indices` select slices of `data`; the first `batch_dims` axes are shared.
     GatherNd { batch_dims: usize } "gather_nd" 2..2 Gather {
-        infer: infer::gather_nd, eval: Tensors(eval::gather_nd),
-        work: work::gather, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(index::gather_nd), reads: Picked,
+        infer: gather_nd_infer, eval: Tensors(gather_nd_eval),
+        work: gather_work, axes: Fixed, tolerance: EXACT,
+        gradient: Rule(gather_nd_gradient), reads: Picked,
     }
     /// The positions (`i64`) that indices mean: each in an axis of the one extent, or, of several, in that of its place in the last axis, which
     /// holds tuples. Negative indices count from the end; one out of range is a run-time error. What reads the positions cannot fail by them.
     CheckIndices { extents: Vec<Dim> } "check_indices" 1..1 Gather {
-        infer: infer::check_indices, eval: Tensors(eval::check_indices),
-        work: work::gather, axes: Fixed, tolerance: EXACT,
+        infer: check_indices_infer, eval: Tensors(check_indices_eval),
+        work: gather_work, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// The operand, of floats, whose elements are all finite: NaN or an infinity is a run-time error (TensorFlow `check_numerics`).
     CheckFinite "check_finite" 1..1 Gather {
-        infer: infer::check_finite, eval: Tensors(eval::check_finite),
-        work: work::gather, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(gradient::state::assign),
+        infer: check_finite_infer, eval: Tensors(check_finite_eval),
+        work: gather_work, axes: Fixed, tolerance: EXACT,
+        gradient: Rule(assign_gradient),
     }
     /// A copy of `data` with `updates` written at `indices` along `axis`; of several for one element, each joins in row-major order.
     ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter {
-        infer: infer::scatter_elements, eval: Tensors(eval::scatter_elements),
-        work: work::scatter, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(scatter::scatter),
+        infer: scatter_elements_infer, eval: Tensors(scatter_elements_eval),
+        work: scatter_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(scatter_gradient),
     }
     /// A copy of `data` with slices `updates` written at the index tuples of `indices`, joining in row-major order.
     ScatterNd { kind: ScatterKind } "scatter_nd" 3..3 Scatter {
-        infer: infer::scatter_nd, eval: Tensors(eval::scatter_nd),
-        work: work::scatter, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(scatter::scatter),
+        infer: scatter_nd_infer, eval: Tensors(scatter_nd_eval),
+        work: scatter_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(scatter_gradient),
     }
     /// Reduces `axes`. Empty: sum 0, prod 1, mean NaN (0 for integers), max and min the dtype's least and greatest (infinities). Integer means accumulate in 64 bits and truncate.
     Reduce { kind: ReduceKind, axes: Vec<usize>, keepdims: bool } "reduce" 1..1 Reduce {
-        infer: infer::reduce, eval: Tensors(eval::reduce),
-        work: work::reduction, axes: Leading(axes::reduce), tolerance: ROUNDED,
-        gradient: Rule(reduce::reduce),
+        infer: reduce_infer, eval: Tensors(reduce_eval),
+        work: work::reduction, axes: Leading(reduce_axes), tolerance: ROUNDED,
+        gradient: Rule(reduce_gradient),
     }
     /// Index (`i64`) of the first, or last, extreme element along `axis`; NaN counts as extreme.
     ArgReduce { kind: Extremum, axis: usize, keepdims: bool, select_last: bool } "arg_reduce" 1..1 Reduce {
-        infer: infer::arg_reduce, eval: Tensors(eval::arg_reduce),
-        work: work::reduction, axes: Leading(axes::arg_reduce), tolerance: EXACT,
+        infer: arg_reduce_infer, eval: Tensors(arg_reduce_eval),
+        work: work::reduction, axes: Leading(arg_reduce_axes), tolerance: EXACT,
         gradient: Zero,
     }
     /// `softmax` along `axis`, the maximum subtracted first. With `log`, its logarithm.
     Softmax { axis: usize, log: bool } "softmax" 1..1 Reduce {
-        infer: infer::softmax, eval: Tensors(eval::softmax),
-        work: work::softmax, axes: Leading(axes::lines), tolerance: ROUNDED,
-        gradient: Rule(norm::softmax),
+        infer: softmax_infer, eval: Tensors(softmax_eval),
+        work: softmax_work, axes: Leading(axes::lines), tolerance: ROUNDED,
+        gradient: Rule(softmax_gradient),
     }
     /// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over axes from `axis` on (Ba et al., arXiv:1607.06450). Operands x, gamma, beta; the latter two have the shape of the normalised axes.
     LayerNorm { axis: usize, epsilon: Real } "layer_norm" 3..3 Reduce {
-        infer: infer::norm, eval: Tensors(eval::layer_norm),
-        work: work::normalisation, axes: Leading(axes::norm), tolerance: ROUNDED,
-        gradient: Rule(norm::layer_norm),
+        infer: norm_infer, eval: Tensors(layer_norm_eval),
+        work: norm_work, axes: Leading(norm_axes), tolerance: ROUNDED,
+        gradient: Rule(layer_norm_gradient),
     }
     /// `x / sqrt(mean(x^2) + epsilon) * gamma` over axes from `axis` on (Zhang and Sennrich, arXiv:1910.07467).
     RmsNorm { axis: usize, epsilon: Real } "rms_norm" 2..2 Reduce {
-        infer: infer::norm, eval: Tensors(eval::rms_norm),
-        work: work::normalisation, axes: Leading(axes::norm), tolerance: ROUNDED,
-        gradient: Rule(norm::rms_norm),
+        infer: norm_infer, eval: Tensors(rms_norm_eval),
+        work: norm_work, axes: Leading(norm_axes), tolerance: ROUNDED,
+        gradient: Rule(rms_norm_gradient),
     }
     /// `(x - mean) / sqrt(var + epsilon)` over `axes`, in ascending order: one group of a group normalisation (Wu and He, arXiv:1803.08494, eq. 1 and 2).
     Standardize { axes: Vec<usize>, epsilon: Real } "standardize" 1..1 Reduce {
-        infer: infer::standardize, eval: Tensors(eval::standardize),
-        work: work::normalisation, axes: Leading(axes::standardize), tolerance: ROUNDED,
-        gradient: Rule(norm::standardize),
+        infer: standardize_infer, eval: Tensors(standardize_eval),
+        work: norm_work, axes: Leading(standardize_axes), tolerance: ROUNDED,
+        gradient: Rule(standardize_gradient),
     }
     /// Matrix product of `[.., m, k]` and `[.., k, n]`; leading axes broadcast. Half types accumulate in `f32`.
     MatMul "matmul" 2..2 Contract {
-        infer: infer::matmul, eval: Tensors(eval::matmul),
-        work: work::matmul, axes: Leading(axes::matmul), tolerance: ROUNDED,
-        gradient: Rule(contract::matmul),
+        infer: matmul_infer, eval: Tensors(matmul_eval),
+        work: matmul_work, axes: Leading(matmul_axes), tolerance: ROUNDED,
+        gradient: Rule(matmul_gradient),
     }
     /// Convolution of `x` and weights, `groups` groups, layout as named.
     Conv { window: Window, groups: usize, layout: Layout } "conv" 2..2 Contract {
-        infer: infer::conv, eval: Tensors(eval::conv),
-        work: work::conv, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(conv::conv),
+        infer: conv_infer, eval: Tensors(conv_eval),
+        work: conv_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(conv_gradient),
     }
     /// Transposed convolution, channels first, weights `[in, out / groups, spatial..]`; `output_pads` extends the high side.
     ConvTranspose { window: Window, output_pads: Vec<usize>, groups: usize } "conv_transpose" 2..2 Contract {
-        infer: infer::conv_transpose, eval: Tensors(eval::conv_transpose),
-        work: work::conv_transpose, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(conv::conv_transpose),
+        infer: conv_transpose_infer, eval: Tensors(conv_transpose_eval),
+        work: conv_transpose_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(conv_transpose_gradient),
     }
     /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the input or its low padding are kept, and their part outside of the padded input is not counted. A window over padding alone gives the least element, or a mean of NaN (0 for integers).
     Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window {
-        infer: infer::pool, eval: Tensors(eval::pool),
-        work: work::pool, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(pool::pool),
+        infer: pool_infer, eval: Tensors(pool_eval),
+        work: pool_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(pool_gradient),
     }
     /// Max pooling, channels first, with a second result: the row-major position (`i64`) of each first maximum in the whole input, -1 where there is none.
     MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window {
-        infer: infer::max_pool_indices, eval: Tensors(eval::max_pool_indices),
-        work: work::pool, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(pool::max_pool_indices),
+        infer: max_pool_indices_infer, eval: Tensors(max_pool_indices_eval),
+        work: pool_work, axes: Fixed, tolerance: EXACT,
+        gradient: Rule(max_pool_indices_gradient),
     }
     /// Gradient of [`Op::Pool`] by maxima. Operands x and the cotangent of the pooled result; the result has the shape of x. Each window adds its cotangent to its first maximum in row-major order, the first NaN if there is any. A window over padding alone adds nothing.
     MaxPoolGrad { size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "max_pool_grad" 2..2 Window {
-        infer: infer::max_pool_grad, eval: Tensors(eval::max_pool_grad),
-        work: work::max_pool_grad, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(pool::max_pool_grad),
+        infer: max_pool_grad_infer, eval: Tensors(max_pool_grad_eval),
+        work: max_pool_grad_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(max_pool_grad_gradient),
     }
     /// Regions of interest of `x: [n, c, h, w]`, each a grid of bins of `size: [rows, columns]`: `[regions, c, rows, columns]` (He et al., arXiv:1703.06870, section 3). Operands x, regions `[regions, 4]` of corners `x1, y1, x2, y2` in pixels after multiplication by `scale`, and their images (indices). A bin joins `sampling` bilinear samples along each axis, or as many as it has pixels, rounded up, where that is 0; more than [`MAX_ROI_SAMPLES`] are a run-time error. `max` takes the largest weighted pixel of all samples, as ONNX defines it. With `half_pixel` coordinates are those of pixels' corners; otherwise a region has at least one pixel. Samples outside of the image, and bins without samples, give 0.
     RoiAlign { kind: PoolKind, size: Vec<usize>, sampling: usize, scale: Real, half_pixel: bool } "roi_align" 3..3 Window {
-        infer: infer::roi_align, eval: Tensors(eval::roi_align),
+        infer: roi_align_infer, eval: Tensors(roi_align_eval),
         // Four samples of four weighted pixels, and as much again for their positions.
         work: |s| work::windows(s, 64), axes: Fixed, tolerance: ROUNDED,
         gradient: NO_RULE,
     }
     /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1). `causal` lets query `i` see keys `0..=i` only. A query that sees no key gives NaN.
     Attention { scale: Real, causal: bool } "attention" 3..4 Attention {
-        infer: infer::attention, eval: Tensors(eval::attention),
-        work: work::attention, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(contract::attention),
+        infer: attention_infer, eval: Tensors(attention_eval),
+        work: attention_work, axes: Fixed, tolerance: ROUNDED,
+        gradient: Rule(attention_gradient),
     }
     /// The `k` greatest (or least) along `axis`, sorted, and their positions (`i64`); equal elements keep their order. NaN is greater than all.
     TopK { k: Dim, axis: usize, largest: bool } "top_k" 1..1 Sort {
-        infer: infer::top_k, eval: Tensors(eval::top_k),
-        work: work::sort, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(index::top_k),
+        infer: top_k_infer, eval: Tensors(top_k_eval),
+        work: top_k_work, axes: Fixed, tolerance: EXACT,
+        gradient: Rule(top_k_gradient),
     }
     /// Running sum along `axis`.
     CumSum { axis: usize, exclusive: bool, reverse: bool } "cum_sum" 1..1 Scan {
-        infer: infer::cum_sum, eval: Tensors(eval::cum_sum),
-        work: work::scan, axes: Leading(axes::lines), tolerance: ROUNDED,
-        gradient: Rule(reduce::cum_sum),
+        infer: cum_sum_infer, eval: Tensors(cum_sum_eval),
+        work: cum_sum_work, axes: Leading(axes::lines), tolerance: ROUNDED,
+        gradient: Rule(cum_sum_gradient),
     }
     /// Operands: condition (`bool`, one element), then the operands of both regions. Region 0 runs when true, else region 1.
     If "if" 1..many Control {
-        infer: infer::if_, eval: Evaluator::Branch,
+        infer: if_infer, eval: Evaluator::Branch,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Gradient::Branches,
     }
@@ -563,20 +625,20 @@ ops! {
     /// `trip` is the number of iterations, or 0 where it is not known. A carried value may change
     /// an extent that its formal has as a symbol of its own.
     Loop { carried: usize, trip: Dim } "loop" 2..many Control {
-        infer: infer::loop_, eval: Evaluator::Repeat,
+        infer: loop_infer, eval: Evaluator::Repeat,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Gradient::Iterations,
     }
     /// Operands: `carried` values, `scanned` sequences (axis 0), then invariants. The region takes carried, one element of each sequence, invariants and gives carried, then stacked elements. `reverse` walks from the end; results are stacked in the same direction.
     Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control {
-        infer: infer::scan, eval: Evaluator::Scan,
+        infer: scan_infer, eval: Evaluator::Scan,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Gradient::Steps,
     }
     /// Positions (`i64`) of the elements other than 0, in row-major order: column `i` of `[rank,
     /// count]` is that of the `i`th.
     NonZero { count: Dim } "non_zero" 1..1 Control {
-        infer: infer::non_zero, eval: Evaluator::Selection(eval::non_zero),
+        infer: non_zero_infer, eval: Evaluator::Selection(non_zero_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
@@ -584,7 +646,7 @@ ops! {
     /// which one each slice is; how often each comes (all `i64`). Slices are sorted, NaN last, or
     /// in the order in which they come. NaN is equal to nothing.
     Unique { count: Dim, axis: Option<usize>, sorted: bool } "unique" 1..1 Control {
-        infer: infer::unique, eval: Evaluator::Selection(eval::unique),
+        infer: unique_infer, eval: Evaluator::Selection(unique_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: NO_RULE,
     }
@@ -594,34 +656,34 @@ ops! {
     /// (`f32`) above which a box is dropped, and the score that a box must exceed (`f32`; negative
     /// infinity: any). Boxes are two opposite corners, or with `center` centre and extents.
     NonMaxSuppression { count: Dim, center: bool } "non_max_suppression" 5..5 Control {
-        infer: infer::non_max_suppression, eval: Evaluator::Selection(eval::non_max_suppression),
+        infer: non_max_suppression_infer, eval: Evaluator::Selection(non_max_suppression_eval),
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// Gives a symbol its value: the operand, one `i64` that is not negative, is from here on the
     /// extent that `symbol` stands for. The result is the operand.
     Extent { symbol: String } "extent" 1..1 Control {
-        infer: infer::extent, eval: Evaluator::Extent,
+        infer: extent_infer, eval: Evaluator::Extent,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
     /// The operand, which has this shape: symbols without a value get theirs from its extents; an
     /// extent other than the one that is named is a run-time error.
     Shaped { shape: Vec<Dim> } "shaped" 1..1 Control {
-        infer: infer::shaped, eval: Evaluator::Shaped,
+        infer: shaped_infer, eval: Evaluator::Shaped,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: NO_RULE,
     }
     /// A part of a graph that is compiled by itself, when all symbols in it have values: the region
     /// computes the results from the operands.
     Segment { number: usize } "segment" 0..many Control {
-        infer: infer::segment, eval: Evaluator::Body,
+        infer: segment_infer, eval: Evaluator::Body,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Gradient::None("gradients are made before a graph is cut into segments"),
     }
     /// Current value of a variable in a resource container; the initial one before the first assignment.
     ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim>, initial: Option<ConstData> } "read_variable" 0..0 State {
-        infer: infer::read_variable, eval: Evaluator::Read,
+        infer: read_variable_infer, eval: Evaluator::Read,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
@@ -629,7 +691,7 @@ ops! {
     AssignVariable { container: String, name: String } "assign_variable" 1..1 State {
         infer: infer::same, eval: Evaluator::Assign,
         work: work::none, axes: Fixed, tolerance: EXACT,
-        gradient: Rule(gradient::state::assign),
+        gradient: Rule(assign_gradient),
     }
     /// Gives the operand to device `to` under `key`; the result is the operand itself.
     Send { key: String, to: String } "send" 1..1 Transfer {
@@ -639,31 +701,31 @@ ops! {
     }
     /// The tensor sent by device `from` under `key`.
     Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer {
-        infer: infer::recv, eval: Evaluator::Receive,
+        infer: recv_infer, eval: Evaluator::Receive,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: PLACED,
     }
     /// Element-wise reduction of operands of one type, in their order. As many results, all the same: result `i` is for where operand `i` is made.
     AllReduce { kind: ReduceKind } "all_reduce" 1..many Transfer {
-        infer: infer::all_reduce, eval: Tensors(eval::all_reduce),
+        infer: all_reduce_infer, eval: Tensors(all_reduce_eval),
         work: work::none, axes: Fixed, tolerance: ROUNDED,
-        gradient: Rule(gradient::state::all_reduce),
+        gradient: Rule(all_reduce_gradient),
     }
     /// The part of one rank in an all-reduce by a library: element-wise reduction of operands of one type, where operand `rank` is made. The other operands only have to be made before. Ranks of one all-reduce have the same `group`, and no two a device in common.
     AllReduceRank { kind: ReduceKind, group: usize, rank: usize } "all_reduce_rank" 1..many Transfer {
-        infer: infer::all_reduce_rank, eval: Tensors(eval::all_reduce_rank),
+        infer: all_reduce_rank_infer, eval: Tensors(all_reduce_rank_eval),
         work: work::none, axes: Fixed, tolerance: ROUNDED,
         gradient: PLACED,
     }
     /// The same in the graph of one device, with the operand that is there: its reduction with those of the other `devices`, of which this is number `rank`.
     Collective { kind: ReduceKind, key: String, rank: usize, devices: Vec<String> } "collective" 1..1 Transfer {
-        infer: infer::collective, eval: Evaluator::Elsewhere,
+        infer: collective_infer, eval: Evaluator::Elsewhere,
         work: work::none, axes: Fixed, tolerance: ROUNDED,
         gradient: PLACED,
     }
     /// One kernel: the region computes the results from the operands. Its node number `anchor` decides how the kernel loops; number `root` defines the results.
     Cluster { kind: ClusterKind, anchor: usize, root: usize } "cluster" 0..many Cluster {
-        infer: infer::cluster, eval: Evaluator::Body,
+        infer: cluster_infer, eval: Evaluator::Body,
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Gradient::None("gradients are made before ops are fused"),
     }

@@ -1,9 +1,11 @@
-//! Type rules of regions, and of ops that give symbols their values.
+//! Ops with regions, and ops that give symbols their values.
 
-use super::{Inferred, one};
+use super::Op;
+use crate::error::Result;
 use crate::ir::dim::Dim;
 use crate::ir::graph::Graph;
-use crate::ir::ops::Op;
+use crate::ir::infer;
+use crate::ir::infer::Inferred;
 use crate::ir::types::{Shape, Type};
 use gristmill_runtime::DType;
 
@@ -37,7 +39,7 @@ pub(super) fn region_results(region: &Graph) -> Vec<Type> {
         .collect()
 }
 
-pub(in crate::ir) fn if_(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+pub(super) fn if_infer(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     let [then, other] = regions else {
         return Err(format!("expected 2 regions, got {}", regions.len()));
     };
@@ -53,16 +55,7 @@ pub(in crate::ir) fn if_(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     Ok(a)
 }
 
-fn stacked(t: &Type, n: &Dim) -> Type {
-    Type {
-        dtype: t.dtype,
-        shape: std::iter::once(n.clone())
-            .chain(t.shape.iter().cloned())
-            .collect(),
-    }
-}
-
-pub(in crate::ir) fn loop_(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+pub(super) fn loop_infer(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     attrs!(op, Loop { carried, trip });
     let [body] = regions else {
         return Err(format!("expected 1 region, got {}", regions.len()));
@@ -99,6 +92,15 @@ pub(in crate::ir) fn loop_(op: &Op, args: &[Type], regions: &[Graph]) -> Inferre
     Ok(formals.iter().cloned().chain(stacks).collect())
 }
 
+fn stacked(t: &Type, n: &Dim) -> Type {
+    Type {
+        dtype: t.dtype,
+        shape: std::iter::once(n.clone())
+            .chain(t.shape.iter().cloned())
+            .collect(),
+    }
+}
+
 /// Axes of a carried value whose extent may change: those where the formal of the body has a symbol
 /// of its own.
 fn open_axes(given: &Type, formal: &Type) -> Vec<bool> {
@@ -118,79 +120,7 @@ impl Type {
     }
 }
 
-pub(in crate::ir) fn non_zero(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, NonZero { count });
-    one(DType::I64, vec![args[0].rank().into(), count.clone()])
-}
-
-pub(in crate::ir) fn unique(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, Unique { count, axis });
-    let mut slices = match axis {
-        Some(_) => args[0].shape.0.clone(),
-        None => vec![args[0].shape.n_elements()],
-    };
-    let axis = axis.unwrap_or(0);
-    let n = slices.get(axis).cloned();
-    let n = n.ok_or_else(|| format!("axis {axis} is out of range for {}", args[0]))?;
-    slices[axis] = count.clone();
-    let list = |n: &Dim| Type::new(DType::I64, [n]);
-    Ok(vec![
-        Type::new(args[0].dtype, slices),
-        list(count),
-        list(&n),
-        list(count),
-    ])
-}
-
-pub(in crate::ir) fn non_max_suppression(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, NonMaxSuppression { count });
-    let (boxes, scores) = (&args[0], &args[1]);
-    let scalars = args[2..].iter().map(|t| (t.dtype, t.rank()));
-    let expected = [DType::I64, DType::F32, DType::F32].map(|dtype| (dtype, 0));
-    if !scalars.eq(expected) || (boxes.dtype, scores.dtype) != (DType::F32, DType::F32) {
-        return Err("operands must be f32, f32, i64[], f32[] and f32[]".into());
-    }
-    let differ = |a: &Dim, b: &Dim| (a.clone() - b.clone()).as_const().is_some_and(|d| d != 0);
-    let fit = match (&boxes.shape[..], &scores.shape[..]) {
-        ([images, n, four], [of, _, m]) => !differ(images, of) && !differ(n, m) && four.is(4),
-        _ => false,
-    };
-    if !fit {
-        let expected = "expected [images, boxes, 4] and [images, classes, boxes]";
-        return Err(format!(
-            "boxes {boxes} and scores {scores} do not fit: {expected}"
-        ));
-    }
-    one(DType::I64, vec![count.clone(), 3.into()])
-}
-
-pub(in crate::ir) fn extent(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    if args[0].dtype == DType::I64 && args[0].rank() == 0 {
-        return Ok(args.to_vec());
-    }
-    Err(format!("operand must be i64[], got {}", args[0]))
-}
-
-pub(in crate::ir) fn shaped(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, Shaped { shape });
-    let ty = &args[0];
-    let mut extents = ty.shape.iter().zip(shape);
-    let differ = |(a, b): (&Dim, &Dim)| (a.clone() - b.clone()).as_const().is_some_and(|d| d != 0);
-    if ty.rank() != shape.len() || extents.any(differ) {
-        return Err(format!("{ty} is not of shape {}", Shape(shape.clone())));
-    }
-    one(ty.dtype, shape.clone())
-}
-
-pub(in crate::ir) fn segment(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    let [body] = regions else {
-        return Err(format!("expected 1 region, got {}", regions.len()));
-    };
-    check_region("body", body, args)?;
-    Ok(region_results(body))
-}
-
-pub(in crate::ir) fn scan(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+pub(super) fn scan_infer(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     attrs!(
         op,
         Scan {
@@ -231,4 +161,45 @@ pub(in crate::ir) fn scan(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred
         .cloned()
         .chain(results[*carried..].iter().map(|t| stacked(t, length)))
         .collect())
+}
+
+pub(super) fn extent_infer(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    if args[0].dtype == DType::I64 && args[0].rank() == 0 {
+        return Ok(args.to_vec());
+    }
+    Err(format!("operand must be i64[], got {}", args[0]))
+}
+
+pub(super) fn shaped_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, Shaped { shape });
+    let ty = &args[0];
+    let mut extents = ty.shape.iter().zip(shape);
+    let differ = |(a, b): (&Dim, &Dim)| (a.clone() - b.clone()).as_const().is_some_and(|d| d != 0);
+    if ty.rank() != shape.len() || extents.any(differ) {
+        return Err(format!("{ty} is not of shape {}", Shape(shape.clone())));
+    }
+    infer::one(ty.dtype, shape.clone())
+}
+
+pub(super) fn segment_infer(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+    let [body] = regions else {
+        return Err(format!("expected 1 region, got {}", regions.len()));
+    };
+    check_region("body", body, args)?;
+    Ok(region_results(body))
+}
+
+pub(super) fn cluster_infer(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+    attrs!(op, Cluster { anchor, root });
+    let [body] = regions else {
+        return Err(format!("expected 1 region, got {}", regions.len()));
+    };
+    check_region("body", body, args)?;
+    for (name, node) in [("anchor", *anchor), ("root", *root)] {
+        if node >= body.n_nodes().max(1) {
+            let n = body.n_nodes();
+            return Err(format!("the {name} is node {node} of a body of {n} nodes"));
+        }
+    }
+    Ok(region_results(body))
 }
