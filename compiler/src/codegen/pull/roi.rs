@@ -1,10 +1,11 @@
-//! Pull-based code of regions of interest: every element loops over the bilinear samples of its bin.
+//! Pull-based code of bilinear samples: every element of a region of interest loops over those of its bin, an element of
+//! deformed windows is one.
 
 use super::{Emit, Ix, Kind, Order, Puller};
 use crate::error::{Error, Result};
 use crate::ir::ops::MAX_ROI_SAMPLES;
 use crate::ir::vecprog::real_bits;
-use crate::ir::{Node, Op, PoolKind, Real, ScalarOp};
+use crate::ir::{Node, Op, PoolKind, Real, ScalarOp, Window};
 use gristmill_runtime::{DType, status};
 use std::hash::Hash;
 
@@ -312,4 +313,152 @@ fn pooled<E: Emit>(e: &mut E, kind: PoolKind, joined: E::Value, n: E::Value) -> 
     let n = e.index_to_i64(n);
     let n = e.convert(n, DType::I64, DType::F64)?;
     e.primitive(ScalarOp::Div, DType::F64, DType::F64, &[joined, n])
+}
+
+/// A tap of deformed windows.
+struct Tap<'n, V> {
+    window: &'n Window,
+    /// Row of the offsets, half of it, and of the mask: group and tap.
+    row: Ix<V>,
+    /// Position within the window.
+    within: [Ix<V>; 2],
+    /// Dtype of positions.
+    dtype: DType,
+}
+
+impl<V: Copy + Eq + Hash> Puller<'_, V> {
+    /// An element of [`Op::DeformColumns`]: a sample of `x` at a tap.
+    pub(super) fn deform_columns<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let dtype = self.body.dtype(node.outputs[0]);
+        if self.body.n_elements(node.inputs[0]) == 0 {
+            return Ok(e.constant(dtype, 0));
+        }
+        let tap = self.tap(e, node, at)?;
+        let (rows, columns) = (
+            self.deformed(e, node, &tap, (0, at))?,
+            self.deformed(e, node, &tap, (1, at))?,
+        );
+        let inside = e.both(rows.inside, columns.inside)?;
+        let sampled = |s: &mut Self, e: &mut E| {
+            let plane = [at[0], at[1]];
+            Ok(vec![s.scoped(|s| {
+                s.bilinear(e, node, tap.dtype, plane, [&rows, &columns])
+            })?])
+        };
+        let outside = |_: &mut Self, e: &mut E| Ok(vec![f64_constant(e, 0.0)]);
+        let kinds = [Kind::Element(DType::F64)];
+        let mut sample = e.branch(inside, &kinds, self, sampled, outside)?[0];
+        if let Some(&mask) = node.inputs.get(2) {
+            let weight = self.value(e, mask, &[at[0], tap.row, at[3], at[4]])?;
+            let weight = e.convert(weight, self.body.dtype(mask), DType::F64)?;
+            sample = e.primitive(ScalarOp::Mul, DType::F64, DType::F64, &[weight, sample])?;
+        }
+        e.convert(sample, DType::F64, dtype)
+    }
+
+    fn tap<'n, E: Emit<Value = V>>(
+        &self,
+        e: &mut E,
+        node: &'n Node,
+        at: &[Ix<V>],
+    ) -> Result<Tap<'n, V>> {
+        let Op::DeformColumns {
+            size,
+            window,
+            groups,
+        } = &node.op
+        else {
+            return Err(Error::internal("taps of another op"));
+        };
+        let channels = self.body.shape(node.inputs[0])[1];
+        let (group, _) = e.div_rem(at[1], channels / groups);
+        let (down, right) = e.div_rem(at[2], size[1]);
+        let before = e.mul(group, (size[0] * size[1]) as i64);
+        let is_double = self.body.dtype(node.inputs[1]) == DType::F64;
+        Ok(Tap {
+            window,
+            row: e.add(before, at[2]),
+            within: [down, right],
+            dtype: if is_double { DType::F64 } else { DType::F32 },
+        })
+    }
+
+    /// The pixels around a tap along an axis, and the condition that one of them may be in the image.
+    fn deformed<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        tap: &Tap<V>,
+        (d, at): (usize, &[Ix<V>]),
+    ) -> Result<Neighbours<V>> {
+        let (offsets, extent) = (node.inputs[1], self.body.shape(node.inputs[0])[2 + d]);
+        let row = e.mul(tap.row, 2);
+        let row = e.add(row, Ix::C(d as i64));
+        let offset = self.value(e, offsets, &[at[0], row, at[3], at[4]])?;
+        let offset = e.convert(offset, self.body.dtype(offsets), tap.dtype)?;
+        let start = e.mul(at[3 + d], tap.window.strides[d] as i64);
+        let reach = e.mul(tap.within[d], tap.window.dilations[d] as i64);
+        let start = e.add(start, reach);
+        let start = e.add(start, Ix::C(-(tap.window.pads_low[d] as i64)));
+        let start = e.val(start);
+        let dtype = tap.dtype;
+        let mut p = Positions { e, dtype };
+        let start = p.position_of_index(start)?;
+        let at = p.op(ScalarOp::Add, &[start, offset])?;
+        let above = p.compare(ScalarOp::Gt, at, -1.0)?;
+        let below = p.compare(ScalarOp::Lt, at, extent as f64)?;
+        let inside = p.e.both(above, below)?;
+        // Elsewhere, and for NaN, positions are small numbers too.
+        let zero = p.constant(0.0);
+        let at = p.e.choose(inside, at, zero);
+        let floor = p.op(ScalarOp::Floor, &[at])?;
+        let rest = p.op(ScalarOp::Sub, &[at, floor])?;
+        let one = p.constant(1.0);
+        let first = p.op(ScalarOp::Sub, &[one, rest])?;
+        let low = p.index_of_position(floor)?;
+        let high = p.e.index_add_const(low, 1);
+        Ok(Neighbours {
+            inside,
+            pixels: [(low, first), (high, rest)],
+        })
+    }
+
+    /// The weighted sum of four pixels, of which those outside of the image are 0.
+    fn bilinear<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        dtype: DType,
+        plane: [Ix<V>; 2],
+        [rows, columns]: [&Neighbours<V>; 2],
+    ) -> Result<V> {
+        let extents = [2, 3].map(|axis| self.body.shape(node.inputs[0])[axis] as i64);
+        let mut sum = f64_constant(e, 0.0);
+        for (y, wy) in rows.pixels {
+            for (x, wx) in columns.pixels {
+                let weight = e.primitive(ScalarOp::Mul, dtype, dtype, &[wy, wx])?;
+                let is_row = e.compare_const(Order::Within, Ix::V(y), extents[0]);
+                let is_column = e.compare_const(Order::Within, Ix::V(x), extents[1]);
+                let is_pixel = e.both(is_row, is_column)?;
+                let at = [plane[0], plane[1], Ix::V(y), Ix::V(x)];
+                let pixel = |s: &mut Self, e: &mut E| {
+                    let term = s.scoped(|s| s.weighted(e, node, &at, (weight, dtype)))?;
+                    Ok(vec![e.primitive(
+                        ScalarOp::Add,
+                        DType::F64,
+                        DType::F64,
+                        &[sum, term],
+                    )?])
+                };
+                let kinds = [Kind::Element(DType::F64)];
+                sum = e.branch(is_pixel, &kinds, self, pixel, |_, _| Ok(vec![sum]))?[0];
+            }
+        }
+        Ok(sum)
+    }
 }

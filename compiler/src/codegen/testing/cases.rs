@@ -754,6 +754,27 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             }
         }
         "max_pool_grad" => max_pool_grads(&mut x, &mut out),
+        "deform_columns" => {
+            for d in floats {
+                for (stride, masked) in [(1, false), (2, true)] {
+                    let window = Window {
+                        strides: vec![stride, 1],
+                        dilations: vec![1, 2],
+                        pads_low: vec![1, 0],
+                        pads_high: vec![0, 2],
+                    };
+                    let op = Op::DeformColumns {
+                        size: vec![2, 3],
+                        window,
+                        groups: 2,
+                    };
+                    let rows = if stride == 1 { 5 } else { 3 };
+                    let mut operands = vec![x(d, &[2, 4, 5, 6]), x(d, &[2, 24, rows, 4])];
+                    operands.extend(masked.then(|| x(d, &[2, 12, rows, 4])));
+                    out.push((op, operands));
+                }
+            }
+        }
         "roi_align" => {
             for d in floats {
                 for (kind, sampling, half_pixel) in [

@@ -10,6 +10,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Gemm", (2, 3), gemm),
     OpDef::new("Conv", (2, 3), conv),
     OpDef::new("ConvTranspose", (2, 3), conv_transpose),
+    OpDef::new("DeformConv", (3, 5), deform_conv),
 ];
 
 fn matmul(cx: &mut Ctx) -> Result<Outs> {
@@ -186,18 +187,18 @@ fn kernel_extents(cx: &Ctx, weights: &Shape) -> Result<Vec<usize>> {
     }
 }
 
-fn group_count(cx: &Ctx) -> Result<usize> {
-    let groups = cx.i("group", 1)?;
+fn group_count(cx: &Ctx, name: &'static str) -> Result<usize> {
+    let groups = cx.i(name, 1)?;
     usize::try_from(groups)
         .ok()
         .filter(|g| *g > 0)
-        .ok_or_else(|| Error::invalid(format!("group {groups}")))
+        .ok_or_else(|| Error::invalid(format!("{name} is {groups}, expected 1 or more")))
 }
 
 /// The convolution of `x` and `w` by the node's attributes, without bias.
 pub(super) fn conv_of(cx: &mut Ctx, x: ValueId, w: ValueId) -> Result<ValueId> {
     let (sx, size) = conv_shapes(cx, x, w)?;
-    let groups = group_count(cx)?;
+    let groups = group_count(cx, "group")?;
     let window = Geometry::read(cx, size.len())?.window(&sx[2..], &size)?;
     if size == [3, 3] && window.strides == [1, 1] && groups == 1 {
         cx.note("windows of 3x3 may be summed by minimal filtering where that is faster: f32 in another order, errors up to 2e-5 of the largest output; --conv direct forbids it");
@@ -222,8 +223,10 @@ fn conv_shapes(cx: &mut Ctx, x: ValueId, w: ValueId) -> Result<(Shape, Vec<usize
     Ok((sx, size))
 }
 
-fn with_bias(cx: &mut Ctx, y: ValueId) -> Result<ValueId> {
-    let Some(bias) = cx.opt(2)? else { return Ok(y) };
+fn with_bias(cx: &mut Ctx, y: ValueId, operand: usize) -> Result<ValueId> {
+    let Some(bias) = cx.opt(operand)? else {
+        return Ok(y);
+    };
     let rank = cx.shape_of(y).rank();
     let bias = per_channel(cx, bias, rank)?;
     cx.add_(y, bias)
@@ -237,13 +240,13 @@ fn conv(cx: &mut Ctx) -> Result<Outs> {
 pub(super) fn biased_conv(cx: &mut Ctx) -> Result<ValueId> {
     let [x, w] = cx.first()?;
     let y = conv_of(cx, x, w)?;
-    with_bias(cx, y)
+    with_bias(cx, y, 2)
 }
 
 fn conv_transpose(cx: &mut Ctx) -> Result<Outs> {
     let [x, w] = cx.first()?;
     let (sx, size) = conv_shapes(cx, x, w)?;
-    let groups = group_count(cx)?;
+    let groups = group_count(cx, "group")?;
     let geometry = Geometry::read(cx, size.len())?;
     let mut output_pads = list(cx, "output_padding", 0, size.len())?;
     let wanted = cx.usizes("output_shape")?;
@@ -254,7 +257,47 @@ fn conv_transpose(cx: &mut Ctx) -> Result<Outs> {
         groups,
     };
     let y = cx.add(op, &[x, w])?;
-    one(with_bias(cx, y)?)
+    one(with_bias(cx, y, 2)?)
+}
+
+/// The windows, then a product by the weights for each group.
+fn deform_conv(cx: &mut Ctx) -> Result<Outs> {
+    let [x, w, offsets] = cx.first()?;
+    let (sx, size) = conv_shapes(cx, x, w)?;
+    if size.len() != 2 {
+        let n = size.len();
+        let message = format!("DeformConv over {n} spatial axes, only 2 are computed");
+        return Err(Error::unsupported(message));
+    }
+    let op = Op::DeformColumns {
+        window: Geometry::read(cx, 2)?.window(&sx[2..], &size)?,
+        size,
+        groups: group_count(cx, "offset_group")?,
+    };
+    let mask = cx.opt(4)?;
+    let operands: Vec<ValueId> = [x, offsets].into_iter().chain(mask).collect();
+    let columns = cx.add(op, &operands)?;
+    let y = columns_by_weights(cx, columns, w)?;
+    one(with_bias(cx, y, 3)?)
+}
+
+/// The product of windows `[n, c, taps, rows, columns]` and weights `[m, c / groups, ..]`: `[n, m, rows, columns]`.
+fn columns_by_weights(cx: &mut Ctx, windows: ValueId, weights: ValueId) -> Result<ValueId> {
+    let (found, sw) = (cx.shape_of(windows), cx.shape_of(weights));
+    let [n, channels, taps, rows, columns] = &found[..] else {
+        return Err(Error::internal("windows of another rank"));
+    };
+    let groups = group_count(cx, "group")?;
+    let per_group = sw[0].exact_div(&groups.into());
+    let Some(per_group) = per_group.filter(|_| *channels == sw[1].scale(groups as i64)) else {
+        let message = format!("{channels} channels and weights {sw} do not fit in {groups} groups");
+        return Err(Error::invalid(message));
+    };
+    let (groups, depth) = (Dim::from(groups), sw[1].product(taps));
+    let windows = cx.reshape(windows, [n, &groups, &depth, &rows.product(columns)])?;
+    let matrices = cx.reshape(weights, [&groups, &per_group, &depth])?;
+    let y = cx.matmul(matrices, windows)?;
+    cx.reshape(y, [n, &sw[0], rows, columns])
 }
 
 /// A list attribute of `n` entries.
