@@ -12,7 +12,8 @@
 //!
 //! A *leaf kernel* takes raw pointers and lengths, for use from generated loops.
 //!
-//! All entries are `extern "C"` under stable names, listed in [`symbols`].
+//! All entries are `extern "C"` under stable names, listed in [`symbols`]. [`calls`] pairs each task
+//! kernel with its descriptor.
 
 pub mod attention;
 mod blocked;
@@ -45,10 +46,32 @@ pub mod vmath;
 pub mod window;
 pub mod winograd;
 
+// Every task kernel and its descriptor.
+symbols::task_kernels!(
+    attention::gm_attention_f32(AttentionDesc),
+    columns::gm_reduce_columns_f32(ColumnsDesc),
+    conv::gm_conv_f32(ConvDesc),
+    copy::gm_copy(CopyDesc),
+    depthwise::gm_depthwise_f32(DepthwiseDesc),
+    gemm::gm_gemm_f32(GemmDesc),
+    pack::gm_pack_b_f32(PackBDesc),
+    pool::gm_pool_f32(PoolDesc),
+    pool_gradient::gm_max_pool_grad_f32(MaxPoolGradDesc),
+    random::gm_random_bits(RandomBitsDesc),
+    roi::gm_roi_align(RoiAlignDesc),
+    rows::gm_norm_f32(NormDesc),
+    rows::gm_reduce_f32(ReduceDesc),
+    rows::gm_softmax_f32(SoftmaxDesc),
+    standardize::gm_column_moments_f32(StandardizeDesc),
+    standardize::gm_standardize_f32(StandardizeDesc),
+    winograd::gm_winograd2_f32(WinogradDesc),
+    winograd::gm_winograd4_f32(WinogradDesc),
+);
+
 pub use blocked::{Blocked, Division};
-pub use descriptor::{Descriptor, LAYOUT, Plain};
+pub use descriptor::{Descriptor, Plain};
 pub use isa::Isa;
-pub use symbols::{Symbol, symbols};
+pub use symbols::{Symbol, TaskCall, symbols};
 
 /// Done.
 pub const OK: u32 = 0;

@@ -14,14 +14,45 @@ unsafe impl Sync for Symbol {}
 // SAFETY: as above.
 unsafe impl Send for Symbol {}
 
-/// A kernel of one entry: it reads the instruction set from its descriptor.
-macro_rules! tasks {
-    ($($path:path as $ty:ty = $name:literal;)*) => {
-        static TASKS: &[Symbol] = &[$(
-            Symbol { name: $name, address: $path as $ty as *const u8 }
-        ),*];
+/// A task kernel and the descriptor of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskCall<'d> {
+    /// The kernel's linker name.
+    pub symbol: &'static str,
+    /// The descriptor's bytes.
+    pub descriptor: &'d [u8],
+}
+
+/// Makes the symbols of task kernels, the hash of their descriptors, and [`calls`](crate::calls).
+macro_rules! task_kernels {
+    ($($module:ident::$symbol:ident($desc:ident)),* $(,)?) => {
+        /// Kernels of one entry, which read the instruction set from their descriptors.
+        static TASKS: &[Symbol] = &[$(Symbol {
+            name: stringify!($symbol),
+            address: $module::$symbol as TaskFn<$module::$desc> as *const u8,
+        }),*];
+
+        /// A hash of the layouts of all descriptors, which stored programs hold as bytes: programs
+        /// of another one are not run.
+        pub const LAYOUT: u64 =
+            descriptor::layout_of_all(&[$(<$module::$desc as Descriptor>::LAYOUT),*]);
+
+        /// Task kernels by name, each with its own descriptor.
+        pub mod calls {
+            $(
+                #[doc = concat!("A call of `", stringify!($symbol), "`.")]
+                pub fn $symbol(desc: &crate::$module::$desc) -> crate::TaskCall<'_> {
+                    crate::TaskCall {
+                        symbol: stringify!($symbol),
+                        descriptor: crate::Descriptor::bytes(desc),
+                    }
+                }
+            )*
+        }
     };
 }
+
+pub(crate) use task_kernels;
 
 /// A kernel with an entry for each instruction set.
 macro_rules! leaves {
@@ -45,41 +76,11 @@ pub fn symbols(isa: Isa) -> impl Iterator<Item = Symbol> {
     TASKS.iter().copied().chain(leaves).chain(functions)
 }
 
-use crate::TaskFn;
+use crate::TASKS;
 use crate::convert::{NarrowFn, WidenFn};
 use crate::isa::Isa;
 use crate::transpose::TransposeFn;
 use crate::vmath::{BinaryFn, FUNCTIONS};
-
-tasks! {
-    crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
-    crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
-    crate::columns::gm_reduce_columns_f32
-        as TaskFn<crate::columns::ColumnsDesc> = "gm_reduce_columns_f32";
-    crate::standardize::gm_column_moments_f32
-        as TaskFn<crate::standardize::StandardizeDesc> = "gm_column_moments_f32";
-    crate::standardize::gm_standardize_f32
-        as TaskFn<crate::standardize::StandardizeDesc> = "gm_standardize_f32";
-    crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
-    crate::winograd::gm_winograd2_f32
-        as TaskFn<crate::winograd::WinogradDesc> = "gm_winograd2_f32";
-    crate::winograd::gm_winograd4_f32
-        as TaskFn<crate::winograd::WinogradDesc> = "gm_winograd4_f32";
-    crate::depthwise::gm_depthwise_f32
-        as TaskFn<crate::depthwise::DepthwiseDesc> = "gm_depthwise_f32";
-    crate::pool::gm_pool_f32 as TaskFn<crate::pool::PoolDesc> = "gm_pool_f32";
-    crate::pool_gradient::gm_max_pool_grad_f32
-        as TaskFn<crate::pool_gradient::MaxPoolGradDesc> = "gm_max_pool_grad_f32";
-    crate::random::gm_random_bits
-        as TaskFn<crate::random::RandomBitsDesc> = "gm_random_bits";
-    crate::roi::gm_roi_align as TaskFn<crate::roi::RoiAlignDesc> = "gm_roi_align";
-    crate::rows::gm_softmax_f32 as TaskFn<crate::rows::SoftmaxDesc> = "gm_softmax_f32";
-    crate::rows::gm_norm_f32 as TaskFn<crate::rows::NormDesc> = "gm_norm_f32";
-    crate::rows::gm_reduce_f32 as TaskFn<crate::rows::ReduceDesc> = "gm_reduce_f32";
-    crate::copy::gm_copy as TaskFn<crate::copy::CopyDesc> = "gm_copy";
-    crate::attention::gm_attention_f32
-        as TaskFn<crate::attention::AttentionDesc> = "gm_attention_f32";
-}
 
 leaves! {
     gm_transpose_f32 in transpose as TransposeFn;
@@ -94,6 +95,7 @@ leaves! {
 mod tests {
     use super::symbols;
     use crate::isa::Isa;
+    use crate::testing::sources;
 
     #[test]
     fn names_are_distinct_and_prefixed() {
@@ -110,37 +112,18 @@ mod tests {
 
     #[test]
     fn every_exported_function_is_listed() {
-        // A function that is missing from the table would show only at link time.
-        let sources = [
-            include_str!("attention.rs"),
-            include_str!("columns.rs"),
-            include_str!("conv/mod.rs"),
-            include_str!("convert.rs"),
-            include_str!("copy.rs"),
-            include_str!("depthwise.rs"),
-            include_str!("gemm/mod.rs"),
-            include_str!("pack.rs"),
-            include_str!("pool.rs"),
-            include_str!("pool_gradient.rs"),
-            include_str!("random.rs"),
-            include_str!("roi.rs"),
-            include_str!("rows/norm.rs"),
-            include_str!("rows/reduce.rs"),
-            include_str!("rows/softmax.rs"),
-            include_str!("transpose.rs"),
-            include_str!("winograd/mod.rs"),
-        ];
-        let exported = sources
-            .iter()
-            .flat_map(|source| source.split("extern \"C\" fn ").skip(1));
-        let exported = exported
-            .filter_map(|rest| rest.split(['(', '<']).next())
-            .filter(|name| name.starts_with("gm_"));
-        for name in exported {
-            assert!(
-                symbols(Isa::Portable).any(|symbol| symbol.name == name),
-                "{name} is not in the table"
-            );
+        // A function that is missing from the tables would show only at link time.
+        let listed: Vec<&str> = symbols(Isa::Portable)
+            .chain(crate::scalar_math::symbols().copied())
+            .chain(crate::sorting::symbols().copied())
+            .map(|symbol| symbol.name)
+            .collect();
+        for text in sources() {
+            let exported = text.split("extern \"C\" fn ").skip(1);
+            let names = exported.filter_map(|rest| rest.split(['(', '<']).next());
+            for name in names.filter(|name| name.starts_with("gm_")) {
+                assert!(listed.contains(&name), "{name} is not in a table");
+            }
         }
     }
 }

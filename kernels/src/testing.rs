@@ -1,4 +1,7 @@
-//! Random inputs and comparison, for this crate's tests.
+//! Random inputs, comparison and this crate's own sources, for its tests.
+
+use std::fs;
+use std::path::PathBuf;
 
 /// SplitMix64.
 pub(crate) struct Rng(pub(crate) u64);
@@ -46,4 +49,20 @@ pub(crate) fn assert_close(got: &[f32], want: &[f64], tolerance: f64, what: &str
             "{what}: element {i}: got {g}, want {w}"
         );
     }
+}
+
+/// The text of every source file of this crate.
+pub(crate) fn sources() -> Vec<String> {
+    let mut folders = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+    let mut texts = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => texts.push(fs::read_to_string(path).unwrap()),
+            }
+        }
+    }
+    texts
 }
