@@ -1,8 +1,8 @@
 //! Coverage: the one table of precompiled CPU kernels, by op, dtype, rank and layout.
 //!
 //! Fusion asks it which results stay on a tile, code generation which kernel to call, and capability reports which ops run in loops
-//! over single elements. It speaks of types alone, so that reports can ask before shapes are known; code generation may still find
-//! operands in memory that a kernel cannot address, and reports that with a reason of its own.
+//! over single elements. It speaks of types alone: reports can ask before shapes are known. Code generation may still find
+//! operands in memory without an address for the kernel, and reports a reason of its own.
 
 use super::bytes;
 use crate::ir::{Graph, Layout, Node, Op, ReduceKind};
@@ -14,12 +14,8 @@ use std::fmt;
 pub enum KernelFamily {
     /// Matrix products.
     Product,
-    /// Matrix products of 8-bit integers by constants.
-    ByteProduct,
     /// Convolutions.
     Convolution,
-    /// Convolutions of 8-bit integers by constants.
-    ByteConvolution,
     /// Poolings.
     Pooling,
     /// Bins of regions of interest.
@@ -36,14 +32,6 @@ pub enum KernelFamily {
     Attention,
     /// Random bits.
     RandomBits,
-}
-
-impl KernelFamily {
-    /// True for families whose kernels apply element-wise ops to their tiles.
-    pub fn takes_epilogue(self) -> bool {
-        use KernelFamily::*;
-        matches!(self, Product | ByteProduct | Convolution | ByteConvolution)
-    }
 }
 
 /// Why no kernel computes an op.
@@ -77,8 +65,9 @@ impl fmt::Display for Uncovered {
 }
 
 /// One row of the table: the kernels of an op.
-struct Row {
-    family: KernelFamily,
+pub struct Row {
+    /// The kernels.
+    pub family: KernelFamily,
     /// True for the ops of the row.
     is_op: fn(&Op) -> bool,
     /// Dtype of the first operand.
@@ -89,102 +78,112 @@ struct Row {
     fits: fn(&Graph, &Node) -> Result<(), Uncovered>,
     /// True where code generation transposes channels-first operands for the kernel.
     transposes: bool,
+    /// True where kernels apply element-wise ops to their tiles.
+    pub takes_epilogue: bool,
+    /// True for composite ops: code generation writes them out where no kernel computes them.
+    pub is_composite: bool,
 }
 
-const ANY_RANK: std::ops::RangeInclusive<usize> = 0..=usize::MAX;
+/// The usual values of a row: those of a kernel of `f32` operands of any rank.
+const F32: Row = Row {
+    family: KernelFamily::Product,
+    is_op: |_| false,
+    dtype: DType::F32,
+    ranks: 0..=usize::MAX,
+    fits: |_, _| Ok(()),
+    transposes: false,
+    takes_epilogue: false,
+    is_composite: false,
+};
 
-/// Kernels by the dtype of the first operand; those of 8-bit integers are [`bytes`]' matter.
+/// Kernels by the dtype of the first operand; [`bytes`] decides for 8-bit integers.
 const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Product,
         is_op: |op| matches!(op, Op::MatMul),
-        dtype: DType::F32,
-        ranks: ANY_RANK,
-        fits: always,
-        transposes: false,
+        takes_epilogue: true,
+        ..F32
     },
     Row {
         family: KernelFamily::Convolution,
         is_op: |op| matches!(op, Op::Conv { .. }),
-        dtype: DType::F32,
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
+        takes_epilogue: true,
+        ..F32
     },
     Row {
         family: KernelFamily::Pooling,
         is_op: |op| matches!(op, Op::Pool { .. } | Op::MaxPoolGrad { .. }),
-        dtype: DType::F32,
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
+        ..F32
     },
     Row {
         family: KernelFamily::Regions,
         is_op: |op| matches!(op, Op::RoiAlign { .. }),
-        dtype: DType::F32,
         ranks: 4..=4,
-        fits: always,
-        transposes: false,
+        ..F32
     },
     Row {
         family: KernelFamily::Softmax,
         is_op: |op| matches!(op, Op::Softmax { .. }),
-        dtype: DType::F32,
-        ranks: ANY_RANK,
         fits: along_last_axis,
-        transposes: false,
+        is_composite: true,
+        ..F32
     },
     Row {
         family: KernelFamily::Normalisation,
         is_op: |op| matches!(op, Op::LayerNorm { .. } | Op::RmsNorm { .. }),
-        dtype: DType::F32,
-        ranks: ANY_RANK,
-        fits: always,
-        transposes: false,
+        is_composite: true,
+        ..F32
     },
     Row {
         family: KernelFamily::Standardisation,
         is_op: |op| matches!(op, Op::Standardize { .. }),
-        dtype: DType::F32,
-        ranks: ANY_RANK,
-        fits: always,
-        transposes: false,
+        is_composite: true,
+        ..F32
     },
     Row {
         family: KernelFamily::Reduction,
         is_op: |op| matches!(op, Op::Reduce { .. }),
-        dtype: DType::F32,
-        ranks: ANY_RANK,
         fits: reduced_axes,
-        transposes: false,
+        ..F32
     },
     Row {
         family: KernelFamily::Attention,
         is_op: |op| matches!(op, Op::Attention { .. }),
-        dtype: DType::F32,
         ranks: 0..=4,
         fits: mask_with_keys,
-        transposes: false,
+        is_composite: true,
+        ..F32
     },
     Row {
         family: KernelFamily::RandomBits,
         is_op: |op| matches!(op, Op::RandomBits { .. }),
         dtype: DType::I64,
-        ranks: ANY_RANK,
-        fits: always,
-        transposes: false,
+        ..F32
     },
 ];
+
+/// The kernels of an op, whatever its operands are.
+///
+/// Errors where there are none.
+pub fn row(op: &Op) -> Result<&'static Row, Uncovered> {
+    let found = TABLE.iter().find(|row| (row.is_op)(op));
+    found.ok_or(Uncovered::Op)
+}
 
 /// The kernels that compute a node as it is.
 ///
 /// Errors tell why there are none.
-pub fn kernels(g: &Graph, node: &Node) -> Result<KernelFamily, Uncovered> {
-    if let Some(family) = byte_kernels(g, node) {
-        return Ok(family);
-    }
+pub fn kernels(g: &Graph, node: &Node) -> Result<&'static Row, Uncovered> {
     let row = row(&node.op)?;
+    if bytes::product(g, node).is_some() {
+        return Ok(row);
+    }
     let x = g.ty(node.inputs[0]);
     if x.dtype != row.dtype {
         return Err(Uncovered::Dtype(x.dtype));
@@ -193,35 +192,23 @@ pub fn kernels(g: &Graph, node: &Node) -> Result<KernelFamily, Uncovered> {
         return Err(Uncovered::Rank(x.rank()));
     }
     (row.fits)(g, node)?;
-    Ok(row.family)
+    Ok(row)
 }
 
 /// The kernels that compute a node, perhaps between transpositions of channels.
 ///
 /// Errors tell why there are none.
-pub fn kernels_after_transposition(g: &Graph, node: &Node) -> Result<KernelFamily, Uncovered> {
+pub fn kernels_after_transposition(g: &Graph, node: &Node) -> Result<&'static Row, Uncovered> {
     let found = kernels(g, node);
     match row(&node.op) {
-        Ok(row) if row.transposes && found == Err(Uncovered::ChannelsFirst) => Ok(row.family),
+        Ok(row) if row.transposes && matches!(found, Err(Uncovered::ChannelsFirst)) => Ok(row),
         _ => found,
     }
 }
 
-fn row(op: &Op) -> Result<&'static Row, Uncovered> {
-    let found = TABLE.iter().find(|row| (row.is_op)(op));
-    found.ok_or(Uncovered::Op)
-}
-
-fn byte_kernels(g: &Graph, node: &Node) -> Option<KernelFamily> {
-    bytes::product(g, node)?;
-    Some(match node.op {
-        Op::MatMul => KernelFamily::ByteProduct,
-        _ => KernelFamily::ByteConvolution,
-    })
-}
-
-fn always(_: &Graph, _: &Node) -> Result<(), Uncovered> {
-    Ok(())
+/// True for composite ops, written out where no kernel computes them.
+pub fn is_composite(op: &Op) -> bool {
+    row(op).is_ok_and(|row| row.is_composite)
 }
 
 fn channels_last(_: &Graph, node: &Node) -> Result<(), Uncovered> {
@@ -283,7 +270,7 @@ mod tests {
         b.output("y", y);
         let g = b.finish().unwrap();
         let (_, node) = g.nodes().last().unwrap();
-        kernels_after_transposition(&g, node)
+        kernels_after_transposition(&g, node).map(|row| row.family)
     }
 
     #[test]

@@ -222,7 +222,7 @@ fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
 
 /// True when the kernel of `anchor` applies element-wise ops to its tiles.
 pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
-    coverage::kernels(g, anchor).is_ok_and(KernelFamily::takes_epilogue)
+    coverage::kernels(g, anchor).is_ok_and(|row| row.takes_epilogue)
 }
 
 /// True when the tiles of `anchor` can be stored as 8-bit integers.
@@ -364,5 +364,5 @@ pub fn is_pulled(
 
 /// True when a kernel of its own computes a reduction from a stored operand, so that pulled operands are stored before it.
 pub fn reduces_stored(g: &Graph, node: &Node) -> bool {
-    coverage::kernels(g, node) == Ok(KernelFamily::Reduction)
+    coverage::kernels(g, node).is_ok_and(|row| row.family == KernelFamily::Reduction)
 }

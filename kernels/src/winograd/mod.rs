@@ -37,7 +37,9 @@ use crate::isa::Isa;
 use crate::pack::packed_len;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
-use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE, pointer};
+use crate::{
+    INVALID, LHS, OK, OPERANDS, OUT, RHS, TaskCall, UNSUPPORTED_ISA, WORKSPACE, calls, pointer,
+};
 use form::{Form, Form2, Form4};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -163,11 +165,11 @@ impl WinogradDesc {
         self.n_positions() * self.n_tiles() * (self.in_channels + self.out_channels)
     }
 
-    /// Name of the function that computes it.
-    pub fn symbol(&self) -> &'static str {
+    /// The call of the function of its tile.
+    pub fn call(&self) -> TaskCall<'_> {
         match self.tile {
-            2 => "gm_winograd2_f32",
-            _ => "gm_winograd4_f32",
+            2 => calls::gm_winograd2_f32(self),
+            _ => calls::gm_winograd4_f32(self),
         }
     }
 

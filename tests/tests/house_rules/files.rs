@@ -20,7 +20,7 @@ const UNSAFE_FILES: &[&str] = &[
     "compiler/cli/src/image.rs",
     "compiler/src/codegen/cpu/link.rs",
     "compiler/src/codegen/cpu/tests/harness.rs",
-    "compiler/src/codegen/cpu/weights.rs",
+    "compiler/src/codegen/cpu/kernels/weights.rs",
     "compiler/src/codegen/cuda/nvrtc/find.rs",
     "compiler/src/codegen/cuda/nvrtc/program.rs",
     "compiler/src/codegen/cuda/nvrtc/sys.rs",

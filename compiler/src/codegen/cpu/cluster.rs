@@ -3,9 +3,9 @@
 use super::body::Body;
 use super::emit::Emitter;
 use super::jit::{Kernel, Variants};
+use super::kernels::{has_kernel, match_task};
 use super::lines::over_elements;
 use super::loops::Loops;
-use super::match_kernels::{has_kernel, is_composite, match_task};
 use super::phases::{MatchContext, Phase, cut};
 use super::pull::{Emit, Puller, inner_iterations};
 use super::rejected::{Fallback, Rejected};
@@ -14,7 +14,7 @@ use super::task::{Call, Context, Place, Ptr, Task};
 use super::thunk::Slot;
 use super::vector::{self, Destination, VectorMap};
 use super::{GraphCompiler, kernel_name};
-use crate::cluster::coverage;
+use crate::cluster::coverage::{self, is_composite};
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::cost::{Extents, Work, work};
@@ -484,7 +484,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let view = Strided::resolve(&self.body, v, &in_memory);
         if in_memory(view.base) {
             let isa = self.graph_compiler.options.target.isa();
-            let call = super::rows::copy(isa, &self.body, &view, v, &to.strides, to.offset);
+            let call = Call::copy(isa, &self.body, &view, v, &to.strides, to.offset);
             return call.map(|c| parts.push(Part::Copy(c))).is_some();
         }
         let node = self.body.graph.def_node(v);

@@ -3,37 +3,23 @@
 //! A cluster's body is cut into phases ([`phases`]), each of which becomes one kernel. The generic code of a phase pulls values element by
 //! element ([`pull`]) and takes every op and dtype; the fast paths stand in front of it.
 
-mod attention;
-mod bytes;
 mod cluster;
-mod convolution;
 mod emit;
-mod epilogue;
 mod jit;
+mod kernels;
 mod lanes;
 mod lines;
 mod link;
-mod match_kernels;
 mod native;
-mod pack;
 mod plan_cache;
-mod product;
-mod random;
-mod reduce;
-mod regions;
 mod rejected;
 mod reuse;
-mod rows;
 mod scalar;
-mod standardize;
 mod task;
 #[cfg(test)]
 mod tests;
 mod thunk;
 mod vector;
-mod weights;
-mod windows;
-mod winograd;
 
 use super::plan::{Arg, CompiledKernels, Elements, KernelPlan};
 use super::store::ConstantStore;

@@ -1,20 +1,19 @@
 //! Calls of precompiled task kernels: a descriptor, which is plain data, and the addresses it speaks of.
 
 use super::body::Body;
-use super::epilogue::{Chain, EpilogueTerm, Term};
 use super::phases::Cover;
 use super::rejected::Rejected;
-use super::strided::Strided;
+use super::strided::{Axis, Strided, collapse};
 use crate::codegen::packing::Packing;
 use crate::codegen::plan::PackedConstant;
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::options::ConvAlgorithm;
-use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
-use gristmill_kernels::{Descriptor, Isa, OPERANDS, OUT, RHS, WORKSPACE};
+use gristmill_kernels::copy::CopyDesc;
+use gristmill_kernels::{Isa, OPERANDS, OUT, RHS, TaskCall, WORKSPACE, calls};
 use gristmill_runtime::{DType, Tensor};
 use std::fmt;
 
-/// Memory that an address of a call points into.
+/// Memory behind an address of a call.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     /// The buffer of a value.
@@ -113,16 +112,36 @@ pub(super) struct Task {
     pub(super) calls: Vec<Call>,
     /// Bytes of each intermediate buffer.
     pub(super) temps: Vec<usize>,
-    /// Nodes that the task computes, in order; the last one's result is written.
+    /// The computed nodes, in order; the last one's result is written.
     pub(super) nodes: Vec<NodeId>,
-    /// The value that is written.
+    /// The written value.
     pub(super) result: ValueId,
     /// An op that fusion put into the kernel and that runs apart, and the reason.
     pub(super) apart: Option<(NodeId, Rejected)>,
 }
 
 impl Task {
-    /// Nodes that the task computes, for the cut of the body.
+    /// The task of one node and one call.
+    pub(super) fn single(
+        cx: &Context,
+        id: NodeId,
+        node: &Node,
+        call: Call,
+    ) -> Result<Task, Rejected> {
+        let result = node.outputs[0];
+        if cx.body.n_elements(result) == 0 || call.items == 0 {
+            return Err(Rejected::Empty);
+        }
+        Ok(Task {
+            calls: vec![call],
+            temps: vec![],
+            nodes: vec![id],
+            result,
+            apart: None,
+        })
+    }
+
+    /// The computed nodes, for the cut of the body.
     pub(super) fn cover(&self) -> Cover {
         let needs = self
             .calls
@@ -138,12 +157,6 @@ impl Task {
             results: vec![self.result],
         }
     }
-}
-
-/// A descriptor as a constant of bytes.
-pub(super) fn descriptor(d: &impl Descriptor) -> Tensor {
-    let bytes = d.bytes();
-    Tensor::from_bytes(DType::U8, &[bytes.len()], bytes).expect("descriptors are small")
 }
 
 /// A body, its surroundings, and the target: all that matching a node needs.
@@ -162,21 +175,38 @@ pub(super) struct Context<'a> {
 
 impl Call {
     /// A call without workspace, of an estimated time on one thread.
-    pub(super) fn simple(
-        symbol: &'static str,
-        descriptor: Tensor,
-        ptrs: Vec<Ptr>,
-        items: usize,
-        ns: f64,
-    ) -> Call {
+    pub(super) fn new(kernel: TaskCall, ptrs: Vec<Ptr>, items: usize, ns: f64) -> Call {
+        let bytes = kernel.descriptor;
+        let descriptor = Tensor::from_bytes(DType::U8, &[bytes.len()], bytes);
         Call {
-            symbol,
-            descriptor,
+            symbol: kernel.symbol,
+            descriptor: descriptor.expect("descriptors are small"),
             ptrs,
             workspace_bytes: 0,
             items,
             cost_ns: ns as u64,
         }
+    }
+
+    /// A copy of a view into `out`, whose strides are given, from element `at` on; `None` when there are too many loops.
+    pub(super) fn copy(
+        isa: Isa,
+        body: &Body,
+        x: &Strided,
+        out: ValueId,
+        strides: &[i64],
+        at: i64,
+    ) -> Option<Call> {
+        let bytes = body.dtype(x.base).size_bytes();
+        let axes = collapse(&x.shape, &[&x.strides, strides]);
+        let dims: Vec<_> = axes.iter().map(Axis::copied).collect();
+        let desc = CopyDesc::new(isa, bytes as u32, &dims)?;
+        let from = Ptr::Read(Place::Value(x.base), x.offset * bytes as i64);
+        let to = Ptr::Write(Place::Value(out), at * bytes as i64);
+        let ptrs = pointers(from, Ptr::Null, to, false, vec![]);
+        let n_elements: usize = x.shape.iter().product();
+        let ns = (n_elements * bytes) as f64 * 0.1;
+        Some(Call::new(calls::gm_copy(&desc), ptrs, desc.n_items(), ns))
     }
 }
 
@@ -225,68 +255,7 @@ pub(super) fn pointers(
     ptrs
 }
 
-/// Descriptor entries and operand addresses of an epilogue. `strides` gives an operand's row and batch strides.
-pub(super) fn epilogue_ops(
-    terms: &[EpilogueTerm],
-    strides: &dyn Fn(usize) -> (i64, [isize; MAX_BATCH]),
-) -> (Vec<EpilogueOp>, Vec<Ptr>) {
-    let (mut ops, mut operands) = (Vec::new(), Vec::new());
-    let mut n_tensors = 0;
-    for t in terms {
-        let mut op = EpilogueOp {
-            kind: t.kind as u32,
-            p0: t.p0,
-            p1: t.p1,
-            ..EpilogueOp::default()
-        };
-        if !matches!(t.term, Term::None) {
-            op.operand = operands.len() as u32;
-        }
-        match &t.term {
-            Term::None => {}
-            Term::Scalar(c) => operands.push(Ptr::Read(Place::Packed(one(*c).into()), 0)),
-            Term::Tensor(view) => {
-                let (row, batch) = strides(n_tensors);
-                n_tensors += 1;
-                op.row_stride = row as isize;
-                op.col_stride = view.strides.last().copied().unwrap_or(0) as isize;
-                op.batch_stride = batch;
-                operands.push(read(view));
-            }
-        }
-        ops.push(op);
-    }
-    (ops, operands)
-}
-
-fn one(value: f32) -> Tensor {
-    Tensor::scalar(value)
-}
-
 /// The address of a node's first result.
 pub(super) fn result(node: &Node) -> Ptr {
     Ptr::Write(Place::Value(node.outputs[0]), 0)
-}
-
-/// Picoseconds per multiply-add of the contractions' kernels, for splitting only.
-const PS_PER_MULTIPLY_ADD: u64 = 12;
-
-/// Estimated time of a contraction and its epilogue on one thread.
-pub(super) fn contraction_ns(multiply_adds: usize, n_elements: usize, chain: &Chain) -> u64 {
-    let products = multiply_adds as u64 * PS_PER_MULTIPLY_ADD / 1000;
-    products + (n_elements as f64 * epilogue_ns(&chain.terms)) as u64
-}
-
-/// Extra time of an epilogue in ns per element.
-fn epilogue_ns(terms: &[EpilogueTerm]) -> f64 {
-    terms
-        .iter()
-        .map(|t| {
-            if t.kind as u32 >= EpilogueKind::Exp as u32 {
-                0.3
-            } else {
-                0.05
-            }
-        })
-        .sum()
 }

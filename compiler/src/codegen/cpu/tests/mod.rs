@@ -1,13 +1,9 @@
 //! Generated code against the interpreter.
 
-mod bytes;
-mod columns;
 mod contract;
-mod harness;
+pub(super) mod harness;
 mod lanes;
 mod maps;
 mod ops;
 mod pinned;
-mod regions;
-mod standardize;
 mod target;

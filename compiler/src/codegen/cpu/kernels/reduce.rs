@@ -5,13 +5,13 @@
 //! results: sums have fewer terms, and threads share the rows.
 
 use super::rejected::Rejected;
-use super::rows::{Rows, single};
+use super::rows::Rows;
 use super::strided::Strided;
-use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, read, result};
+use super::task::{Call, Context, Place, Ptr, Task, pointers, read, result};
 use crate::ir::{Node, NodeId, Op, ReduceKind};
-use gristmill_kernels::Isa;
 use gristmill_kernels::columns::ColumnsDesc;
 use gristmill_kernels::rows::{self, ReduceDesc};
+use gristmill_kernels::{Isa, calls};
 use std::cmp::Reverse;
 
 /// A reduction of `f32` where no axis is empty.
@@ -60,14 +60,14 @@ fn by_rows(
         rows: rows.dims,
         ..ReduceDesc::new(cx.isa, kernel_kind(kind), rows.n_rows, rows.n_cols)
     };
-    single(cx, id, node, row_call(&desc, read(x), result(node)))
+    Task::single(cx, id, node, row_call(&desc, read(x), result(node)))
 }
 
 fn row_call(desc: &ReduceDesc, from: Ptr, to: Ptr) -> Call {
     let ptrs = pointers(from, Ptr::Null, to, false, vec![]);
     let n_rows = desc.n_items();
     let ns = (n_rows * desc.n_cols) as f64 * 0.06 + n_rows as f64 * 10.0;
-    Call::simple("gm_reduce_f32", descriptor(desc), ptrs, n_rows, ns)
+    Call::new(calls::gm_reduce_f32(desc), ptrs, n_rows, ns)
 }
 
 fn kernel_kind(kind: ReduceKind) -> rows::ReduceKind {
@@ -157,7 +157,7 @@ impl Pass {
         let desc = self.columns(isa);
         let ptrs = pointers(from, Ptr::Null, to, false, vec![]);
         let (items, ns) = (desc.n_items(), (batch * rows * cols) as f64 * 0.06);
-        Call::simple("gm_reduce_columns_f32", descriptor(&desc), ptrs, items, ns)
+        Call::new(calls::gm_reduce_columns_f32(&desc), ptrs, items, ns)
     }
 }
 
@@ -240,7 +240,7 @@ fn by_passes(
         pass.call(cx.isa, from, to)
     });
     let first = calls.next().ok_or(Rejected::Empty)?;
-    let mut task = single(cx, id, node, first)?;
+    let mut task = Task::single(cx, id, node, first)?;
     task.calls.extend(calls);
     task.temps = passes[..last].iter().map(Pass::size_bytes).collect();
     Ok(task)
@@ -249,7 +249,10 @@ fn by_passes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::ValueId;
+    use crate::codegen::cpu::tests::harness::{check, steps};
+    use crate::codegen::testing::Rng;
+    use crate::ir::{Graph, GraphBuilder, ValueId};
+    use gristmill_runtime::DType;
 
     fn view(shape: &[usize], strides: &[i64]) -> Strided {
         Strided {
@@ -299,5 +302,63 @@ mod tests {
                 .iter()
                 .all(|pass| pass.part_rows <= 2 * MAX_PART_ROWS)
         );
+    }
+
+    /// A reduction of a permuted operand.
+    fn reduction(kind: ReduceKind, shape: &[usize], perm: &[usize], axes: &[usize]) -> Graph {
+        let mut b = GraphBuilder::new("reduction");
+        let x = b.input("x", DType::F32, shape.iter().copied());
+        let x = b.transpose(x, perm).unwrap();
+        let y = b.reduce(kind, x, axes, false).unwrap();
+        b.output("y", y);
+        b.finish().unwrap()
+    }
+
+    #[test]
+    fn random_axes_agree_with_the_interpreter() {
+        let rng = &mut Rng(21);
+        for i in 0..60 {
+            let rank = 1 + rng.below(4);
+            let shape: Vec<usize> = (0..rank).map(|_| 1 + rng.below(19)).collect();
+            let mut perm: Vec<usize> = (0..rank).collect();
+            if i % 2 == 1 {
+                perm.rotate_left(rng.below(rank));
+            }
+            let mut axes: Vec<usize> = (0..rank).filter(|_| rng.below(2) == 0).collect();
+            if axes.is_empty() {
+                axes.push(rng.below(rank));
+            }
+            use ReduceKind::{Max, Mean, Min, Sum};
+            let kind = [Sum, Mean, Max, Min][rng.below(4)];
+            let x = rng.tensor(DType::F32, &shape, -1.0, 1.0);
+            check(&reduction(kind, &shape, &perm, &axes), &[x], 1e-5, rng);
+        }
+    }
+
+    #[test]
+    fn long_columns_are_reduced_by_parts() {
+        let rng = &mut Rng(22);
+        for (shape, axes) in [
+            (vec![9000, 7], vec![0]),
+            (vec![3, 2500, 40], vec![1]),
+            (vec![40, 6, 900], vec![0, 2]),
+            (vec![700, 1100], vec![0]),
+        ] {
+            let perm: Vec<usize> = (0..shape.len()).collect();
+            for kind in [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max] {
+                let g = reduction(kind, &shape, &perm, &axes);
+                let x = rng.tensor(DType::F32, &shape, 0.0, 1.0);
+                check(&g, &[x], 1e-5, rng);
+                assert_eq!(steps(&g).len(), 2, "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn channels_of_a_transposed_view_are_reduced_where_they_lie() {
+        let g = reduction(ReduceKind::Sum, &[2, 5, 5, 8], &[0, 3, 1, 2], &[0, 2, 3]);
+        assert_eq!(steps(&g), ["test_0_0_gm_reduce_columns_f32"]);
+        let g = reduction(ReduceKind::Mean, &[2, 5, 5, 8], &[0, 3, 1, 2], &[2, 3]);
+        assert_eq!(steps(&g), ["test_0_0_gm_reduce_columns_f32"]);
     }
 }

@@ -2,12 +2,12 @@
 
 use super::rejected::Rejected;
 use super::strided::Strided;
-use super::task::{Call, Context, Task};
+use super::task::{Call, Context, Place, Ptr, Task, read};
 use crate::cluster::bytes::Quantization;
 use crate::cluster::legal::epilogue_kind;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
-use gristmill_kernels::epilogue::{EpilogueKind, MAX_EPILOGUE, Quantize};
-use gristmill_runtime::DType;
+use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
+use gristmill_runtime::{DType, Tensor};
 
 /// The second operand of an epilogue op.
 #[derive(Clone, Debug, PartialEq)]
@@ -203,6 +203,65 @@ impl Chain {
             apart: self.apart,
         }
     }
+}
+
+/// Descriptor entries and operand addresses of an epilogue. `strides` gives an operand's row and batch strides.
+pub(super) fn epilogue_ops(
+    terms: &[EpilogueTerm],
+    strides: &dyn Fn(usize) -> (i64, [isize; MAX_BATCH]),
+) -> (Vec<EpilogueOp>, Vec<Ptr>) {
+    let (mut ops, mut operands) = (Vec::new(), Vec::new());
+    let mut n_tensors = 0;
+    for t in terms {
+        let mut op = EpilogueOp {
+            kind: t.kind as u32,
+            p0: t.p0,
+            p1: t.p1,
+            ..EpilogueOp::default()
+        };
+        if !matches!(t.term, Term::None) {
+            op.operand = operands.len() as u32;
+        }
+        match &t.term {
+            Term::None => {}
+            Term::Scalar(c) => {
+                operands.push(Ptr::Read(Place::Packed(Tensor::scalar(*c).into()), 0))
+            }
+            Term::Tensor(view) => {
+                let (row, batch) = strides(n_tensors);
+                n_tensors += 1;
+                op.row_stride = row as isize;
+                op.col_stride = view.strides.last().copied().unwrap_or(0) as isize;
+                op.batch_stride = batch;
+                operands.push(read(view));
+            }
+        }
+        ops.push(op);
+    }
+    (ops, operands)
+}
+
+/// Picoseconds per multiply-add of the contractions' kernels, for splitting only.
+const PS_PER_MULTIPLY_ADD: u64 = 12;
+
+/// Estimated time of a contraction and its epilogue on one thread.
+pub(super) fn contraction_ns(multiply_adds: usize, n_elements: usize, chain: &Chain) -> f64 {
+    let products = multiply_adds as u64 * PS_PER_MULTIPLY_ADD / 1000;
+    (products + (n_elements as f64 * epilogue_ns(&chain.terms)) as u64) as f64
+}
+
+/// Extra time of an epilogue in ns per element.
+fn epilogue_ns(terms: &[EpilogueTerm]) -> f64 {
+    terms
+        .iter()
+        .map(|t| {
+            if t.kind as u32 >= EpilogueKind::Exp as u32 {
+                0.3
+            } else {
+                0.05
+            }
+        })
+        .sum()
 }
 
 /// An operand as the kernel can address it: through its views, or else in a buffer of its own.

@@ -1,14 +1,13 @@
 //! Matrix products of `f32`, or of 8-bit integers by constants, through the packed micro-kernels.
 
 use super::bytes::BytesProduct;
-use super::epilogue::Chain;
+use super::epilogue::{Chain, contraction_ns, epilogue_ops};
 use super::pack::{Packed, pack_rhs};
 use super::rejected::Rejected;
 use super::strided::{Axis, Strided, collapse, row_major};
-use super::task::{
-    Call, Context, Place, Ptr, Task, contraction_ns, descriptor, epilogue_ops, pointers, read,
-};
+use super::task::{Call, Context, Place, Ptr, Task, pointers, read};
 use crate::ir::{Node, NodeId};
+use gristmill_kernels::calls;
 use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::gemm::{BatchDim, GemmDesc};
 use gristmill_runtime::DType;
@@ -40,20 +39,10 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     }
     desc.plan(1);
     let out = Ptr::Write(Place::Value(chain.result), 0);
-    let call = Call {
-        symbol: "gm_gemm_f32",
-        descriptor: descriptor(&desc),
-        ptrs: pointers(
-            sides.read_left.clone(),
-            sides.right.ptr.clone(),
-            out,
-            false,
-            operands,
-        ),
-        workspace_bytes: 0,
-        items: desc.n_items(),
-        cost_ns: product.cost_ns(&desc),
-    };
+    let (left, right) = (sides.read_left.clone(), sides.right.ptr.clone());
+    let ptrs = pointers(left, right, out, false, operands);
+    let (items, ns) = (desc.n_items(), product.cost_ns(&desc));
+    let call = Call::new(calls::gm_gemm_f32(&desc), ptrs, items, ns);
     Ok(product.finish(id, call))
 }
 
@@ -147,7 +136,7 @@ impl Product {
         desc
     }
 
-    fn cost_ns(&self, desc: &GemmDesc) -> u64 {
+    fn cost_ns(&self, desc: &GemmDesc) -> f64 {
         let n_elements = self.n_rows() * self.n_columns();
         contraction_ns(desc.work(), n_elements, &self.chain)
     }

@@ -1,11 +1,11 @@
 //! Fused attention through its precompiled kernel.
 
 use super::rejected::Rejected;
-use super::rows::single;
 use super::strided::{Axis, Strided, collapse};
-use super::task::{Call, Context, Ptr, Task, descriptor, pointers, read, result};
+use super::task::{Call, Context, Ptr, Task, pointers, read, result};
 use crate::ir::{Node, NodeId, Op, ValueId};
 use gristmill_kernels::attention::AttentionDesc;
+use gristmill_kernels::calls;
 
 /// Estimated times in ns: of an element of keys and values, which is read or packed, and of a multiply-add with it.
 const KEY_NS: f64 = 0.12;
@@ -44,12 +44,11 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let ptrs = pointers(read(&o.q), read(&o.k), result(node), true, operands);
     let keys = desc.batch * desc.heads * desc.n_keys * (desc.depth + desc.value_depth);
     let ns = keys as f64 * (KEY_NS + MULTIPLY_ADD_NS * desc.n_queries as f64);
-    let descriptor = descriptor(&desc);
     let call = Call {
         workspace_bytes: desc.workspace_bytes(),
-        ..Call::simple("gm_attention_f32", descriptor, ptrs, desc.n_items(), ns)
+        ..Call::new(calls::gm_attention_f32(&desc), ptrs, desc.n_items(), ns)
     };
-    single(cx, id, node, call)
+    Task::single(cx, id, node, call)
 }
 
 impl Operands {

@@ -1,12 +1,10 @@
-//! Softmax and normalisation of `f32`, and copies of any dtype, through precompiled kernels.
+//! Softmax and normalisation of `f32` through precompiled kernels.
 
-use super::body::Body;
 use super::rejected::Rejected;
 use super::strided::{Axis, Strided, collapse, row_major};
-use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, read, result};
+use super::task::{Call, Context, Ptr, Task, pointers, read, result};
 use crate::ir::{Node, NodeId, Op, ValueId};
-use gristmill_kernels::Isa;
-use gristmill_kernels::copy::CopyDesc;
+use gristmill_kernels::calls;
 use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::rows::{NormDesc, NormKind, RowDim, SoftmaxDesc, SoftmaxKind};
 
@@ -65,21 +63,6 @@ fn row_dims(axes: &[Axis]) -> Result<[RowDim; MAX_BATCH], Rejected> {
     Ok(dims)
 }
 
-/// A task of one node and one call.
-pub(super) fn single(cx: &Context, id: NodeId, node: &Node, call: Call) -> Result<Task, Rejected> {
-    let result = node.outputs[0];
-    if cx.body.n_elements(result) == 0 || call.items == 0 {
-        return Err(Rejected::Empty);
-    }
-    Ok(Task {
-        calls: vec![call],
-        temps: vec![],
-        nodes: vec![id],
-        result,
-        apart: None,
-    })
-}
-
 /// Softmax over the last axis.
 pub(super) fn softmax(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
     let Op::Softmax { axis, log } = node.op else {
@@ -97,8 +80,8 @@ pub(super) fn softmax(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rej
     };
     let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);
     let ns = rows.n_elements() * 0.3;
-    let call = Call::simple("gm_softmax_f32", descriptor(&desc), ptrs, rows.n_rows, ns);
-    single(cx, id, node, call)
+    let call = Call::new(calls::gm_softmax_f32(&desc), ptrs, rows.n_rows, ns);
+    Task::single(cx, id, node, call)
 }
 
 /// Layer and root-mean-square normalisation.
@@ -119,8 +102,8 @@ pub(super) fn norm(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let beta = node.inputs.get(2).map_or(Ptr::Null, |&v| vector(v));
     let ptrs = pointers(read(&x), gamma, result(node), false, vec![beta]);
     let ns = rows.n_elements() * 0.1;
-    let call = Call::simple("gm_norm_f32", descriptor(&desc), ptrs, rows.n_rows, ns);
-    single(cx, id, node, call)
+    let call = Call::new(calls::gm_norm_f32(&desc), ptrs, rows.n_rows, ns);
+    Task::single(cx, id, node, call)
 }
 
 /// Standardisation of the rows of `n_cols` elements of a contiguous operand.
@@ -138,34 +121,6 @@ pub(super) fn row_norm(
     let (scale, offset) = (Ptr::Null, Ptr::Null);
     let ptrs = pointers(read(x), scale, result(node), false, vec![offset]);
     let ns = n_elements as f64 * 0.1;
-    let call = Call::simple("gm_norm_f32", descriptor(&desc), ptrs, n_rows, ns);
-    single(cx, id, node, call)
-}
-
-/// A copy of a view into `out`, whose strides are given, from element `at` on; `None` when there are too many loops.
-pub(super) fn copy(
-    isa: Isa,
-    body: &Body,
-    x: &Strided,
-    out: ValueId,
-    strides: &[i64],
-    at: i64,
-) -> Option<Call> {
-    let bytes = body.dtype(x.base).size_bytes();
-    let axes = collapse(&x.shape, &[&x.strides, strides]);
-    let dims = axes.iter().map(Axis::copied);
-    let desc = CopyDesc::new(isa, bytes as u32, &dims.collect::<Vec<_>>())?;
-    let from = Ptr::Read(Place::Value(x.base), x.offset * bytes as i64);
-    let to = Ptr::Write(Place::Value(out), at * bytes as i64);
-    let ptrs = pointers(from, Ptr::Null, to, false, vec![]);
-    let n_elements: usize = x.shape.iter().product();
-    let ns = (n_elements * bytes) as f64 * 0.1;
-    let descriptor = descriptor(&desc);
-    Some(Call::simple(
-        "gm_copy",
-        descriptor,
-        ptrs,
-        desc.n_items(),
-        ns,
-    ))
+    let call = Call::new(calls::gm_norm_f32(&desc), ptrs, n_rows, ns);
+    Task::single(cx, id, node, call)
 }

@@ -1,16 +1,15 @@
 //! Channels-last convolutions of `f32`, or of 8-bit integers by constants, through the packed micro-kernels.
 
 use super::bytes::BytesProduct;
-use super::epilogue::Chain;
+use super::epilogue::{Chain, contraction_ns, epilogue_ops};
 use super::pack::{Packed, pack_conv_weights};
 use super::rejected::Rejected;
 use super::strided::{Strided, collapse};
-use super::task::{
-    Call, Context, Place, Ptr, Task, contraction_ns, descriptor, epilogue_ops, pointers, read,
-};
+use super::task::{Call, Context, Place, Ptr, Task, pointers, read};
 use super::windows::{kernel_window, window_input_fits};
 use super::winograd;
 use crate::ir::{Node, NodeId, Op, Window};
+use gristmill_kernels::calls;
 use gristmill_kernels::conv::ConvDesc;
 use gristmill_kernels::depthwise::DepthwiseDesc;
 use gristmill_kernels::epilogue::{EpilogueOp, MAX_BATCH};
@@ -123,7 +122,7 @@ impl<'n> Convolution<'n> {
         epilogue_ops(&chain.terms, &|i| (row_stride(i), [0; MAX_BATCH]))
     }
 
-    fn cost_ns(&self, chain: &Chain) -> u64 {
+    fn cost_ns(&self, chain: &Chain) -> f64 {
         let n_elements = self.pixels().iter().product::<usize>() * self.channels_out();
         let multiply_adds = n_elements * self.n_taps() * self.channels_in();
         contraction_ns(multiply_adds, n_elements, chain)
@@ -140,15 +139,10 @@ impl<'n> Convolution<'n> {
         }
         let weights = depthwise_weights(cx, node)?;
         let out = Ptr::Write(Place::Value(chain.result), 0);
-        let call = Call {
-            symbol: "gm_depthwise_f32",
-            descriptor: descriptor(&desc),
-            ptrs: pointers(read(&self.x), weights, out, false, operands),
-            workspace_bytes: 0,
-            items: desc.n_items(),
-            // Bound by memory: about a quarter of the products per time of dense convolutions.
-            cost_ns: self.cost_ns(&chain) * 4,
-        };
+        let ptrs = pointers(read(&self.x), weights, out, false, operands);
+        // Bound by memory: about a quarter of the products per time of dense convolutions.
+        let ns = self.cost_ns(&chain) * 4.0;
+        let call = Call::new(calls::gm_depthwise_f32(&desc), ptrs, desc.n_items(), ns);
         Ok(chain.into_task(vec![], id, vec![call], vec![]))
     }
 
@@ -169,13 +163,11 @@ impl<'n> Convolution<'n> {
         }
         desc.plan(1);
         let out = Ptr::Write(Place::Value(chain.result), 0);
+        let ptrs = pointers(read(&self.x), weights, out, true, operands);
+        let ns = self.cost_ns(&chain) / 2.0;
         let call = Call {
-            symbol: desc.symbol(),
-            descriptor: descriptor(&desc),
-            ptrs: pointers(read(&self.x), weights, out, true, operands),
             workspace_bytes: desc.workspace_bytes(),
-            items: desc.n_items(),
-            cost_ns: self.cost_ns(&chain) / 2,
+            ..Call::new(desc.call(), ptrs, desc.n_items(), ns)
         };
         Ok(Some(chain.into_task(vec![], id, vec![call], vec![])))
     }
@@ -235,13 +227,11 @@ impl<'n> Convolution<'n> {
         };
         let workspace_bytes = desc.workspace_bytes();
         let out = Ptr::Write(Place::Value(chain.result), 0);
+        let ptrs = pointers(read_x, weights, out, workspace_bytes > 0, operands);
+        let (items, ns) = (desc.n_items(), self.cost_ns(chain));
         Call {
-            symbol: "gm_conv_f32",
-            descriptor: descriptor(desc),
-            ptrs: pointers(read_x, weights, out, workspace_bytes > 0, operands),
             workspace_bytes,
-            items: desc.n_items(),
-            cost_ns: self.cost_ns(chain),
+            ..Call::new(calls::gm_conv_f32(desc), ptrs, items, ns)
         }
     }
 }

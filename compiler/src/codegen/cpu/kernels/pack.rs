@@ -2,10 +2,11 @@
 
 use super::rejected::Rejected;
 use super::strided::{Strided, collapse, row_major};
-use super::task::{Call, Context, Place, Ptr, descriptor, pointers, read};
+use super::task::{Call, Context, Place, Ptr, pointers, read};
 use super::weights::Source;
 use crate::codegen::plan::PackedConstant;
 use crate::ir::Node;
+use gristmill_kernels::calls;
 use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::pack::{PackBDesc, PackBatchDim, packed_len};
 use gristmill_runtime::DType;
@@ -37,14 +38,9 @@ impl Packed {
         strides: Vec<i64>,
     ) -> Packed {
         let out = Ptr::Write(Place::Temp(0), 0);
-        let call = Call {
-            symbol: "gm_pack_b_f32",
-            descriptor: descriptor(desc),
-            ptrs: pointers(read(view), Ptr::Null, out, false, vec![]),
-            workspace_bytes: 0,
-            items: desc.n_items(),
-            cost_ns: view.shape.iter().product::<usize>() as u64 / 4,
-        };
+        let ptrs = pointers(read(view), Ptr::Null, out, false, vec![]);
+        let ns = view.shape.iter().product::<usize>() as f64 / 4.0;
+        let call = Call::new(calls::gm_pack_b_f32(desc), ptrs, desc.n_items(), ns);
         Packed {
             ptr: Ptr::Read(Place::Temp(0), 0),
             strides,

@@ -1,10 +1,10 @@
 //! Channels-last windows over one or two spatial axes: their geometry, and pooling.
 
 use super::rejected::Rejected;
-use super::rows::single;
 use super::strided::Strided;
-use super::task::{Call, Context, Ptr, Task, descriptor, pointers, read, result};
+use super::task::{Call, Context, Ptr, Task, pointers, read, result};
 use crate::ir::{Node, NodeId, Op, PoolKind, Window};
+use gristmill_kernels::calls;
 use gristmill_kernels::pool::{self, PoolDesc};
 use gristmill_kernels::pool_gradient::MaxPoolGradDesc;
 use gristmill_kernels::window::Window as KernelWindow;
@@ -81,10 +81,9 @@ pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rej
     let n_taps: usize = size.iter().product();
     let n_elements: usize = out.iter().product();
     let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);
-    let descriptor = descriptor(&desc);
     let ns = (n_elements * n_taps) as f64 * 0.1;
-    let call = Call::simple("gm_pool_f32", descriptor, ptrs, desc.n_items(), ns);
-    single(cx, id, node, call)
+    let call = Call::new(calls::gm_pool_f32(&desc), ptrs, desc.n_items(), ns);
+    Task::single(cx, id, node, call)
 }
 
 /// The task of the gradient of a max pooling.
@@ -109,9 +108,9 @@ fn max_pool_grad(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected
     let n_taps: usize = size.iter().product();
     let n_windows: usize = g.shape.iter().product();
     let ptrs = pointers(read(x), read(g), result(node), false, vec![]);
-    let (descriptor, ns) = (descriptor(&desc), (n_windows * n_taps) as f64 * 0.3);
-    let call = Call::simple("gm_max_pool_grad_f32", descriptor, ptrs, desc.n_items(), ns);
-    single(cx, id, node, call)
+    let ns = (n_windows * n_taps) as f64 * 0.3;
+    let call = Call::new(calls::gm_max_pool_grad_f32(&desc), ptrs, desc.n_items(), ns);
+    Task::single(cx, id, node, call)
 }
 
 fn kernel_kind(kind: PoolKind) -> pool::PoolKind {
