@@ -24,17 +24,6 @@ pub(super) unsafe fn enter<T: Task>(task: T) -> T::Out {
     unsafe { task.run(Avx2::new()) }
 }
 
-/// Wraps intrinsics that only compute: the token proves that the CPU has them.
-macro_rules! compute {
-    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {
-        $(#[inline(always)]
-        fn $name(self, $($arg: $ty),*) -> $out {
-            // SAFETY: no memory access; the token exists only where the CPU has these instructions.
-            unsafe { $body }
-        })*
-    };
-}
-
 /// Eight set lanes, then eight clear ones: a load at `8 - n` has the first `n` set.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -108,7 +97,6 @@ impl Simd for Avx2 {
         fn div(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
         fn sqrt(a: __m256) -> __m256 { _mm256_sqrt_ps(a) }
         fn fma(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
-        fn mul_acc(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
         fn max(a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
         fn min(a: __m256, b: __m256) -> __m256 { _mm256_min_ps(a, b) }
         fn bits(a: __m256) -> __m256i { _mm256_castps_si256(a) }

@@ -24,17 +24,6 @@ pub(super) unsafe fn enter<T: Task>(task: T) -> T::Out {
     unsafe { task.run(Avx512::new()) }
 }
 
-/// Wraps intrinsics that only compute: the token proves that the CPU has them.
-macro_rules! compute {
-    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {
-        $(#[inline(always)]
-        fn $name(self, $($arg: $ty),*) -> $out {
-            // SAFETY: no memory access; the token exists only where the CPU has these instructions.
-            unsafe { $body }
-        })*
-    };
-}
-
 #[inline(always)]
 fn lanes_mask(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
@@ -127,7 +116,6 @@ impl Simd for Avx512 {
         fn div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         fn sqrt(a: __m512) -> __m512 { _mm512_sqrt_ps(a) }
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn mul_acc(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
         fn bits(a: __m512) -> __m512i { _mm512_castps_si512(a) }

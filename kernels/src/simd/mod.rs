@@ -6,6 +6,18 @@
 //! `inline(always)`, so that the code lands in the `target_feature` function that [`dispatch`]
 //! enters; a generic function over `Simd` that is not inlined would call the intrinsics one by one.
 
+/// Wraps intrinsics that only compute: the token proves that the CPU has them.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compute {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {
+        $(#[inline(always)]
+        fn $name(self, $($arg: $ty),*) -> $out {
+            // SAFETY: no memory access; the token exists only where the CPU has these instructions.
+            unsafe { $body }
+        })*
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -62,7 +74,10 @@ pub(crate) trait Simd: Copy + 'static {
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `a * b + c`, rounded once or twice, whichever is faster.
-    fn mul_acc(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    #[inline(always)]
+    fn mul_acc(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        self.fma(a, b, c)
+    }
     /// `a > b ? a : b`: the second operand if either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a < b ? a : b`: the second operand if either is NaN.
