@@ -6,7 +6,7 @@
 //! `inline(always)`, so that the code lands in the `target_feature` function that [`dispatch`]
 //! enters; a generic function over `Simd` that is not inlined would call the intrinsics one by one.
 
-/// Wraps intrinsics that only compute: the token proves that the CPU has them.
+/// Wraps intrinsics without memory access: the token proves that the CPU has them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! compute {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {
@@ -63,7 +63,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// `p` is writable for `min(n, LANES)` elements.
     unsafe fn store_n(self, p: *mut f32, n: usize, x: Self::F);
-    /// Hints that the cache line of `p`, which need not be valid, is read soon.
+    /// Hints a read of the cache line of `p` soon; `p` need not be valid.
     fn prefetch(self, p: *const f32);
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -88,7 +88,7 @@ pub(crate) trait Simd: Copy + 'static {
     fn as_float(self, a: Self::I) -> Self::F;
     /// Conversion of integer values, rounded to nearest.
     fn to_float(self, a: Self::I) -> Self::F;
-    /// Rounded to the nearest, ties to even, for numbers that `i32` has.
+    /// Rounded to the nearest, ties to even, for numbers of `i32`.
     fn to_int(self, a: Self::F) -> Self::I;
     /// Stores the lowest byte of each of the first `n` lanes.
     /// # Safety
@@ -105,7 +105,7 @@ pub(crate) trait Simd: Copy + 'static {
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
     fn xor(self, a: Self::I, b: Self::I) -> Self::I;
     fn shl(self, a: Self::I, n: u32) -> Self::I;
-    /// Shift that copies the sign.
+    /// Shift copying the sign.
     fn sar(self, a: Self::I, n: u32) -> Self::I;
 
     /// False where either is NaN.
