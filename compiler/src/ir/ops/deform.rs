@@ -115,9 +115,12 @@ impl Neighbours {
     }
 }
 
-/// A bilinear sample; pixels outside of the plane are 0.
+/// A bilinear sample. Pixels outside of the plane are 0, and so is a sample that is a pixel or more outside.
 fn sample(along: [Neighbours; 2], plane: &[usize], pixels: &[f64], is_double: bool) -> f64 {
     let is_inside = |i: f64, d: usize| (0.0..plane[d] as f64).contains(&i);
+    if along.iter().any(|n| n.0[0].0 == -1.0 && n.0[1].1 == 0.0) {
+        return 0.0;
+    }
     let mut sum = 0.0;
     for (y, wy) in along[0].0 {
         for (x, wx) in along[1].0 {
