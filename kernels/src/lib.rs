@@ -22,6 +22,7 @@ pub mod conv;
 pub mod convert;
 pub mod copy;
 pub mod cuda;
+pub mod deform;
 pub mod depthwise;
 mod descriptor;
 pub mod epilogue;
@@ -52,6 +53,7 @@ symbols::task_kernels!(
     columns::gm_reduce_columns_f32(ColumnsDesc),
     conv::gm_conv_f32(ConvDesc),
     copy::gm_copy(CopyDesc),
+    deform::gm_deform_columns_f32(DeformDesc),
     depthwise::gm_depthwise_f32(DepthwiseDesc),
     gemm::gm_gemm_f32(GemmDesc),
     pack::gm_pack_b_f32(PackBDesc),

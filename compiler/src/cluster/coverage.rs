@@ -18,6 +18,8 @@ pub enum KernelFamily {
     Convolution,
     /// Poolings.
     Pooling,
+    /// Windows of deformable convolutions.
+    DeformedWindows,
     /// Bins of regions of interest.
     Regions,
     /// Softmax and its logarithm, by rows.
@@ -119,6 +121,12 @@ const TABLE: &[Row] = &[
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
+        ..F32
+    },
+    Row {
+        family: KernelFamily::DeformedWindows,
+        is_op: |op| matches!(op, Op::DeformColumns { .. }),
+        ranks: 4..=4,
         ..F32
     },
     Row {

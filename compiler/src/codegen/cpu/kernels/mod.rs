@@ -3,6 +3,7 @@
 mod attention;
 mod bytes;
 mod convolution;
+mod deform;
 mod epilogue;
 mod pack;
 mod product;
@@ -36,6 +37,7 @@ pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, 
         KernelFamily::Product => product::task,
         KernelFamily::Convolution => convolution::task,
         KernelFamily::Pooling => windows::pooling,
+        KernelFamily::DeformedWindows => deform::task,
         KernelFamily::Regions => regions::task,
         KernelFamily::Softmax => rows::softmax,
         KernelFamily::Normalisation => rows::norm,

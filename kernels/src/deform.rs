@@ -1,0 +1,539 @@
+//! Windows of deformable convolutions in f32: bilinear samples at taps moved by offsets.
+//!
+//! `x: [images, channels, height, width]` with any strides, `y: [images, channels, taps, rows, columns]`
+//! contiguous. An item is a block of channels of one group of offsets. It copies their planes into the
+//! workspace with a border of zeros, so that every neighbour of a sample is in memory; then, tap by tap,
+//! it computes positions and weights once for all channels of the block. Products and sums are rounded
+//! one by one, so that results do not depend on the instruction set.
+
+use crate::descriptor::descriptor;
+use crate::isa::Isa;
+use crate::simd::{Simd, Task, dispatch};
+use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Windows whose positions are held at a time.
+const CHUNK: usize = 256;
+/// Channels of an item, at most.
+const MOST_CHANNELS: usize = 16;
+/// Elements of the copied planes of an item, unless one plane alone is larger: half of a usual second-level cache.
+const MOST_ELEMENTS: usize = 1 << 16;
+
+/// Deformed windows over images.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeformDesc {
+    /// The [`Isa`] to use, as its number.
+    pub isa: u32,
+    /// 1 where samples are multiplied by a mask.
+    pub is_masked: u32,
+    /// Number of images.
+    pub images: usize,
+    /// Channels of images.
+    pub channels: usize,
+    /// Groups of channels with offsets of their own.
+    pub groups: usize,
+    /// Height and width of images.
+    pub plane: [usize; 2],
+    /// Taps of a window along each axis.
+    pub size: [usize; 2],
+    /// Pixels between windows.
+    pub strides: [usize; 2],
+    /// Pixels between taps.
+    pub dilations: [usize; 2],
+    /// Padding before the first pixel.
+    pub pads: [usize; 2],
+    /// Rows and columns of windows.
+    pub windows: [usize; 2],
+    /// Elements between neighbours of `x` along each axis.
+    pub x_strides: [isize; 4],
+}
+
+descriptor!(DeformDesc {
+    isa,
+    is_masked,
+    images,
+    channels,
+    groups,
+    plane,
+    size,
+    strides,
+    dilations,
+    pads,
+    windows,
+    x_strides
+});
+
+impl DeformDesc {
+    /// Items of all images.
+    pub fn n_items(&self) -> usize {
+        self.images * self.groups * self.n_blocks()
+    }
+
+    /// Bytes of memory that a concurrent call needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.block() * self.pitch() * size_of::<f32>()
+    }
+
+    /// Elements of `y`.
+    pub fn n_samples(&self) -> usize {
+        self.images * self.channels * self.n_taps() * self.n_windows()
+    }
+
+    fn n_taps(&self) -> usize {
+        self.size[0] * self.size[1]
+    }
+
+    fn n_windows(&self) -> usize {
+        self.windows[0] * self.windows[1]
+    }
+
+    fn channels_per_group(&self) -> usize {
+        self.channels / self.groups
+    }
+
+    /// Elements of a copied row: the pixels between two zeros.
+    fn row(&self) -> usize {
+        self.plane[1] + 2
+    }
+
+    /// Elements of a copied plane: the pixels between two rows of zeros, and a third one.
+    fn pitch(&self) -> usize {
+        (self.plane[0] + 3) * self.row()
+    }
+
+    /// Channels of an item.
+    fn block(&self) -> usize {
+        let most = (MOST_ELEMENTS / self.pitch()).clamp(1, MOST_CHANNELS);
+        most.min(self.channels_per_group().max(1))
+    }
+
+    /// Items of a group of an image.
+    fn n_blocks(&self) -> usize {
+        self.channels_per_group().div_ceil(self.block())
+    }
+
+    fn is_valid(&self) -> bool {
+        let positive = [
+            self.plane,
+            self.size,
+            self.strides,
+            self.dilations,
+            self.windows,
+        ];
+        self.groups > 0
+            && self.channels.is_multiple_of(self.groups)
+            && positive.as_flattened().iter().all(|n| *n > 0)
+    }
+}
+
+/// The pixel above and left of a sample, as a position in a copied plane, and the weights of its four neighbours.
+#[derive(Clone, Copy)]
+struct Sample {
+    at: usize,
+    weights: [f32; 4],
+}
+
+/// The operands of a call.
+struct Operands<'a> {
+    desc: &'a DeformDesc,
+    x: *const f32,
+    offsets: *const f32,
+    mask: *const f32,
+    y: *mut f32,
+    planes: *mut f32,
+}
+
+/// Channels of a group of an image.
+struct Item<'a> {
+    operands: &'a Operands<'a>,
+    image: usize,
+    group: usize,
+    channels: Range<usize>,
+}
+
+impl Task for Item<'_> {
+    type Out = ();
+
+    /// # Safety
+    /// The operands are those of a valid descriptor, and the channels are in the group.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, _: S) {
+        let desc = self.operands.desc;
+        // SAFETY: by contract.
+        unsafe {
+            for (i, channel) in self.channels.clone().enumerate() {
+                self.copy_plane(i, channel);
+            }
+            for tap in 0..desc.n_taps() {
+                for start in (0..desc.n_windows()).step_by(CHUNK) {
+                    self.chunk(tap, start..desc.n_windows().min(start + CHUNK));
+                }
+            }
+        }
+    }
+}
+
+impl Item<'_> {
+    /// Copies the plane of a channel between zeros, to place `i` of the workspace.
+    ///
+    /// # Safety
+    /// As [`Item::run`].
+    #[inline(always)]
+    unsafe fn copy_plane(&self, i: usize, channel: usize) {
+        let Operands {
+            desc, x, planes, ..
+        } = *self.operands;
+        let [height, width] = desc.plane;
+        let [of_image, of_channel, of_row, of_column] = desc.x_strides;
+        let first = self.image as isize * of_image + channel as isize * of_channel;
+        // SAFETY: the workspace has a pitch for each channel of an item, and the image has the pixels.
+        unsafe {
+            let to = planes.add(i * desc.pitch());
+            to.write_bytes(0, desc.pitch());
+            for row in 0..height {
+                let from = x.wrapping_offset(first + row as isize * of_row);
+                let to = to.add((row + 1) * desc.row() + 1);
+                for column in 0..width {
+                    *to.add(column) = *from.wrapping_offset(column as isize * of_column);
+                }
+            }
+        }
+    }
+
+    /// Samples of one tap of some windows, for each channel.
+    ///
+    /// # Safety
+    /// As [`Item::run`]; the planes are copied, and at most [`CHUNK`] windows exist.
+    #[inline(always)]
+    unsafe fn chunk(&self, tap: usize, windows: Range<usize>) {
+        let Operands {
+            desc,
+            y,
+            planes,
+            mask,
+            ..
+        } = *self.operands;
+        let (n_windows, row) = (desc.n_windows(), desc.row());
+        let mut room = [const { MaybeUninit::<Sample>::uninit() }; CHUNK];
+        let of_tap = (self.image * desc.groups + self.group) * desc.n_taps() + tap;
+        for (entry, window) in room.iter_mut().zip(windows.clone()) {
+            // SAFETY: the tap and the window exist.
+            entry.write(unsafe { self.sample(of_tap, tap, window) });
+        }
+        for (i, channel) in self.channels.clone().enumerate() {
+            // SAFETY: the loop above has written as many samples as there are windows; every position is at most two rows
+            // before the end of a plane; results and mask have these windows.
+            unsafe {
+                let samples =
+                    std::slice::from_raw_parts(room.as_ptr().cast::<Sample>(), windows.len());
+                let plane = planes.add(i * desc.pitch()).cast_const();
+                let results = (self.image * desc.channels + channel) * desc.n_taps() + tap;
+                let y = y.add(results * n_windows + windows.start);
+                for (k, sample) in samples.iter().enumerate() {
+                    *y.add(k) = sample.value(plane, row);
+                }
+                if desc.is_masked == 1 {
+                    let mask = mask.add(of_tap * n_windows + windows.start);
+                    for k in 0..windows.len() {
+                        *y.add(k) *= *mask.add(k);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The sample of a window at a tap; `of_tap` counts the taps of all groups and images.
+    ///
+    /// # Safety
+    /// As [`Item::run`]; the tap and the window exist.
+    #[inline(always)]
+    unsafe fn sample(&self, of_tap: usize, tap: usize, window: usize) -> Sample {
+        let desc = self.operands.desc;
+        let n_windows = desc.n_windows();
+        let at = [window / desc.windows[1], window % desc.windows[1]];
+        let tap = [tap / desc.size[1], tap % desc.size[1]];
+        let (mut low, mut rest, mut is_inside) = ([0; 2], [0.0; 2], true);
+        for d in 0..2 {
+            let padded = at[d] * desc.strides[d] + tap[d] * desc.dilations[d];
+            let start = padded as isize - desc.pads[d] as isize;
+            // SAFETY: there are two offsets for each tap and window.
+            let offset = unsafe {
+                *self
+                    .operands
+                    .offsets
+                    .add((of_tap * 2 + d) * n_windows + window)
+            };
+            let at = start as f32 + offset;
+            // False for NaN.
+            is_inside &= at > -1.0 && at < desc.plane[d] as f32;
+            rest[d] = at - at.floor();
+            low[d] = at.floor() as isize;
+        }
+        if !is_inside {
+            let zeros = (desc.plane[0] + 1) * desc.row();
+            return Sample {
+                at: zeros,
+                weights: [0.0; 4],
+            };
+        }
+        let [down, right] = rest;
+        // Rounding may put the last pixel of an enormous image beyond its end.
+        let [y, x] = [0, 1].map(|d| (low[d] + 1).min(desc.plane[d] as isize) as usize);
+        Sample {
+            at: y * desc.row() + x,
+            weights: [
+                (1.0 - down) * (1.0 - right),
+                (1.0 - down) * right,
+                down * (1.0 - right),
+                down * right,
+            ],
+        }
+    }
+}
+
+impl Sample {
+    /// The weighted sum of the neighbours in a plane with rows of so many elements.
+    ///
+    /// # Safety
+    /// The neighbours are in the plane.
+    #[inline(always)]
+    unsafe fn value(&self, plane: *const f32, row: usize) -> f32 {
+        // SAFETY: by contract.
+        let neighbours = unsafe {
+            let above = plane.add(self.at);
+            let below = above.add(row);
+            [*above, *above.add(1), *below, *below.add(1)]
+        };
+        let [a, b, c, d] = self.weights;
+        a * neighbours[0] + b * neighbours[1] + c * neighbours[2] + d * neighbours[3]
+    }
+}
+
+/// Computes items `begin..end` of a [`DeformDesc`]: `ptrs[LHS]` is `x`, `ptrs[RHS]` the offsets `[images, groups,
+/// taps, 2, rows, columns]` (down, then right), `ptrs[OUT]` is `y`, and `ptrs[OPERANDS]` the mask `[images, groups, taps,
+/// rows, columns]` if there is one.
+///
+/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover the descriptor's operands and workspace; no other thread writes these items' part of `y`.
+pub unsafe extern "C" fn gm_deform_columns_f32(
+    desc: *const DeformDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
+    if !desc.is_valid() {
+        return INVALID;
+    }
+    let address = |i: usize| {
+        // SAFETY: by contract.
+        unsafe { crate::pointer(ptrs, i) }
+    };
+    let operands = Operands {
+        desc,
+        x: address(LHS),
+        offsets: address(RHS),
+        mask: match desc.is_masked {
+            1 => address(OPERANDS),
+            _ => std::ptr::null(),
+        },
+        y: address(OUT),
+        planes: address(WORKSPACE),
+    };
+    for item in begin..end.min(desc.n_items()) {
+        let (of_group, block) = (item / desc.n_blocks(), item % desc.n_blocks());
+        let (image, group) = (of_group / desc.groups, of_group % desc.groups);
+        let per_group = desc.channels_per_group();
+        let first = block * desc.block();
+        let channels = first..per_group.min(first + desc.block());
+        let item = Item {
+            operands: &operands,
+            image,
+            group,
+            channels: group * per_group + channels.start..group * per_group + channels.end,
+        };
+        // SAFETY: by contract; the CPU has the instruction set.
+        unsafe { dispatch(isa, item) };
+    }
+    OK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Rng;
+
+    /// A call with its operands.
+    struct Case {
+        desc: DeformDesc,
+        x: Vec<f32>,
+        offsets: Vec<f32>,
+        mask: Vec<f32>,
+    }
+
+    impl Case {
+        fn random(rng: &mut Rng) -> Case {
+            let (images, groups) = (2, rng.pick(&[1, 2]));
+            let channels = groups * rng.pick(&[1, 3, 17]);
+            let plane = [1 + rng.below(9), 1 + rng.below(9)];
+            let windows = [1 + rng.below(9), 1 + rng.below(40)];
+            let [c, height, width] = [channels, plane[0], plane[1]].map(|n| n as isize);
+            let strides = [
+                [c * height * width, height * width, width, 1],
+                [c * height * width, 1, width * c, c],
+            ];
+            let desc = DeformDesc {
+                isa: rng.pick(&Isa::ALL).or_portable() as u32,
+                is_masked: rng.below(2) as u32,
+                images,
+                channels,
+                groups,
+                plane,
+                size: [1 + rng.below(3), 1 + rng.below(3)],
+                strides: [1 + rng.below(2), 1 + rng.below(2)],
+                dilations: [1 + rng.below(2), 1 + rng.below(2)],
+                pads: [rng.below(3), rng.below(3)],
+                windows,
+                x_strides: rng.pick(&strides),
+            };
+            let n_taps = images * groups * desc.n_taps() * desc.n_windows();
+            let mut x = rng.vec(images * channels * plane[0] * plane[1]);
+            let n = x.len();
+            (0..rng.below(3)).for_each(|_| x[rng.below(n)] = rng.pick(&[f32::NAN, f32::INFINITY]));
+            let reach = rng.pick(&[0.0, 1.5, 8.0]);
+            let mut offsets: Vec<f32> = rng.vec(2 * n_taps).iter().map(|v| v * reach).collect();
+            let odd = [0.5, f32::NAN, f32::INFINITY, -3e9, 3e38];
+            (0..rng.below(4)).for_each(|_| offsets[rng.below(n_taps)] = rng.pick(&odd));
+            let mask = rng.vec(n_taps);
+            Case {
+                desc,
+                x,
+                offsets,
+                mask,
+            }
+        }
+
+        /// The status and the results of a call for each range of items between neighbouring `cuts`.
+        fn run(&self, cuts: &[usize]) -> (u32, Vec<f32>) {
+            let mut y = vec![7.0f32; self.desc.n_samples()];
+            let mut workspace = vec![f32::NAN; self.desc.workspace_bytes() / 4];
+            let mut ptrs = [std::ptr::null_mut(); 5];
+            ptrs[LHS] = self.x.as_ptr().cast_mut().cast();
+            ptrs[RHS] = self.offsets.as_ptr().cast_mut().cast();
+            ptrs[OUT] = y.as_mut_ptr().cast();
+            ptrs[WORKSPACE] = workspace.as_mut_ptr().cast();
+            ptrs[OPERANDS] = self.mask.as_ptr().cast_mut().cast();
+            let mut status = OK;
+            for cut in cuts.windows(2) {
+                // SAFETY: all arrays have the extents of the descriptor.
+                status = status.max(unsafe {
+                    gm_deform_columns_f32(&self.desc, ptrs.as_ptr(), cut[0], cut[1])
+                });
+            }
+            (status, y)
+        }
+
+        fn expected(&self, i: usize) -> f32 {
+            let desc = &self.desc;
+            let (n_windows, n_taps) = (desc.n_windows(), desc.n_taps());
+            let (window, tap) = (i % n_windows, i / n_windows % n_taps);
+            let (channel, image) = (
+                i / n_windows / n_taps % desc.channels,
+                i / n_windows / n_taps / desc.channels,
+            );
+            let group = channel / (desc.channels / desc.groups);
+            let row = (image * desc.groups + group) * n_taps + tap;
+            let along = |d: usize| {
+                let at = [window / desc.windows[1], window % desc.windows[1]][d];
+                let tap = [tap / desc.size[1], tap % desc.size[1]][d];
+                let start =
+                    (at * desc.strides[d] + tap * desc.dilations[d]) as f32 - desc.pads[d] as f32;
+                let at = start + self.offsets[(2 * row + d) * n_windows + window];
+                let rest = at - at.floor();
+                [(at.floor(), 1.0 - rest), (at.floor() + 1.0, rest)]
+            };
+            let [of_image, of_channel, of_row, of_column] = desc.x_strides;
+            let mut sum = 0.0;
+            // A pixel outside: without weight even where the next one is not finite.
+            let [rows, columns] = [along(0), along(1)];
+            let is_outside = [rows, columns]
+                .iter()
+                .any(|n| n[0].0 == -1.0 && n[1].1 == 0.0);
+            for (y, wy) in rows.into_iter().filter(|_| !is_outside) {
+                for (x, wx) in columns {
+                    let is_row = (0.0..desc.plane[0] as f32).contains(&y);
+                    if is_row && (0.0..desc.plane[1] as f32).contains(&x) {
+                        let at = image as isize * of_image + channel as isize * of_channel;
+                        let at = at + y as isize * of_row + x as isize * of_column;
+                        sum += wy * wx * self.x[at as usize];
+                    }
+                }
+            }
+            match desc.is_masked {
+                1 => sum * self.mask[row * n_windows + window],
+                _ => sum,
+            }
+        }
+    }
+
+    #[test]
+    fn samples_are_those_of_a_plain_loop_bit_for_bit() {
+        let mut rng = Rng(54);
+        for round in 0..300 {
+            let case = Case::random(&mut rng);
+            let n = case.desc.n_items();
+            let mut cuts = [0, rng.below(n + 1), n];
+            cuts.sort_unstable();
+            let (status, got) = case.run(&cuts);
+            assert_eq!(status, OK);
+            for (i, got) in got.into_iter().enumerate() {
+                let want = case.expected(i);
+                let same = got == want || got.is_nan() && want.is_nan();
+                assert!(same, "round {round}: {:?} {i}: {got}, {want}", case.desc);
+            }
+        }
+    }
+
+    #[test]
+    fn large_planes_have_an_item_for_each_channel() {
+        let desc = Case::random(&mut Rng(55)).desc;
+        let large = DeformDesc {
+            plane: [300, 300],
+            channels: 6,
+            groups: 2,
+            ..desc
+        };
+        assert_eq!((large.block(), large.n_items()), (1, large.images * 6));
+        let small = DeformDesc {
+            plane: [7, 7],
+            channels: 64,
+            groups: 1,
+            ..desc
+        };
+        assert_eq!((small.block(), small.n_items()), (16, small.images * 4));
+    }
+
+    #[test]
+    fn descriptors_that_contradict_themselves_are_refused() {
+        let with = |change: fn(&mut DeformDesc)| {
+            let mut case = Case::random(&mut Rng(56));
+            let y = case.run(&[0, 0]);
+            assert_eq!(y.0, OK);
+            change(&mut case.desc);
+            // SAFETY: an invalid descriptor reads no operand.
+            unsafe { gm_deform_columns_f32(&case.desc, [std::ptr::null_mut(); 5].as_ptr(), 0, 1) }
+        };
+        assert_eq!(with(|d| d.isa = 0), UNSUPPORTED_ISA);
+        assert_eq!(with(|d| d.groups = 0), INVALID);
+        assert_eq!(with(|d| d.plane[1] = 0), INVALID);
+        assert_eq!(with(|d| d.strides[0] = 0), INVALID);
+    }
+}
