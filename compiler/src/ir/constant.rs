@@ -13,7 +13,6 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::fs::File;
 use std::hash::{Hash, Hasher};
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
@@ -55,7 +54,10 @@ pub struct DataFile {
     /// Number of the opening: another one of the same path may find other bytes.
     number: u64,
     len_bytes: u64,
-    file: Mutex<File>,
+    file: File,
+    /// Held by readers where reading moves a position of the file.
+    #[cfg(not(unix))]
+    position: Mutex<()>,
 }
 
 impl DataFile {
@@ -67,8 +69,24 @@ impl DataFile {
             path: path.to_owned(),
             number: N_OPENED.fetch_add(1, Relaxed),
             len_bytes: file.metadata()?.len(),
-            file: Mutex::new(file),
+            file,
+            #[cfg(not(unix))]
+            position: Mutex::default(),
         })
+    }
+
+    /// Fills `bytes` from `offset` on. Threads read at once where the system allows it.
+    #[cfg(unix)]
+    fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset)
+    }
+
+    /// Fills `bytes` from `offset` on.
+    #[cfg(not(unix))]
+    fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+        let _position = lock(&self.position);
+        (&self.file).seek(SeekFrom::Start(offset))?;
+        (&self.file).read_exact(bytes)
     }
 
     /// Bytes that it had when it was opened.
@@ -91,12 +109,8 @@ impl Stored {
 
     fn read(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         let mut tensor = Tensor::zeros(dtype, shape)?;
-        let io = |e: std::io::Error| {
-            Error::invalid(format!("cannot read {}: {e}", self.file.path.display()))
-        };
-        let mut file = lock(&self.file.file);
-        file.seek(SeekFrom::Start(self.offset)).map_err(io)?;
-        file.read_exact(tensor.as_bytes_mut()).map_err(io)?;
+        let read = self.file.read(tensor.as_bytes_mut(), self.offset);
+        read.map_err(|e| Error::invalid(format!("cannot read {}: {e}", self.file.path.display())))?;
         if dtype == DType::Bool {
             tensor
                 .as_bytes_mut()
