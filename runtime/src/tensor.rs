@@ -2,13 +2,14 @@
 
 use crate::dtype::{DType, Element};
 use crate::error::Error;
+use crate::sync::lock;
 use crate::with_dtype;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Alignment of every tensor and arena buffer.
 pub const ALIGN_BYTES: usize = 64;
@@ -28,7 +29,7 @@ pub struct AlignedBytes {
 enum Owner {
     Heap,
     /// Own pages, held until the drop.
-    Map(#[expect(dead_code, reason = "held")] MmapMut),
+    Map(MmapMut),
     /// Read-only memory of another owner.
     Other(#[expect(dead_code, reason = "held")] Arc<dyn Any + Send + Sync>),
 }
@@ -71,6 +72,14 @@ impl AlignedBytes {
             len,
             owner: Owner::Map(map),
         })
+    }
+
+    /// Bytes that pages of its own have room for; 0 of other bytes.
+    fn room(&self) -> usize {
+        match &self.owner {
+            Owner::Map(map) => map.len(),
+            _ => 0,
+        }
     }
 
     fn layout(len: usize) -> Result<Layout, Error> {
@@ -155,6 +164,44 @@ impl WeakTensor {
             shape: self.shape.clone(),
             data: self.data.upgrade()?,
         })
+    }
+}
+
+/// Memory of large tensors that are gone, for further ones: a system clears every page that it gives out, which takes as long as
+/// reading it. Each new tensor takes a buffer out, so there are at most as many as threads, if each gives back one.
+#[derive(Default)]
+pub struct Spares(Mutex<Vec<AlignedBytes>>);
+
+/// A buffer of more times the size needed is dropped: it would be in memory for little.
+const MOST_ROOM: usize = 4;
+
+impl Spares {
+    /// A tensor whose elements are to be written: those of another tensor, or zeros.
+    ///
+    /// Errors with `OutOfMemory` as [`Tensor::zeros`].
+    pub fn tensor(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
+        let len = checked_size_bytes(dtype, shape)?;
+        if len < MAPPED_FROM_BYTES {
+            return Tensor::zeros(dtype, shape);
+        }
+        let spare = lock(&self.0).pop();
+        let fits =
+            |bytes: &AlignedBytes| (len..=len.saturating_mul(MOST_ROOM)).contains(&bytes.room());
+        let Some(mut bytes) = spare.filter(fits) else {
+            return Tensor::zeros(dtype, shape);
+        };
+        bytes.len = len;
+        Ok(Tensor {
+            dtype,
+            shape: shape.to_vec(),
+            data: Arc::new(bytes),
+        })
+    }
+
+    /// Keeps the memory of a tensor, unless another reference to it exists.
+    pub fn give(&self, tensor: Tensor) {
+        let bytes = Arc::into_inner(tensor.data);
+        lock(&self.0).extend(bytes.filter(|bytes| bytes.room() > 0));
     }
 }
 
@@ -535,6 +582,34 @@ mod tests {
                 .unwrap()
                 .as_slice::<bool>(),
             [false, true]
+        );
+    }
+
+    #[test]
+    fn spares_are_used_again_once_nothing_else_has_them() {
+        let spares = Spares::default();
+        let n = MAPPED_FROM_BYTES / 4;
+        let mut large = spares.tensor(DType::F32, &[2 * n]).unwrap();
+        large.as_mut_slice::<f32>().fill(1.0);
+        let (ptr, shared) = (large.as_ptr(), large.clone());
+        spares.give(large);
+        let other = spares.tensor(DType::F32, &[n]).unwrap();
+        assert_ne!(other.as_ptr(), ptr, "another reference");
+        spares.give(shared);
+        let small = spares.tensor(DType::U8, &[16]).unwrap();
+        assert_ne!(small.as_ptr(), ptr, "small ones are on the heap");
+        let again = spares.tensor(DType::I32, &[n, 1]).unwrap();
+        assert_eq!((again.as_ptr(), again.len()), (ptr, n));
+        assert_eq!(again.as_bytes().len(), MAPPED_FROM_BYTES);
+        spares.give(again);
+        let whole = spares.tensor(DType::F32, &[2 * n]).unwrap();
+        assert_eq!(whole.as_ptr(), ptr, "the room of its first tensor");
+        spares.give(whole);
+        let larger = spares.tensor(DType::F32, &[3 * n]).unwrap();
+        assert_eq!(larger.len(), 3 * n);
+        assert!(
+            spares.0.lock().unwrap().is_empty(),
+            "a small one is dropped"
         );
     }
 }

@@ -5,8 +5,10 @@ use super::store::{ConstantStore, Key, PLAIN};
 use super::workers::Workers;
 use crate::error::{Error, Result};
 use crate::ir::{ConstData, Origin};
+use gristmill_runtime::tensor::Spares;
 use gristmill_runtime::{DType, Tensor};
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 /// Bytes of constants below which one thread packs all of them.
@@ -45,8 +47,8 @@ impl<'s> Packing<'s> {
         self.store
     }
 
-    /// The constant as `make` lays it out, of this type. The elements are there after [`Packing::run`], unless the store has them. `layout` names all that
-    /// decides them besides the constant.
+    /// The constant as `make` lays it out, of this type. The elements are there after [`Packing::run`], unless the store has them. `layout` names everything
+    /// else behind them.
     pub fn laid_out(
         &self,
         constant: &ConstData,
@@ -82,26 +84,33 @@ impl<'s> Packing<'s> {
 
     /// Makes all elements in use.
     ///
-    /// Errors with the first failure, naming the node: a file that cannot be read, or a spool that cannot be written.
+    /// Errors with the first failure, naming the node: a file cannot be read, or a spool cannot be written.
     pub fn run(self, workers: Workers) -> Result<()> {
         drop(self.of_key);
         let mut jobs = self.jobs.into_inner();
-        // A kernel that was tried and not taken has left its constants.
+        // Kernels tried and not taken have left their constants.
         jobs.retain(|job| job.elements.is_shared());
         let bytes: usize = jobs.iter().map(|job| job.constant.size_bytes()).sum();
-        // A spool promises that memory holds one constant at a time.
+        // A spool promises one constant in memory at a time.
         let workers = match bytes < SMALL_BYTES || self.store.is_spooled() {
             true => Workers::default(),
             false => workers,
         };
-        let made = workers.map(jobs, |job| job.run(self.store));
+        // The largest first: threads end at about the same time, and the memory of one is enough for the next.
+        jobs.sort_by_key(|job| Reverse(job.constant.size_bytes()));
+        let spares = Spares::default();
+        let made = workers.map(jobs, |job| job.run(self.store, &spares));
         made.into_iter().collect()
     }
 }
 
 impl Job {
-    fn run(self, store: &ConstantStore) -> Result<()> {
-        let made = self.constant.tensor().and_then(|t| (self.make)(&t));
+    fn run(self, store: &ConstantStore, spares: &Spares) -> Result<()> {
+        let made = self.constant.tensor_in(spares).and_then(|t| {
+            let made = (self.make)(&t);
+            spares.give(t);
+            made
+        });
         drop(self.constant);
         let kept = made.and_then(|made| store.keep(self.key, made));
         self.elements

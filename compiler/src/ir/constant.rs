@@ -7,7 +7,7 @@
 use super::ops::Op;
 use crate::error::{Error, Result};
 use gristmill_runtime::sync::lock;
-use gristmill_runtime::tensor::{WeakTensor, checked_size_bytes};
+use gristmill_runtime::tensor::{Spares, WeakTensor, checked_size_bytes};
 use gristmill_runtime::{DType, Tensor};
 use std::cmp::Ordering;
 use std::fmt;
@@ -107,8 +107,8 @@ impl Stored {
         (&self.file.path, self.offset, self.file.number)
     }
 
-    fn read(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let mut tensor = Tensor::zeros(dtype, shape)?;
+    fn read(&self, dtype: DType, shape: &[usize], spares: &Spares) -> Result<Tensor> {
+        let mut tensor = spares.tensor(dtype, shape)?;
         let read = self.file.read(tensor.as_bytes_mut(), self.offset);
         read.map_err(|e| Error::invalid(format!("cannot read {}: {e}", self.file.path.display())))?;
         if dtype == DType::Bool {
@@ -144,19 +144,18 @@ impl Ord for Stored {
 }
 
 impl Deferred {
-    fn tensor(&self) -> Result<Tensor> {
+    fn tensor(&self, spares: &Spares) -> Result<Tensor> {
         let mut made = lock(&self.made);
         if let Some(t) = made.as_ref().and_then(WeakTensor::upgrade) {
             return Ok(t);
         }
         let t = match &self.source {
-            Source::Stored(s) => s.read(self.dtype, &self.shape)?,
+            Source::Stored(s) => s.read(self.dtype, &self.shape, spares)?,
             Source::Made { op, operands } => {
-                let operands = operands
-                    .iter()
-                    .map(ConstData::tensor)
-                    .collect::<Result<Vec<_>>>()?;
-                super::eval::eval_tensors(op, &operands.iter().collect::<Vec<_>>())?.swap_remove(0)
+                let operands = operands.iter().map(|x| x.tensor_in(spares));
+                let operands = operands.collect::<Result<Vec<_>>>()?;
+                let all: Vec<&Tensor> = operands.iter().collect();
+                super::eval::eval_tensors(op, &all)?.swap_remove(0)
             }
         };
         *made = Some(t.downgrade());
@@ -236,7 +235,11 @@ impl ConstData {
             offset,
         };
         if size < DEFER_BYTES {
-            return Ok(ConstData::held(stored.read(dtype, shape)?));
+            return Ok(ConstData::held(stored.read(
+                dtype,
+                shape,
+                &Spares::default(),
+            )?));
         }
         Ok(ConstData::deferred(Source::Stored(stored), dtype, shape, 0))
     }
@@ -321,9 +324,14 @@ impl ConstData {
     ///
     /// Errors when a file cannot be read.
     pub fn tensor(&self) -> Result<Tensor> {
+        self.tensor_in(&Spares::default())
+    }
+
+    /// The tensor, as by [`ConstData::tensor`], in the memory of spare ones.
+    pub fn tensor_in(&self, spares: &Spares) -> Result<Tensor> {
         match &*self.0 {
             Repr::Held(t) => Ok(t.clone()),
-            Repr::Deferred(d) => d.tensor(),
+            Repr::Deferred(d) => d.tensor(spares),
         }
     }
 
