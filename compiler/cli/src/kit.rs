@@ -90,7 +90,7 @@ pub fn find(template: Template, kit: Option<&Path>, say: &dyn Fn(&str)) -> Resul
         return match path.is_file() {
             true => Ok(path),
             false => {
-                let message = format!("{}: there is no such file of a kit", path.display());
+                let message = format!("the kit has no file {}", path.display());
                 Err(Error::invalid(message))
             }
         };
@@ -208,8 +208,8 @@ impl Checkout {
         command
     }
 
-    /// Flags of a linkage, and those that keep paths of this machine out of the kit, as cargo takes them. Those of the user are left out:
-    /// with `-Ctarget-cpu=native` among them, what is shipped would end on other machines without a word.
+    /// Compiler flags of a linkage, in cargo's form. They also replace paths of this machine in the kit. The user's own flags are not passed on:
+    /// with `-Ctarget-cpu=native`, shipped programs would crash on other machines.
     fn rust_flags(&self, linkage: Linkage) -> String {
         let own = linkage.rust_flags().iter();
         let mut flags: Vec<String> = own.map(|&flag| flag.to_owned()).collect();
