@@ -2,37 +2,36 @@
 
 use crate::ir::{Graph, Op, ValueId};
 
-/// A read-only view of a contiguous row-major tensor `root`: element `i` is at `offset + sum(i[a] * strides[a])`, in elements.
+/// The elements of a value as positions in the contiguous tensor `base`: `offset + sum(index[i] * strides[i])`, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strided {
     /// The tensor that is read.
-    pub root: ValueId,
+    pub base: ValueId,
+    /// Position of the first element.
+    pub offset: i64,
     /// Extents of the view.
     pub shape: Vec<usize>,
     /// Step of each axis; 0 for broadcast axes.
     pub strides: Vec<i64>,
-    /// Position of the first element.
-    pub offset: i64,
 }
 
 /// Row-major strides of `shape`, in elements.
-pub fn contiguous_strides(shape: &[usize]) -> Vec<i64> {
-    let mut strides = vec![1i64; shape.len()];
+pub fn row_major(shape: &[usize]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
     for i in (1..shape.len()).rev() {
-        strides[i - 1] = strides[i] * shape[i].max(1) as i64;
+        strides[i - 1] = strides[i] * shape[i] as i64;
     }
     strides
 }
 
 impl Strided {
-    /// The whole of `root`.
-    pub fn whole(root: ValueId, shape: Vec<usize>) -> Strided {
-        let strides = contiguous_strides(&shape);
+    /// The whole of `base`.
+    pub fn whole(base: ValueId, shape: Vec<usize>) -> Strided {
         Strided {
-            root,
-            shape,
-            strides,
+            base,
             offset: 0,
+            strides: row_major(&shape),
+            shape,
         }
     }
 
@@ -40,124 +39,84 @@ impl Strided {
     ///
     /// `None` when the chain has no strided form (a reshape across incompatible strides) or a shape is not static.
     pub fn of(g: &Graph, v: ValueId, is_root: &dyn Fn(ValueId) -> bool) -> Option<Strided> {
-        let mut chain = Vec::new();
-        let mut at = v;
-        while !is_root(at) {
-            let Some(node) = g.def_node(at).filter(|n| is_strided_view(&n.op)) else {
-                break;
-            };
-            chain.push((&node.op, g.ty(at).static_shape()?));
-            at = node.inputs[0];
+        let shape = g.ty(v).static_shape()?;
+        let node = g
+            .def_node(v)
+            .filter(|n| is_strided_view(&n.op) && !is_root(v));
+        let Some(node) = node else {
+            return Some(Strided::whole(v, shape));
+        };
+        let operand = Strided::of(g, node.inputs[0], is_root)?;
+        match shape.contains(&0) {
+            true => Some(Strided::whole(operand.base, shape)),
+            false => operand.under(&node.op, &shape),
         }
-        let mut view = Strided::whole(at, g.ty(at).static_shape()?);
-        for (op, shape) in chain.into_iter().rev() {
-            view = view.under(op, &shape)?;
-        }
-        Some(view)
     }
 
-    /// The view under one more op, whose result has the given shape.
-    fn under(&self, op: &Op, shape: &[usize]) -> Option<Strided> {
+    /// The view under one more op, whose result has the given shape; `None` when strides cannot express it.
+    pub fn under(self, op: &Op, shape: &[usize]) -> Option<Strided> {
         match op {
-            Op::Transpose { perm } => Some(self.transpose(perm)),
-            Op::Reshape { .. } => self.reshape(shape),
-            Op::Broadcast { .. } => Some(self.broadcast(shape)),
+            Op::Transpose { perm } => Some(self.transposed(perm)),
+            Op::Reshape { .. } => self.reshaped(shape),
+            Op::Broadcast { .. } => self.broadcast(shape),
             Op::Slice { starts, steps, .. } => {
                 let starts: Option<Vec<i64>> = starts.iter().map(|s| s.as_const()).collect();
-                Some(self.slice(&starts?, shape, steps))
+                Some(self.sliced(&starts?, steps, shape))
             }
             _ => None,
         }
     }
 
     /// Axis `i` becomes old axis `perm[i]`.
-    pub fn transpose(&self, perm: &[usize]) -> Strided {
+    fn transposed(self, perm: &[usize]) -> Strided {
         Strided {
             shape: perm.iter().map(|&p| self.shape[p]).collect(),
             strides: perm.iter().map(|&p| self.strides[p]).collect(),
-            ..*self
+            ..self
         }
     }
 
-    /// NumPy broadcast to `shape`.
-    pub fn broadcast(&self, shape: &[usize]) -> Strided {
-        let lead = shape.len() - self.shape.len();
-        let stride = |i: usize| match i.checked_sub(lead) {
-            Some(j) if self.shape[j] == shape[i] => self.strides[j],
-            _ => 0,
-        };
-        Strided {
-            shape: shape.to_vec(),
-            strides: (0..shape.len()).map(stride).collect(),
-            ..*self
+    /// Along each axis, the elements from a start in steps.
+    fn sliced(mut self, starts: &[i64], steps: &[i64], shape: &[usize]) -> Strided {
+        for (stride, (start, step)) in self.strides.iter_mut().zip(starts.iter().zip(steps)) {
+            self.offset += start * *stride;
+            *stride *= step;
         }
+        self.shape = shape.to_vec();
+        self
     }
 
-    /// Along each axis, `size` elements from `start` in steps.
-    pub fn slice(&self, starts: &[i64], sizes: &[usize], steps: &[i64]) -> Strided {
-        let scaled = |by: &[i64]| -> Vec<i64> {
-            let products = self.strides.iter().zip(by).map(|(k, n)| k * n);
-            products.collect()
-        };
-        Strided {
-            root: self.root,
-            shape: sizes.to_vec(),
-            strides: scaled(steps),
-            offset: self.offset + scaled(starts).iter().sum::<i64>(),
+    /// The same elements repeated to `shape`, as NumPy broadcasts. `None` when they do not broadcast.
+    pub fn broadcast(mut self, shape: &[usize]) -> Option<Strided> {
+        let lead = shape.len().checked_sub(self.shape.len())?;
+        let mut strides = vec![0; shape.len()];
+        for (i, (&extent, &stride)) in self.shape.iter().zip(&self.strides).enumerate() {
+            if extent != 1 && extent != shape[lead + i] {
+                return None;
+            }
+            strides[lead + i] = if extent == 1 { 0 } else { stride };
         }
+        self.shape = shape.to_vec();
+        self.strides = strides;
+        Some(self)
     }
 
-    /// The view under another shape, when no copy is needed (NumPy's no-copy reshape).
-    pub fn reshape(&self, shape: &[usize]) -> Option<Strided> {
-        let strides = if shape.contains(&0) {
-            contiguous_strides(shape)
-        } else {
-            self.reshaped_strides(shape)?
-        };
+    /// The same elements in row-major order under another shape, when strides can express it (NumPy's no-copy reshape).
+    fn reshaped(self, shape: &[usize]) -> Option<Strided> {
         Some(Strided {
             shape: shape.to_vec(),
-            strides,
-            ..*self
+            strides: reshaped_strides(&self.shape, &self.strides, shape)?,
+            ..self
         })
     }
 
-    /// Strides under another shape without empty axes. Groups of old axes that are contiguous among
-    /// themselves split freely; the stride of new axes of extent 1 behind the last group is 0.
-    fn reshaped_strides(&self, shape: &[usize]) -> Option<Vec<i64>> {
-        let old = self.wide_axes();
-        let mut strides = vec![0; shape.len()];
-        let (mut i, mut j) = (0, 0);
-        while i < old.len() {
-            let (n, m) = equal_products(&old[i..], &shape[j..])?;
-            let group = &old[i..i + n];
-            let is_contiguous = |w: &[(usize, i64)]| w[0].1 == w[1].1 * w[1].0 as i64;
-            if !group.windows(2).all(is_contiguous) {
-                return None;
-            }
-            let mut step = group[n - 1].1;
-            for k in (j..j + m).rev() {
-                strides[k] = step;
-                step *= shape[k] as i64;
-            }
-            (i, j) = (i + n, j + m);
-        }
-        Some(strides)
-    }
-
-    /// Extent and stride of the axes that carry information: those of another extent than 1.
-    fn wide_axes(&self) -> Vec<(usize, i64)> {
-        let axes = self.shape.iter().copied().zip(self.strides.iter().copied());
-        axes.filter(|(n, _)| *n != 1).collect()
-    }
-
-    /// True when the elements are read in storage order without gaps.
+    /// True when the elements lie row-major without gaps from `offset` on.
     pub fn is_contiguous(&self) -> bool {
-        let dense = contiguous_strides(&self.shape);
-        self.offset == 0
-            && (0..self.shape.len()).all(|i| self.shape[i] <= 1 || self.strides[i] == dense[i])
+        let dense = row_major(&self.shape);
+        (0..self.shape.len()).all(|i| self.shape[i] == 1 || self.strides[i] == dense[i])
     }
 
-    /// Step of the innermost axis of more than one element; 1 when there is none.
+    /// True when neighbours along the last axis are neighbours in memory.
     pub fn has_unit_inner_stride(&self) -> bool {
         match (self.shape.last(), self.strides.last()) {
             (Some(&n), Some(&s)) => n <= 1 || s == 1,
@@ -166,24 +125,51 @@ impl Strided {
     }
 }
 
-/// Numbers of the first axes of both shapes that have equal products of extents.
-fn equal_products(old: &[(usize, i64)], new: &[usize]) -> Option<(usize, usize)> {
-    let (mut p, mut q) = (old.first()?.0, *new.first()?);
-    let (mut n, mut m) = (1, 1);
-    while p != q {
-        if q < p {
-            q *= *new.get(m)?;
-            m += 1;
+/// Strides of elements of shape `from` under shape `to`; `None` when there are none, or no elements.
+pub fn reshaped_strides(from: &[usize], strides: &[i64], to: &[usize]) -> Option<Vec<i64>> {
+    if to.contains(&0) || from.contains(&0) {
+        return None;
+    }
+    let axes = from.iter().copied().zip(strides.iter().copied());
+    let axes: Vec<(usize, i64)> = axes.filter(|axis| axis.0 != 1).collect();
+    let (mut from, mut rest) = (&axes[..], to);
+    let mut strides = Vec::with_capacity(to.len());
+    while !from.is_empty() {
+        let (n_from, n_to) = leading_group(from, rest)?;
+        let innermost = joined_stride(&from[..n_from])?;
+        let extents = &rest[..n_to];
+        strides.extend(row_major(extents).iter().map(|s| s * innermost));
+        (from, rest) = (&from[n_from..], &rest[n_to..]);
+    }
+    strides.resize(to.len(), 0);
+    Some(strides)
+}
+
+/// Numbers of leading axes on either side whose extents have equal products; `None` if none have.
+fn leading_group(from: &[(usize, i64)], to: &[usize]) -> Option<(usize, usize)> {
+    let (mut i, mut j) = (1, 1);
+    let (mut a, mut b) = (from.first()?.0, *to.first()?);
+    while a != b {
+        if a < b {
+            a *= from.get(i)?.0;
+            i += 1;
         } else {
-            p *= old.get(n)?.0;
-            n += 1;
+            b *= to.get(j)?;
+            j += 1;
         }
     }
-    Some((n, m))
+    Some((i, j))
+}
+
+/// The stride of axes, of extents and strides, as a single one; `None` when there are gaps.
+fn joined_stride(axes: &[(usize, i64)]) -> Option<i64> {
+    let is_joined = axes.windows(2).all(|w| w[0].1 == w[1].1 * w[1].0 as i64);
+    let innermost = axes.last()?.1;
+    is_joined.then_some(innermost)
 }
 
 /// True for ops that only rearrange the elements of their operand by strides.
-pub(super) fn is_strided_view(op: &Op) -> bool {
+pub(crate) fn is_strided_view(op: &Op) -> bool {
     matches!(
         op,
         Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }
@@ -194,24 +180,54 @@ pub(super) fn is_strided_view(op: &Op) -> bool {
 mod tests {
     use super::*;
 
+    fn at(shape: &[usize], strides: &[i64]) -> Strided {
+        Strided {
+            base: ValueId::new(0),
+            offset: 0,
+            shape: shape.into(),
+            strides: strides.into(),
+        }
+    }
+
+    #[test]
+    fn reshapes_that_strides_can_express() {
+        assert_eq!(
+            at(&[2, 6], &[6, 1]).reshaped(&[3, 4]).unwrap().strides,
+            [4, 1]
+        );
+        assert_eq!(
+            at(&[2, 6], &[10, 1]).reshaped(&[2, 2, 3]).unwrap().strides,
+            [10, 3, 1]
+        );
+        assert_eq!(
+            at(&[6, 1, 4], &[1, 9, 6])
+                .reshaped(&[2, 3, 1, 4])
+                .unwrap()
+                .strides,
+            [3, 1, 24, 6]
+        );
+        assert_eq!(at(&[2, 6], &[10, 1]).reshaped(&[12]), None);
+        assert_eq!(at(&[], &[]).reshaped(&[1, 1]).unwrap().shape, [1, 1]);
+    }
+
     #[test]
     fn attention_heads_split_without_a_copy_and_do_not_merge() {
         let qkv = Strided::whole(ValueId::new(0), vec![1, 128, 768]);
         let heads = qkv
-            .reshape(&[1, 128, 12, 64])
+            .reshaped(&[1, 128, 12, 64])
             .unwrap()
-            .transpose(&[0, 2, 1, 3]);
+            .transposed(&[0, 2, 1, 3]);
         assert_eq!(heads.strides, [98304, 64, 768, 1]);
         assert!(heads.has_unit_inner_stride());
-        let out = Strided::whole(ValueId::new(0), vec![1, 12, 128, 64]).transpose(&[0, 2, 1, 3]);
-        assert_eq!(out.reshape(&[1, 128, 768]), None);
+        let out = Strided::whole(ValueId::new(0), vec![1, 12, 128, 64]).transposed(&[0, 2, 1, 3]);
+        assert_eq!(out.reshaped(&[1, 128, 768]), None);
     }
 
     #[test]
     fn reshape_agrees_with_enumeration() {
         let positions = |v: &Strided| -> Vec<i64> {
             let n: usize = v.shape.iter().product();
-            let dense = contiguous_strides(&v.shape);
+            let dense = row_major(&v.shape);
             (0..n as i64)
                 .map(|i| {
                     v.offset
@@ -224,11 +240,13 @@ mod tests {
         let base = Strided::whole(ValueId::new(0), vec![2, 3, 4, 1]);
         let views = [
             base.clone(),
-            base.transpose(&[3, 0, 1, 2]),
-            base.transpose(&[2, 0, 1, 3]),
-            base.slice(&[0, 1, 0, 0], &[2, 2, 4, 1], &[1, 1, 1, 1]),
-            base.slice(&[1, 0, 3, 0], &[1, 3, 2, 1], &[1, 1, -2, 1]),
-            base.broadcast(&[2, 3, 4, 5]),
+            base.clone().transposed(&[3, 0, 1, 2]),
+            base.clone().transposed(&[2, 0, 1, 3]),
+            base.clone()
+                .sliced(&[0, 1, 0, 0], &[1, 1, 1, 1], &[2, 2, 4, 1]),
+            base.clone()
+                .sliced(&[1, 0, 3, 0], &[1, 1, -2, 1], &[1, 3, 2, 1]),
+            base.broadcast(&[2, 3, 4, 5]).unwrap(),
         ];
         let mut found = 0;
         for v in &views {
@@ -244,7 +262,7 @@ mod tests {
                 if shape.iter().product::<usize>() != n {
                     continue;
                 }
-                if let Some(r) = v.reshape(&shape) {
+                if let Some(r) = v.clone().reshaped(&shape) {
                     assert_eq!(positions(&r), positions(v), "{v:?} as {shape:?}");
                     found += 1;
                 }
