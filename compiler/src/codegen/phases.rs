@@ -5,7 +5,9 @@
 //! writes memory directly.
 
 use super::body::Body;
+use crate::error::{Error, Result};
 use crate::ir::{Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use gristmill_runtime::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most ops that one pulled value may stand for, shared ones counted each time, and their longest chain.
@@ -76,6 +78,40 @@ pub(super) fn cut<T>(body: &Body, find: &mut Find<T>) -> Vec<Phase<T>> {
         }
     }
     planner.phases(tasks)
+}
+
+/// The lines of a `TopK`, and the elements that are selected from each.
+pub(super) struct Selection {
+    pub(super) x: ValueId,
+    pub(super) dtype: DType,
+    pub(super) axis: usize,
+    pub(super) largest: bool,
+    /// Shapes of operand and result.
+    pub(super) from: Vec<usize>,
+    pub(super) to: Vec<usize>,
+}
+
+impl Selection {
+    /// Errors are internal: a node of another kind.
+    pub(super) fn of(body: &Body, node: &Node) -> Result<Selection> {
+        let Op::TopK { axis, largest, .. } = node.op else {
+            return Err(wrong_phase(node));
+        };
+        let x = node.inputs[0];
+        Ok(Selection {
+            x,
+            dtype: body.dtype(x),
+            axis,
+            largest,
+            from: body.shape(x).to_vec(),
+            to: body.shape(node.outputs[0]).to_vec(),
+        })
+    }
+}
+
+/// The error of a node in a phase of another kind.
+pub(super) fn wrong_phase(node: &Node) -> Error {
+    Error::internal(format!("{} is in a phase of another kind", node.op.name()))
 }
 
 struct Planner<'a> {

@@ -52,6 +52,13 @@ impl Placed {
         }
     }
 
+    /// Notes what a step writes. A value that has a buffer already is read from there.
+    pub(super) fn note_written(&mut self, writes: Vec<(ValueId, Arg)>) {
+        for (v, arg) in writes {
+            self.location.entry(v).or_insert(arg);
+        }
+    }
+
     /// Values that pulling `roots` loads, in order; the roots themselves are computed.
     pub(super) fn leaves(&self, body: &Body, roots: &[ValueId]) -> Vec<(ValueId, Arg)> {
         let mut found = BTreeMap::new();

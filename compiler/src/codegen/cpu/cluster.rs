@@ -194,7 +194,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             items,
             grain,
         });
-        self.placed.location.extend(writes);
+        self.placed.note_written(writes);
         Ok(())
     }
 
@@ -307,8 +307,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         // Results of one node come from one loop. Other roots may have a fast path each; later ones load those before them.
         if roots.len() > 1 && roots.iter().all(|&v| self.has_siblings(v)) {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
-            let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
-            return self.store_elements("map", &pairs, writes);
+            return self.store_elements("map", roots, writes);
         }
         roots.iter().try_for_each(|&root| self.one_value(root))
     }
@@ -343,7 +342,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 self.one_value(joined)?;
                 self.one_value_in(root, arg)
             }
-            None => self.store_elements("map", &[(root, root)], vec![(root, arg)]),
+            None => self.store_elements("map", &[root], vec![(root, arg)]),
         }
     }
 
@@ -532,22 +531,21 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         })
     }
 
-    /// Stores the elements of each source at the same index of its destination's buffer.
+    /// Stores the elements of each source at the same index of the buffer that stands at its place.
     pub(super) fn store_elements(
         &mut self,
         purpose: &str,
-        pairs: &[(ValueId, ValueId)],
+        sources: &[ValueId],
         writes: Vec<(ValueId, Arg)>,
     ) -> Result<()> {
-        let sources: Vec<ValueId> = pairs.iter().map(|p| p.0).collect();
         let shape = self.body.shape(sources[0]).to_vec();
         let items: usize = shape.iter().product();
         if items == 0 {
-            self.placed.location.extend(writes);
+            self.placed.note_written(writes);
             return Ok(());
         }
-        let split = self.split(items as u64, self.cost_ns(&sources));
-        let reads = self.leaves(&sources);
+        let split = self.split(items as u64, self.cost_ns(sources));
+        let reads = self.leaves(sources);
         let buffers = Buffers { reads, writes };
         let variants = Variants::OfPrograms;
         self.kernel(purpose, buffers, split, 0, variants, |p, e, outs| {
@@ -594,11 +592,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     /// Results that no phase wrote.
     fn copy_repeated_results(&mut self) -> Result<()> {
         for (v, arg) in self.placed.unwritten(&self.body) {
-            let held = self.placed.location.get(&v).copied();
-            self.store_elements("copy", &[(v, v)], vec![(v, arg)])?;
-            if let Some(held) = held {
-                self.placed.location.insert(v, held);
-            }
+            self.store_elements("copy", &[v], vec![(v, arg)])?;
         }
         Ok(())
     }

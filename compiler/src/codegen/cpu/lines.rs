@@ -1,40 +1,17 @@
 //! Kernels that loop over elements or over lines along an axis in generic code: running sums, the largest elements, scatter.
 
-use super::body::Body;
 use super::cluster::{Buffers, ClusterCompiler};
 use super::emit::Emitter;
 use super::jit::Variants;
+use super::phases::{Selection, wrong_phase};
 use super::pull::{Emit, Ix, Puller};
 use crate::codegen::plan::Arg;
 use crate::error::{Error, Result};
-use crate::ir::{Node, NodeId, Op, ValueId};
+use crate::ir::{NodeId, Op, ValueId};
 use cranelift_codegen::ir::{InstBuilder, Value};
 use gristmill_runtime::DType;
 
-/// The lines of a `TopK`, and the elements that are selected from each.
-struct Selection {
-    axis: usize,
-    largest: bool,
-    dtype: DType,
-    /// Shapes of the operand and of the results.
-    from: Vec<usize>,
-    to: Vec<usize>,
-}
-
 impl Selection {
-    fn of(body: &Body, node: &Node) -> Result<Selection> {
-        let Op::TopK { axis, largest, .. } = node.op else {
-            return Err(wrong_phase(node));
-        };
-        Ok(Selection {
-            axis,
-            largest,
-            dtype: body.dtype(node.inputs[0]),
-            from: body.shape(node.inputs[0]).to_vec(),
-            to: body.shape(node.outputs[0]).to_vec(),
-        })
-    }
-
     /// Bytes that the kernel works in.
     fn workspace_bytes(&self) -> usize {
         let (n, k) = (self.from[self.axis], self.to[self.axis]);
@@ -108,7 +85,7 @@ impl ClusterCompiler<'_, '_> {
     pub(super) fn top_k(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
         let selection = Selection::of(&self.body, &node)?;
-        let x = node.inputs[0];
+        let x = selection.x;
         let n = selection.from[selection.axis];
         let split = self.split(selection.n_lines(), 10 * n as u64);
         let results = node.outputs.iter();
@@ -144,7 +121,7 @@ impl ClusterCompiler<'_, '_> {
         let writes = vec![(y, self.destination(y))];
         let reads = self.leaves(&[indices, updates]);
         self.permit_scatter_in_place(data, writes[0].1, &reads);
-        self.store_elements("copy", &[(data, y)], writes.clone())?;
+        self.store_elements("copy", &[data], writes.clone())?;
         let buffers = Buffers { reads, writes };
         // Updates may meet, so they are joined in order by one thread.
         self.kernel(
@@ -165,10 +142,6 @@ impl ClusterCompiler<'_, '_> {
             },
         )
     }
-}
-
-fn wrong_phase(node: &Node) -> Error {
-    Error::internal(format!("{} is in a phase of another kind", node.op.name()))
 }
 
 fn element_address(e: &mut Emitter, base: Value, at: Ix<Value>, dtype: DType) -> Value {

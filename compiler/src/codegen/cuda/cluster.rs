@@ -14,7 +14,7 @@ use super::{GraphCompiler, Options, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
 use crate::codegen::forms::{Choice, Preferred, Why};
-use crate::codegen::phases::{Cover, MatchContext, Phase, cut};
+use crate::codegen::phases::{Cover, MatchContext, Phase, Selection, cut, wrong_phase};
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
@@ -278,7 +278,7 @@ impl<'s> ClusterCompiler<'s> {
         let name = self.name(what);
         let kernel = self.graph_compiler.kernel(name, entry, source, launch);
         self.placed.plan.steps.push(buffers.step(kernel));
-        self.placed.location.extend(buffers.writes);
+        self.placed.note_written(buffers.writes);
         Ok(())
     }
 
@@ -361,8 +361,7 @@ impl<'s> ClusterCompiler<'s> {
             Some(op) => op.name(),
         };
         let what = what.to_owned();
-        let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
-        self.store_elements(&what, &pairs, writes)
+        self.store_elements(&what, &roots, writes)
     }
 
     /// Stores results a vector at a time.
@@ -397,20 +396,19 @@ impl<'s> ClusterCompiler<'s> {
         reads
     }
 
-    /// Stores the elements of each source at the same index of its destination's buffer.
+    /// Stores the elements of each source at the same index of the buffer that stands at its place.
     fn store_elements(
         &mut self,
         what: &str,
-        pairs: &[(ValueId, ValueId)],
+        sources: &[ValueId],
         writes: Vec<(ValueId, Arg)>,
     ) -> Result<()> {
-        let sources: Vec<ValueId> = pairs.iter().map(|p| p.0).collect();
         let shape = self.body.shape(sources[0]).to_vec();
         let items = shape.iter().product();
         if items == 0 {
             return Ok(());
         }
-        let buffers = Buffers::new(self.placed.leaves(&self.body, &sources), writes);
+        let buffers = Buffers::new(self.placed.leaves(&self.body, sources), writes);
         self.kernel(what, buffers, items, |p, e, item, outs| {
             let at = e.delinearise(Ix::V(item), &shape);
             for (&v, &out) in sources.iter().zip(outs) {
@@ -458,7 +456,7 @@ impl<'s> ClusterCompiler<'s> {
         if let Some(done) = self.lines(&node) {
             return done;
         }
-        let selection = Selection::new(&self.body, &node)?;
+        let selection = Selection::of(&self.body, &node)?;
         let n_items = selection.from.iter().product();
         let reads = self.placed.leaves(&self.body, &[selection.x]);
         let buffers = Buffers::new(reads, self.destinations(&node.outputs));
@@ -473,7 +471,7 @@ impl<'s> ClusterCompiler<'s> {
         let node = self.body.graph.node(id).clone();
         let y = node.outputs[0];
         let writes = self.destinations(&[y]);
-        self.store_elements("copy", &[(node.inputs[0], y)], writes.clone())?;
+        self.store_elements("copy", &node.inputs[..1], writes.clone())?;
         let updates = Updates::new(&self.body, &node);
         let n_threads: usize = updates.disjoint.iter().product();
         if n_threads * updates.n_ordered() == 0 {
@@ -489,11 +487,7 @@ impl<'s> ClusterCompiler<'s> {
     /// Results that no phase wrote.
     fn copy_repeated_results(&mut self) -> Result<()> {
         for (v, arg) in self.placed.unwritten(&self.body) {
-            let held = self.placed.location.get(&v).copied();
-            self.store_elements("copy", &[(v, v)], vec![(v, arg)])?;
-            if let Some(held) = held {
-                self.placed.location.insert(v, held);
-            }
+            self.store_elements("copy", &[v], vec![(v, arg)])?;
         }
         Ok(())
     }
@@ -574,32 +568,7 @@ impl<'n> Updates<'n> {
 }
 
 /// A top-k by ranks: each element counts the elements of its line that come before it.
-struct Selection {
-    x: ValueId,
-    dtype: DType,
-    axis: usize,
-    largest: bool,
-    /// Shapes of operand and result.
-    from: Vec<usize>,
-    to: Vec<usize>,
-}
-
 impl Selection {
-    fn new(body: &Body, node: &Node) -> Result<Selection> {
-        let Op::TopK { axis, largest, .. } = node.op else {
-            return Err(wrong_phase(node));
-        };
-        let x = node.inputs[0];
-        Ok(Selection {
-            x,
-            dtype: body.dtype(x),
-            axis,
-            largest,
-            from: body.shape(x).to_vec(),
-            to: body.shape(node.outputs[0]).to_vec(),
-        })
-    }
-
     /// Writes the code of element number `item`.
     fn emit(
         &self,
@@ -665,10 +634,6 @@ impl Selection {
         let tied = e.both(earlier, not_after)?;
         e.either(before, tied)
     }
-}
-
-fn wrong_phase(node: &Node) -> Error {
-    Error::internal(format!("{} is in a phase of another kind", node.op.name()))
 }
 
 /// True if some position in a body may not fit 32 bits.
