@@ -186,6 +186,37 @@ impl Chooser {
     }
 }
 
+/// Blocks that keep every GPU of today busy, where blocks share sums.
+const ENOUGH_BLOCKS: usize = 256;
+
+/// Numbers of blocks that may share each of the sums of `n_tiles` blocks, best predicted first: half
+/// and twice as many follow. A sum takes so many `steps` of a block; a share has at least `least`, a
+/// quarter of which is worth a try.
+pub(super) fn numbers_of_parts(steps: usize, n_tiles: usize, least: usize) -> Vec<usize> {
+    let most = steps / least;
+    let usual = (ENOUGH_BLOCKS / n_tiles.max(1)).min(most).max(1);
+    let others = [usual / 2, 2 * usual].into_iter();
+    let others = others.filter(|&n| n > 0 && steps / n >= least / 4);
+    std::iter::once(usual).chain(others).collect()
+}
+
+/// Start and end of share number `part` of an axis, in whole steps.
+pub(super) fn share_of(
+    e: &mut Emitter,
+    part: Ix<Value>,
+    n_parts: usize,
+    (length, step): (usize, usize),
+) -> [Ix<Value>; 2] {
+    let per_part = length.div_ceil(n_parts).next_multiple_of(step) as i64;
+    let start = e.mul(part, per_part);
+    let mut end = Ix::C(length as i64);
+    if n_parts > 1 {
+        let own = e.add(start, Ix::C(per_part));
+        end = e.smaller(own, end);
+    }
+    [start, end]
+}
+
 /// Text of the number of blocks that share results.
 pub(super) fn in_parts(n_parts: usize) -> String {
     if n_parts > 1 {

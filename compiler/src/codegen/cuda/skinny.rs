@@ -7,7 +7,9 @@
 //! lines, its threads sharing the sum. Where that gives too few blocks, several share a sum, and a
 //! second kernel adds theirs, in order. Accumulation is as in [`super::contract`].
 
-use super::candidates::{Candidate, Candidates, Partials, Resources, Work, in_parts};
+use super::candidates::{
+    Candidate, Candidates, Partials, Resources, Work, in_parts, numbers_of_parts, share_of,
+};
 use super::contract::{accumulator, matrix_index};
 use super::emit::{Emitter, Value};
 use super::fusion::{FusedNode, stored_before};
@@ -185,28 +187,20 @@ impl Skinny {
     /// Variants with as many parts as predicted times choose, then with half and twice as many,
     /// then with other divisions of the work.
     fn all(self) -> Vec<Skinny> {
-        let n_parts = self.usual_parts();
-        let runs = |n: usize| self.x.depth / (self.depth_step() * n);
-        let others = [n_parts / 2, 2 * n_parts].into_iter();
-        let others = others.filter(|&n| n > 0 && runs(n) >= LEAST_RUNS / 4);
-        let in_parts = std::iter::once(n_parts)
-            .chain(others)
-            .map(|n_parts| Skinny {
-                n_parts,
-                ..self.clone()
-            });
-        let mut all: Vec<Skinny> = in_parts.collect();
-        all.extend(self.variants().into_iter().map(|s| Skinny {
-            n_parts: s.usual_parts(),
+        let in_parts = self.parts().into_iter().map(|n_parts| Skinny {
+            n_parts,
+            ..self.clone()
+        });
+        let others = self.variants().into_iter().map(|s| Skinny {
+            n_parts: s.parts()[0],
             ..s
-        }));
-        all
+        });
+        in_parts.chain(others).collect()
     }
 
-    /// Parts of the depth that predicted times choose.
-    fn usual_parts(&self) -> usize {
-        let most = self.x.depth / (self.depth_step() * LEAST_RUNS);
-        (ENOUGH_BLOCKS / self.n_tiles()).min(most).max(1)
+    /// Numbers of parts of the depth.
+    fn parts(&self) -> Vec<usize> {
+        numbers_of_parts(self.x.depth / self.depth_step(), self.n_tiles(), LEAST_RUNS)
     }
 
     /// Divisions of the work for the same memory layout, as far as registers and shared memory go.
@@ -465,14 +459,8 @@ impl Skinny {
         let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
         let (batch, number) = e.div_rem(rest, self.x.n_many.div_ceil(self.lines()));
         let first = e.mul(number, self.lines() as i64);
-        let per_part = self.x.depth.div_ceil(self.n_parts);
-        let per_part = per_part.next_multiple_of(self.depth_step()) as i64;
-        let start = e.mul(part, per_part);
-        let mut end = Ix::C(self.x.depth as i64);
-        if self.n_parts > 1 {
-            let own = e.add(start, Ix::C(per_part));
-            end = e.smaller(own, end);
-        }
+        let depth = (self.x.depth, self.depth_step());
+        let [start, end] = share_of(e, part, self.n_parts, depth);
         BlockPosition {
             batch,
             first,

@@ -11,9 +11,9 @@ use super::super::candidates::{Resources, Work, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::{self, Slabs};
-use super::operand::{At, Side};
+use super::operand::Side;
 use super::tensor::{Loading, Operands};
-use super::{Contract, Place, Sizes, best_first, both, share, within};
+use super::{Contract, Place, Sizes, both, share};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use crate::target::Arch;
@@ -120,20 +120,15 @@ impl Mma {
         let is_copied = operands.copied().is_some() && options.arch.capability() >= 80;
         let mut fitting = TILES.to_vec();
         fitting.retain(|t| t.waits_in_registers() || is_copied);
-        let extents = |t: &Tile| [t.m, t.n, t.k_bytes / size_bytes];
-        let tiles = best_first(&fitting, |t| sizes.fills(extents(t)));
+        let divisions = sizes.divisions(&fitting, |t| [t.m, t.n, t.k_bytes / size_bytes]);
         let stages = stages(options.arch);
-        let of = |tile: Tile, n_parts: usize| Mma {
+        let of = |(tile, n_parts)| Mma {
             operands: operands.clone(),
             tile,
             stages,
             n_parts,
         };
-        let first = tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t))));
-        let others = sizes.other_parts(extents(&tiles[0]));
-        first
-            .chain(others.into_iter().map(|n| of(tiles[0], n)))
-            .collect()
+        divisions.into_iter().map(of).collect()
     }
 
     fn k(&self) -> usize {
@@ -242,8 +237,8 @@ impl Mma {
         place: Place,
     ) -> Result<()> {
         let [first, steps] = share(e, place.part, c.n_parts(), (c.sizes.k, self.k()));
-        self.load(c, p, e, Side::Lhs, [place.batch, place.row])?;
-        self.load(c, p, e, Side::Rhs, [place.batch, place.column])?;
+        self.load(c, p, e, Side::Lhs, place)?;
+        self.load(c, p, e, Side::Rhs, place)?;
         let [lhs, rhs] = [self.operands.lhs.verb(), self.operands.rhs.verb()];
         let loaders = format!("product::{lhs}_lhs<ix>(lhs), product::{rhs}_rhs<ix>(rhs)");
         e.line("product sums;");
@@ -260,24 +255,20 @@ impl Mma {
         p: &mut Puller<Value>,
         e: &mut Emitter,
         side: Side,
-        [batch, first]: [Ix<Value>; 2],
+        place: Place,
     ) -> Result<()> {
-        let (loading, extent, tile) = match side {
-            Side::Lhs => (&self.operands.lhs, c.sizes.m, self.tile.m),
-            Side::Rhs => (&self.operands.rhs, c.sizes.n, self.tile.n),
+        let loading = match side {
+            Side::Lhs => &self.operands.lhs,
+            Side::Rhs => &self.operands.rhs,
         };
         let element = self.operands.instruction.element(side);
         let [row, column, k0] = open_loader(e, side, loading, element);
-        let (along, deep) = match loading.along_k() {
-            true => (row, column),
-            false => (column, row),
+        let position = match loading.along_k() {
+            true => [row, column, k0],
+            false => [column, row, k0],
         };
-        let at = At {
-            batch,
-            along: e.add(first, along),
-            k: e.add(k0, deep),
-        };
-        let inside = within(e, [(at.along, extent, tile), (at.k, c.sizes.k, self.k())])?;
+        let tile = [self.tile.m, self.tile.n, self.k()];
+        let (at, inside) = c.in_tile(e, (side, place), tile, position)?;
         match loading {
             Loading::Copied(chunks) => {
                 let operand = (c.node.of(p.body), side);

@@ -30,6 +30,7 @@ use gristmill_runtime::gpu::TensorMap;
 pub(super) use library::Library;
 use mma::Mma;
 pub(super) use operand::matrix_index;
+use operand::{At, Side};
 use simt::Simt;
 pub(super) use simt::accumulator;
 use tensor::Operands;
@@ -155,6 +156,30 @@ impl Sizes {
         }
     }
 
+    /// Tiles with numbers of blocks that share their sums: the tile that suits the sizes best (the
+    /// first to keep the GPU busy, else the last), the other tiles, and the best with other numbers.
+    fn divisions<T: Copy + PartialEq>(
+        &self,
+        tiles: &[T],
+        extents: impl Fn(&T) -> [usize; 3],
+    ) -> Vec<(T, usize)> {
+        let Some(best) = tiles
+            .iter()
+            .find(|t| self.fills(extents(t)))
+            .or(tiles.last())
+        else {
+            return Vec::new();
+        };
+        let others = tiles.iter().filter(|t| *t != best);
+        let all = std::iter::once(best).chain(others);
+        let all = all.map(|t| (*t, self.n_parts(extents(t))));
+        let more = self
+            .other_parts(extents(best))
+            .into_iter()
+            .map(|n| (*best, n));
+        all.chain(more).collect()
+    }
+
     /// True if such tiles give nearly every multiprocessor a block.
     fn fills(&self, tile: [usize; 3]) -> bool {
         self.n_tiles(tile[0], tile[1]) * self.n_parts(tile) * 8 >= ENOUGH_BLOCKS * 7
@@ -197,15 +222,6 @@ pub(super) fn find(
     Some((cover, Candidates::new(all)?))
 }
 
-/// The tile that `best` says, or the last, then the others.
-fn best_first<T: Copy + PartialEq>(tiles: &[T], best: impl Fn(&T) -> bool) -> Vec<T> {
-    let Some(first) = tiles.iter().find(|t| best(t)).or(tiles.last()) else {
-        return Vec::new();
-    };
-    let others = tiles.iter().filter(|t| *t != first);
-    std::iter::once(first).chain(others).copied().collect()
-}
-
 /// Channels of a convolution's result of this shape.
 fn n_channels(out: &[usize], layout: Layout) -> usize {
     match layout {
@@ -228,6 +244,28 @@ impl Contract {
     fn partial_shape(&self) -> [usize; 4] {
         let Sizes { n_batch, m, n, .. } = self.sizes;
         [self.n_parts(), n_batch, m, n]
+    }
+
+    /// Place of an element of an operand's tile, the tile being of a place in the result, and the
+    /// condition that it lies in the operand (`None`: always).
+    fn in_tile(
+        &self,
+        e: &mut Emitter,
+        (side, place): (Side, Place),
+        [m, n, depth]: [usize; 3],
+        [along, deep, k0]: [Ix<Value>; 3],
+    ) -> Result<(At, Option<Value>)> {
+        let (first, extent, width) = match side {
+            Side::Lhs => (place.row, self.sizes.m, m),
+            Side::Rhs => (place.column, self.sizes.n, n),
+        };
+        let at = At {
+            batch: place.batch,
+            along: e.add(first, along),
+            k: e.add(k0, deep),
+        };
+        let inside = within(e, [(at.along, extent, width), (at.k, self.sizes.k, depth)])?;
+        Ok((at, inside))
     }
 
     /// Accumulator dtype.

@@ -7,8 +7,8 @@ use super::super::candidates::{Resources, Work, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::Stores;
-use super::operand::{At, Side, k_is_inner};
-use super::{Contract, Place, Sizes, best_first, share, within};
+use super::operand::{Side, k_is_inner};
+use super::{Contract, Place, Sizes, share};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
@@ -80,20 +80,15 @@ impl Simt {
     pub(super) fn all(node: &Node, dtype: DType, sizes: Sizes) -> Vec<Simt> {
         // The accumulators of the largest tile take all registers when they are 64 bits wide.
         let fitting = &TILES[usize::from(dtype.size_bytes() == 8)..];
-        let extents = |t: &Tile| [t.m, t.n, t.k];
-        let tiles = best_first(fitting, |t| sizes.fills(extents(t)));
+        let divisions = sizes.divisions(fitting, |t| [t.m, t.n, t.k]);
         let per_multiprocessor = if matches!(node.op, Op::MatMul) { 2 } else { 1 };
-        let of = |tile: Tile, n_parts: usize| Simt {
+        let of = |(tile, n_parts)| Simt {
             tile,
             acc: accumulator(dtype),
             per_multiprocessor,
             n_parts,
         };
-        let first = tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t))));
-        let others = sizes.other_parts(extents(&tiles[0]));
-        first
-            .chain(others.into_iter().map(|n| of(tiles[0], n)))
-            .collect()
+        divisions.into_iter().map(of).collect()
     }
 
     fn threads(&self) -> usize {
@@ -180,23 +175,13 @@ impl Simt {
         side: Side,
         place: Place,
     ) -> Result<()> {
-        let (first, extent, width) = match side {
-            Side::Lhs => (place.row, c.sizes.m, self.tile.m),
-            Side::Rhs => (place.column, c.sizes.n, self.tile.n),
-        };
         let (name, ty) = (side.name(), element_type(self.acc));
         e.open(&format!(
             "const auto {name} = [&](int along, int deep, ix k0) -> {ty}"
         ));
-        let [along, deep, k0] =
-            ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
-        let at = At {
-            batch: place.batch,
-            along: e.add(first, along),
-            k: e.add(k0, deep),
-        };
-        let (along, deep) = ((at.along, extent, width), (at.k, c.sizes.k, self.tile.k));
-        let inside = within(e, [along, deep])?;
+        let position = ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
+        let Tile { m, n, k, .. } = self.tile;
+        let (at, inside) = c.in_tile(e, (side, place), [m, n, k], position)?;
         c.give_element(p, e, (side, self.acc), at, inside)?;
         e.close_with("};");
         Ok(())

@@ -13,7 +13,7 @@ mod in_registers;
 mod online;
 mod reduce;
 
-use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
+use super::candidates::{Candidate, Candidates, Resources, Work, in_parts, numbers_of_parts};
 use super::emit::{Emitter, Value};
 use super::fusion::{FusedNode, stored_before};
 use super::runs::Runs;
@@ -32,8 +32,6 @@ const BLOCK: usize = 256;
 const KEPT_BYTES: usize = 128;
 /// Rows from which on one warp each keeps a GPU busy.
 const MANY_ROWS: usize = 2048;
-/// Blocks that keep a GPU busy: rows are split until there are so many.
-const ENOUGH_BLOCKS: usize = 256;
 /// Fewest runs of a thread for which a row is split further: a second kernel takes as long as a
 /// block takes to read so much.
 const LEAST_RUNS: usize = 32;
@@ -240,30 +238,25 @@ impl Rows {
     /// then with other groups. Only plain reductions are split; rows that are kept need a group
     /// that keeps them.
     fn all(self, op: &Op) -> Vec<Rows> {
-        let is_split = matches!(op, Op::Reduce { .. });
-        let n_parts = self.usual_parts(is_split);
-        let runs = |n: usize| self.layout.length / (self.step() * n);
-        let others = [n_parts / 2, 2 * n_parts].into_iter();
-        let others = others.filter(|&n| is_split && n > 0 && runs(n) >= LEAST_RUNS / 4);
-        let in_parts = std::iter::once(n_parts).chain(others).map(|n_parts| Rows {
+        let in_parts = self.parts(op).into_iter().map(|n_parts| Rows {
             n_parts,
             ..self.clone()
         });
-        let mut all: Vec<Rows> = in_parts.collect();
-        all.extend(self.other_groups(op).into_iter().map(|r| Rows {
-            n_parts: r.usual_parts(is_split),
+        let others = self.other_groups(op).into_iter().map(|r| Rows {
+            n_parts: r.parts(op)[0],
             ..r
-        }));
-        all
+        });
+        in_parts.chain(others).collect()
     }
 
-    /// Parts of a row that predicted times choose.
-    fn usual_parts(&self, is_split: bool) -> usize {
-        if !is_split {
-            return 1;
+    /// Numbers of parts of a row.
+    fn parts(&self, op: &Op) -> Vec<usize> {
+        match op {
+            Op::Reduce { .. } => {
+                numbers_of_parts(self.layout.length / self.step(), self.n_tiles(), LEAST_RUNS)
+            }
+            _ => vec![1],
         }
-        let most = self.layout.length / (self.step() * LEAST_RUNS);
-        (ENOUGH_BLOCKS / self.n_tiles().max(1)).min(most).max(1)
     }
 
     /// All groups of threads of a row, as far as they keep rows that must be kept.

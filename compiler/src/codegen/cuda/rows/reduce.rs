@@ -1,6 +1,6 @@
 //! Sums, extremes and positions of extremes.
 
-use super::super::candidates::Partials;
+use super::super::candidates::{Partials, share_of};
 use super::super::emit::{Emitter, Value};
 
 use super::super::text::element_type;
@@ -175,14 +175,8 @@ impl Rows {
 
     /// First and last position of the thread's runs, each of `along` elements of the row, as text.
     fn bounds(&self, e: &mut Emitter, here: &ThreadPosition, along: usize) -> [String; 2] {
-        let per_part = self.layout.length.div_ceil(self.n_parts);
-        let per_part = per_part.next_multiple_of(self.step()) as i64;
-        let start = e.mul(here.part, per_part);
-        let mut end = Ix::C(self.layout.length as i64);
-        if self.n_parts > 1 {
-            let own = e.add(start, Ix::C(per_part));
-            end = e.smaller(own, end);
-        }
+        let row = (self.layout.length, self.step());
+        let [start, end] = share_of(e, here.part, self.n_parts, row);
         let own = e.mul(Ix::V(here.lane), along as i64);
         let first = e.add(start, own);
         [e.position(first), e.position(end)]
