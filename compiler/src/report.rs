@@ -1,6 +1,6 @@
 //! The compile report: work and time of each stage.
 
-use crate::codegen::forms::Choice;
+use crate::codegen::kernel_forms::Choice;
 use crate::cost::Nanos;
 use crate::options::Precision;
 use crate::units::{count, plural, printable, size, time_ns};

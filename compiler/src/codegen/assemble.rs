@@ -2,7 +2,7 @@
 
 use super::cpu::{self, Collector, Fallback, Listing};
 use super::cuda::{self, nvrtc};
-use super::forms::{Choice, Forms};
+use super::kernel_forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels, KernelPlan, PackedConstant, PlanStep};
 use super::store::ConstantStore;
 use crate::cluster::{Fusion, cluster};

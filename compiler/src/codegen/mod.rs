@@ -9,7 +9,7 @@ pub mod assemble;
 mod body;
 pub mod cpu;
 pub mod cuda;
-pub mod forms;
+pub mod kernel_forms;
 mod loops;
 pub mod packing;
 mod phases;

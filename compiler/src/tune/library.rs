@@ -2,7 +2,7 @@
 //! and taken only where the library that was timed is present again.
 
 use super::{Bench, agree};
-use crate::codegen::forms::{LibraryForm, Preferred, Why};
+use crate::codegen::kernel_forms::{LibraryForm, Preferred, Why};
 use crate::error::{Error, Result};
 use crate::ir::Graph;
 use crate::session::Tuning;

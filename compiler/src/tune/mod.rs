@@ -10,7 +10,7 @@ mod library;
 
 use crate::codegen::assemble::{Interface, Settings, assemble};
 use crate::codegen::cuda::{self, Generated};
-use crate::codegen::forms::{Forms, Preferred, Why};
+use crate::codegen::kernel_forms::{Forms, Preferred, Why};
 use crate::cost::{Fnv, flops, signature, store};
 use crate::error::{Error, Result};
 use crate::interp;

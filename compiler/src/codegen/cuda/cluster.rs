@@ -13,7 +13,7 @@ use super::transposed::{self, Transposed};
 use super::{GraphCompiler, Options, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
-use crate::codegen::forms::{Choice, Preferred, Why};
+use crate::codegen::kernel_forms::{Choice, Preferred, Why};
 use crate::codegen::phases::{Cover, MatchContext, Phase, Selection, cut, wrong_phase};
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};

@@ -19,7 +19,6 @@ mod map;
 mod mapped;
 pub mod nvrtc;
 mod rows;
-mod runs;
 mod scalar;
 mod skinny;
 mod source;
@@ -27,8 +26,9 @@ mod source;
 mod tests;
 mod text;
 mod transposed;
+mod vector_access;
 
-use super::forms::{Choice, Forms, LibraryForm, Preferred};
+use super::kernel_forms::{Choice, Forms, LibraryForm, Preferred};
 use super::plan::KernelPlan;
 use crate::cost::signature;
 use crate::error::Result;

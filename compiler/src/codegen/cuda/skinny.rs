@@ -13,8 +13,8 @@ use super::candidates::{
 use super::contract::{accumulator, matrix_index};
 use super::emit::{Emitter, Value};
 use super::fusion::{FusedNode, stored_before};
-use super::runs::{Runs, is_dense};
 use super::text::{element_type, literal};
+use super::vector_access::{Runs, is_dense};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};

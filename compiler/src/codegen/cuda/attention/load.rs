@@ -1,8 +1,8 @@
 //! Tiles of operands in shared memory.
 
 use super::super::emit::{Emitter, Value};
-use super::super::runs::Runs;
 use super::super::text::element_type;
+use super::super::vector_access::Runs;
 use super::{Attention, BlockPosition, Variant};
 use crate::codegen::pull::{Emit, Ix, Puller};
 use crate::error::Result;

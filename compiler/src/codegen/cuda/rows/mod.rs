@@ -16,7 +16,7 @@ mod reduce;
 use super::candidates::{Candidate, Candidates, Resources, Work, in_parts, numbers_of_parts};
 use super::emit::{Emitter, Value};
 use super::fusion::{FusedNode, stored_before};
-use super::runs::Runs;
+use super::vector_access::Runs;
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};

@@ -1,8 +1,8 @@
 //! The softmax of rows that are too long for registers: they are read twice (Milakov and Gimelshein, arXiv:1805.02867).
 
 use super::super::emit::{Emitter, Value};
-use super::super::runs::RunStore;
 use super::super::text::element_type;
+use super::super::vector_access::RunStore;
 use super::in_registers::{divisor, exponential};
 use super::{Layout, Rows, ThreadPosition, wide};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};

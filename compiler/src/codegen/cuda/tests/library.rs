@@ -2,7 +2,7 @@
 
 use super::super::{Options, generate_forms, library_product};
 use super::*;
-use crate::codegen::forms::{LibraryForm, Preferred};
+use crate::codegen::kernel_forms::{LibraryForm, Preferred};
 use crate::cost::signature;
 
 /// What a library is asked for, in words; nothing where it is not.

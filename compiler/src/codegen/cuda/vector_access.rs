@@ -1,4 +1,4 @@
-//! Values several neighbouring elements at a time: runs along an axis, whose operands are loaded in accesses of up to 16 bytes.
+//! Vector loads and stores: runs of neighbouring elements along an axis, in accesses of up to 16 bytes.
 
 use super::emit::{Emitter, Value, truth_test};
 use crate::codegen::access::{Expression, Leaf, expression};
