@@ -178,10 +178,11 @@ impl Gemm {
         let b = Aligned::from(&pack_b(Isa::current(), k, n, &values(k * n), n, 1));
         let mut buffers = vec![ramp(m * k), b, ramp(m * n), ramp(0)];
         for (i, &kind) in epilogue.iter().enumerate() {
-            assert!(desc.push_epilogue(match kind {
+            let op = match kind {
                 EpilogueKind::Add => EpilogueOp::row_vec(kind, i as u32),
                 _ => EpilogueOp::unary(kind, 0.2, 0.5),
-            }));
+            };
+            assert!(op.append_to(&mut desc.epilogue, &mut desc.n_epilogue));
             buffers.push(ramp(n));
         }
         Gemm { desc, buffers }
@@ -272,7 +273,11 @@ fn convolutions(peak: f64) {
             EpilogueOp::row_vec(EpilogueKind::Add, 0),
             EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0),
         ];
-        assert!(bias_relu.into_iter().all(|op| desc.push_epilogue(op)));
+        assert!(
+            bias_relu
+                .into_iter()
+                .all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
+        );
         let weights = Aligned::from(&pack_weights(
             Isa::current(),
             1,
@@ -324,7 +329,10 @@ fn depthwise(peak: f64) {
             EpilogueOp::row_vec(EpilogueKind::Add, 0),
             EpilogueOp::unary(EpilogueKind::Clamp, 0.0, 6.0),
         ];
-        assert!(ops.into_iter().all(|op| desc.push_epilogue(op)));
+        assert!(
+            ops.into_iter()
+                .all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
+        );
         let (x, weights, bias) = (
             ramp(side * side * channels),
             ramp(9 * channels),

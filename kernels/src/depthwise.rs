@@ -56,12 +56,6 @@ impl DepthwiseDesc {
         }
     }
 
-    /// Appends an epilogue op. False, and nothing appended, if there is no room.
-    #[must_use]
-    pub fn push_epilogue(&mut self, op: EpilogueOp) -> bool {
-        op.append_to(&mut self.epilogue, &mut self.n_epilogue)
-    }
-
     /// Items of the whole convolution.
     pub fn n_items(&self) -> usize {
         self.window.batch * self.window.out_h
@@ -371,15 +365,26 @@ mod tests {
                 d.ldy += rng.pick(&[0, 2]);
                 let with_epilogue = rng.below(2) == 0;
                 if with_epilogue {
-                    assert!(d.push_epilogue(EpilogueOp::unary(EpilogueKind::MulScalar, 1.5, 0.0)));
-                    assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Add, 0)));
-                    assert!(d.push_epilogue(EpilogueOp::tensor(
-                        EpilogueKind::Add,
-                        1,
-                        channels as isize
-                    )));
-                    assert!(d.push_epilogue(EpilogueOp::unary(EpilogueKind::Clamp, -0.5, 0.75)));
-                    assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Mul, 0)));
+                    assert!(
+                        EpilogueOp::unary(EpilogueKind::MulScalar, 1.5, 0.0)
+                            .append_to(&mut d.epilogue, &mut d.n_epilogue)
+                    );
+                    assert!(
+                        EpilogueOp::row_vec(EpilogueKind::Add, 0)
+                            .append_to(&mut d.epilogue, &mut d.n_epilogue)
+                    );
+                    assert!(
+                        EpilogueOp::tensor(EpilogueKind::Add, 1, channels as isize)
+                            .append_to(&mut d.epilogue, &mut d.n_epilogue)
+                    );
+                    assert!(
+                        EpilogueOp::unary(EpilogueKind::Clamp, -0.5, 0.75)
+                            .append_to(&mut d.epilogue, &mut d.n_epilogue)
+                    );
+                    assert!(
+                        EpilogueOp::row_vec(EpilogueKind::Mul, 0)
+                            .append_to(&mut d.epilogue, &mut d.n_epilogue)
+                    );
                 }
                 let x = rng.vec(window.batch * window.x_n_stride);
                 let weights = rng.vec(window.kernel_h * window.kernel_w * channels);

@@ -189,7 +189,8 @@ impl EpilogueOp {
 
     /// Appends the op to the first `n` ones of a descriptor. False, and nothing appended, if there is no
     /// room.
-    pub(crate) fn append_to(self, ops: &mut [EpilogueOp; MAX_EPILOGUE], n: &mut u32) -> bool {
+    #[must_use]
+    pub fn append_to(self, ops: &mut [EpilogueOp; MAX_EPILOGUE], n: &mut u32) -> bool {
         match ops.get_mut(*n as usize) {
             Some(free) => {
                 *free = self;

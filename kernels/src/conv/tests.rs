@@ -97,9 +97,17 @@ fn check(
     }
     let channels = groups * out_channels;
     if rng.below(2) == 0 {
-        assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Add, 0)));
-        assert!(d.push_epilogue(EpilogueOp::tensor(EpilogueKind::Add, 1, channels as isize)));
-        assert!(d.push_epilogue(EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0)));
+        assert!(
+            EpilogueOp::row_vec(EpilogueKind::Add, 0).append_to(&mut d.epilogue, &mut d.n_epilogue)
+        );
+        assert!(
+            EpilogueOp::tensor(EpilogueKind::Add, 1, channels as isize)
+                .append_to(&mut d.epilogue, &mut d.n_epilogue)
+        );
+        assert!(
+            EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0)
+                .append_to(&mut d.epilogue, &mut d.n_epilogue)
+        );
     }
     let n_taps = window.kernel_h * window.kernel_w;
     let x = rng.vec(window.batch * window.x_n_stride);

@@ -137,12 +137,6 @@ impl GemmDesc {
         }
     }
 
-    /// Appends an epilogue op. False, and nothing appended, if there is no room.
-    #[must_use]
-    pub fn push_epilogue(&mut self, op: EpilogueOp) -> bool {
-        op.append_to(&mut self.epilogue, &mut self.n_epilogue)
-    }
-
     /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is
     /// worth its call.
     pub fn plan(&mut self, n_threads: usize) {

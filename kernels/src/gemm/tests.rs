@@ -51,7 +51,7 @@ fn case(rng: &mut Rng, isa: Isa, m: usize, n: usize, k: usize) -> Case {
         let size = m as isize * op.row_stride + n as isize * op.col_stride;
         op.batch_stride = [0, 0, inner as isize * size, size];
         operands.push(rng.vec(size as usize * n_batch));
-        assert!(desc.push_epilogue(op));
+        assert!(op.append_to(&mut desc.epilogue, &mut desc.n_epilogue));
     }
     if rng.below(2) == 0 {
         desc.plan(rng.pick(&[1, 2, 5]));
@@ -263,13 +263,15 @@ fn every_epilogue_kind_computes_what_it_says() {
                 Some(EpilogueOp::unary(EpilogueKind::MulScalar, 1.0, 0.0)),
             ] {
                 let mut desc = GemmDesc::new(isa, m, n, 1);
-                assert!(first.is_none_or(|op| desc.push_epilogue(op)));
+                assert!(
+                    first.is_none_or(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
+                );
                 let op = EpilogueOp {
                     p0: 0.25,
                     p1: 0.5,
                     ..EpilogueOp::tensor(kind, 0, n as isize)
                 };
-                assert!(desc.push_epilogue(op));
+                assert!(op.append_to(&mut desc.epilogue, &mut desc.n_epilogue));
                 let a: Vec<f32> = rng.vec(m).iter().map(|a| a * 4.0).collect();
                 let (b, t) = (rng.vec(n), rng.vec(m * n));
                 let mut case = Case {

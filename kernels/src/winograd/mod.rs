@@ -118,12 +118,6 @@ impl WinogradDesc {
         window.valid() && [h, w, window.stride_h, window.stride_w] == [3, 3, 1, 1]
     }
 
-    /// Appends an epilogue op. False, and nothing appended, if there is no room.
-    #[must_use]
-    pub fn push_epilogue(&mut self, op: EpilogueOp) -> bool {
-        op.append_to(&mut self.epilogue, &mut self.n_epilogue)
-    }
-
     /// Chooses `tile_block` so that a block stays in the cache, and `n_threads` threads are busy.
     pub fn plan(&mut self, n_threads: usize) {
         let n_tiles = self.n_tiles().max(1);

@@ -36,11 +36,23 @@ impl Case {
             desc.tile_block = 1 + rng.below(9);
         }
         if rng.below(2) == 0 {
-            assert!(desc.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Add, 0)));
-            assert!(desc.push_epilogue(EpilogueOp::tensor(EpilogueKind::Add, 1, k as isize)));
-            assert!(desc.push_epilogue(EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0)));
+            assert!(
+                EpilogueOp::row_vec(EpilogueKind::Add, 0)
+                    .append_to(&mut desc.epilogue, &mut desc.n_epilogue)
+            );
+            assert!(
+                EpilogueOp::tensor(EpilogueKind::Add, 1, k as isize)
+                    .append_to(&mut desc.epilogue, &mut desc.n_epilogue)
+            );
+            assert!(
+                EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0)
+                    .append_to(&mut desc.epilogue, &mut desc.n_epilogue)
+            );
             if rng.below(2) == 0 {
-                assert!(desc.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Mul, 0)));
+                assert!(
+                    EpilogueOp::row_vec(EpilogueKind::Mul, 0)
+                        .append_to(&mut desc.epilogue, &mut desc.n_epilogue)
+                );
             }
         }
         let x = rng.vec(window.batch * window.x_n_stride);

@@ -115,7 +115,11 @@ fn product(rng: &mut Rng, isa: Isa) {
     let zero;
     (desc.integers, zero) = integers(rng, is_signed, rest);
     if rest != Rest::Sums {
-        assert!(epilogue().into_iter().all(|op| desc.push_epilogue(op)));
+        assert!(
+            epilogue()
+                .into_iter()
+                .all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
+        );
     }
     if let Rest::Quantized(q) = rest {
         desc.quantize = q;
@@ -181,7 +185,11 @@ fn convolution(rng: &mut Rng, isa: Isa) {
     let zero;
     (desc.integers, zero) = integers(rng, is_signed, rest);
     if rest != Rest::Sums {
-        assert!(epilogue().into_iter().all(|op| desc.push_epilogue(op)));
+        assert!(
+            epilogue()
+                .into_iter()
+                .all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
+        );
     }
     if let Rest::Quantized(q) = rest {
         desc.quantize = q;

@@ -1,7 +1,7 @@
 //! Channels-last convolutions of `f32`, or of 8-bit integers by constants, through the packed micro-kernels.
 
 use super::bytes::BytesProduct;
-use super::epilogue::{Chain, contraction_ns, epilogue_ops};
+use super::epilogue::{Chain, Entries, contraction_ns, epilogue_ops};
 use super::pack::{Packed, pack_conv_weights};
 use super::rejected::Rejected;
 use super::strided::{Strided, collapse};
@@ -12,7 +12,7 @@ use crate::ir::{Node, NodeId, Op, Window};
 use gristmill_kernels::calls;
 use gristmill_kernels::conv::ConvDesc;
 use gristmill_kernels::depthwise::DepthwiseDesc;
-use gristmill_kernels::epilogue::{EpilogueOp, MAX_BATCH};
+use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::window::Window as KernelWindow;
 use gristmill_runtime::DType;
 
@@ -116,7 +116,7 @@ impl<'n> Convolution<'n> {
         Chain::of(cx, node, &|v| self.row_stride(v).is_some())
     }
 
-    fn epilogue(&self, chain: &Chain) -> (Vec<EpilogueOp>, Vec<Ptr>) {
+    fn epilogue(&self, chain: &Chain) -> Result<(Entries, Vec<Ptr>), Rejected> {
         let tensors = chain.tensors();
         let row_stride = |i: usize| self.row_stride(tensors[i]).unwrap_or(0);
         epilogue_ops(&chain.terms, &|i| (row_stride(i), [0; MAX_BATCH]))
@@ -130,13 +130,9 @@ impl<'n> Convolution<'n> {
 
     fn depthwise(&self, cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
         let chain = self.chain(cx, node);
-        let (ops, operands) = self.epilogue(&chain);
+        let (epilogue, operands) = self.epilogue(&chain)?;
         let mut desc = DepthwiseDesc::new(cx.isa, self.geometry(), self.channels_out());
-        for op in ops {
-            if !desc.push_epilogue(op) {
-                return Err(Rejected::EpilogueLength);
-            }
-        }
+        (desc.epilogue, desc.n_epilogue) = epilogue;
         let weights = depthwise_weights(cx, node)?;
         let out = Ptr::Write(Place::Value(chain.result), 0);
         let ptrs = pointers(read(&self.x), weights, out, false, operands);
@@ -157,10 +153,8 @@ impl<'n> Convolution<'n> {
         let Some((mut desc, weights)) = chosen else {
             return Ok(None);
         };
-        let (ops, operands) = self.epilogue(&chain);
-        if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
-            return Err(Rejected::EpilogueLength);
-        }
+        let (epilogue, operands) = self.epilogue(&chain)?;
+        (desc.epilogue, desc.n_epilogue) = epilogue;
         desc.plan(1);
         let out = Ptr::Write(Place::Value(chain.result), 0);
         let ptrs = pointers(read(&self.x), weights, out, true, operands);
@@ -174,18 +168,14 @@ impl<'n> Convolution<'n> {
 
     fn packed(&self, cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
         let chain = self.chain(cx, node).quantized(cx);
-        let (ops, mut operands) = self.epilogue(&chain);
+        let (epilogue, mut operands) = self.epilogue(&chain)?;
         let weights = self.packed_weights(cx, node)?;
         let mut desc = self.descriptor(cx, &chain);
         if let Some(b) = &self.integers {
             let keeps_sums = cx.body.dtype(chain.result) == DType::I32;
             desc.integers = b.describe(&mut operands, keeps_sums);
         }
-        for op in ops {
-            if !desc.push_epilogue(op) {
-                return Err(Rejected::EpilogueLength);
-            }
-        }
+        (desc.epilogue, desc.n_epilogue) = epilogue;
         desc.plan(1);
         let call = self.call(&desc, &chain, weights.ptr, operands);
         let (mut calls, mut temps) = (vec![call], vec![]);

@@ -205,12 +205,15 @@ impl Chain {
     }
 }
 
+/// Entries of a descriptor's epilogue, and their number.
+pub(super) type Entries = ([EpilogueOp; MAX_EPILOGUE], u32);
+
 /// Descriptor entries and operand addresses of an epilogue. `strides` gives an operand's row and batch strides.
 pub(super) fn epilogue_ops(
     terms: &[EpilogueTerm],
     strides: &dyn Fn(usize) -> (i64, [isize; MAX_BATCH]),
-) -> (Vec<EpilogueOp>, Vec<Ptr>) {
-    let (mut ops, mut operands) = (Vec::new(), Vec::new());
+) -> Result<(Entries, Vec<Ptr>), Rejected> {
+    let (mut entries, mut operands) = (Entries::default(), Vec::new());
     let mut n_tensors = 0;
     for t in terms {
         let mut op = EpilogueOp {
@@ -236,9 +239,11 @@ pub(super) fn epilogue_ops(
                 operands.push(read(view));
             }
         }
-        ops.push(op);
+        if !op.append_to(&mut entries.0, &mut entries.1) {
+            return Err(Rejected::EpilogueLength);
+        }
     }
-    (ops, operands)
+    Ok((entries, operands))
 }
 
 /// Picoseconds per multiply-add of the contractions' kernels, for splitting only.

@@ -23,15 +23,11 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let product = Product::find(cx, node)?;
     let loops = product.loops(cx, node)?;
     let mut desc = product.descriptor(cx, &loops);
-    let (ops, mut operands) = epilogue_ops(&product.chain.terms, &|i| {
+    let (epilogue, mut operands) = epilogue_ops(&product.chain.terms, &|i| {
         let tensor = OPERANDS + i;
         (loops.row.strides[tensor], batch_array(&loops.batch, tensor))
-    });
-    for op in ops {
-        if !desc.push_epilogue(op) {
-            return Err(Rejected::EpilogueLength);
-        }
-    }
+    })?;
+    (desc.epilogue, desc.n_epilogue) = epilogue;
     let Product { sides, chain, .. } = &product;
     if let Some(b) = &sides.integers {
         let keeps_sums = cx.body.dtype(chain.result) == DType::I32;
