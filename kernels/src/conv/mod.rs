@@ -141,7 +141,7 @@ impl ConvDesc {
         self.groups * self.n_row_blocks() * self.n_panel_blocks()
     }
 
-    /// Bytes that each concurrent call needs at `ptrs[WORKSPACE]`.
+    /// Bytes for each concurrent call at `ptrs[WORKSPACE]`.
     pub fn workspace_bytes(&self) -> usize {
         if self.form() == Form::Pointwise {
             0
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn gm_conv_f32(
     OK
 }
 
-/// Part of the output that an item computes.
+/// Part of the output of an item.
 struct Block {
     group: usize,
     rows: Range<usize>,

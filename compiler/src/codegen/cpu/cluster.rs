@@ -1,4 +1,4 @@
-//! Compiles one cluster: a kernel per phase, and the plan that calls them.
+//! Compiles one cluster: a kernel per phase, and the plan of their calls.
 
 use super::body::Body;
 use super::emit::Emitter;
@@ -36,7 +36,7 @@ pub(super) struct ClusterCompiler<'s, 'o> {
     placed: Placed,
 }
 
-/// A node that no kernel computes, and the reason.
+/// A node without a kernel, and the reason.
 type Miss = (NodeId, Rejected);
 
 /// A piece of a result.
@@ -79,7 +79,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         Ok(plan)
     }
 
-    /// The buffer that a phase writes `v` to.
+    /// The buffer for `v`, written by a phase.
     pub(super) fn destination(&mut self, v: ValueId) -> Arg {
         self.placed.destination(&self.body, v)
     }
@@ -198,7 +198,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         Ok(())
     }
 
-    /// The buffer of the constants that a function reads, if it has an argument for them.
+    /// The buffer of a function's constants, if it has an argument for them.
     fn constants_of(&mut self, kernel: &Kernel) -> Result<Option<Arg>> {
         let tensor = kernel.constants.as_deref().map(constants_tensor);
         Ok(tensor.transpose()?.map(|tensor| self.placed.pack(tensor)))
@@ -271,7 +271,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         Ok(())
     }
 
-    /// The buffer that a call reads.
+    /// The buffer read by a call.
     fn read(&mut self, place: &Place, first_temp: u32) -> Result<Arg> {
         Ok(match place {
             Place::Value(v) => self.argument(*v)?,
@@ -589,7 +589,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         (items, if items < 2 * grain { 0 } else { grain })
     }
 
-    /// Results that no phase wrote.
+    /// Results not written by any phase.
     fn copy_repeated_results(&mut self) -> Result<()> {
         for (v, arg) in self.placed.unwritten(&self.body) {
             self.store_elements("copy", &[v], vec![(v, arg)])?;
@@ -598,7 +598,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 }
 
-/// The constants that a kernel reads: never empty, so that the buffer has an address.
+/// The constants of a kernel: never empty, so that the buffer has an address.
 fn constants_tensor(constants: &[i64]) -> Result<Tensor> {
     let constants = match constants.is_empty() {
         true => &[0],
@@ -607,7 +607,7 @@ fn constants_tensor(constants: &[i64]) -> Result<Tensor> {
     Ok(Tensor::from_slice(constants, &[constants.len()])?)
 }
 
-/// The body of a cluster and the op that decides how it loops; `None` for a body without nodes.
+/// The body of a cluster and its anchor, which decides the loops; `None` for a body without nodes.
 fn anchor_of(cluster: &Node) -> Option<(&Graph, &Node)> {
     let (Op::Cluster { anchor, .. }, [body]) = (&cluster.op, &cluster.regions[..]) else {
         return None;

@@ -1,4 +1,4 @@
-//! Generates one cluster: a kernel per phase, and the plan that launches them.
+//! Generates one cluster: a kernel per phase, and the plan of their launches.
 //!
 //! Results without a kernel of their own ([`super::contract`], [`super::rows`]) are computed by
 //! pulling their elements: a thread computes one result element, or one line, in strides of the
@@ -43,7 +43,7 @@ pub(super) struct ClusterCompiler<'s> {
     why: Why,
 }
 
-/// True if one task computes a composite op, so that it is not expanded.
+/// True if one task computes a composite op: it is not expanded.
 fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     // Poolings go by elements in either layout.
     matches!(node.op, Op::Pool { .. } | Op::MaxPoolGrad { .. })
@@ -385,7 +385,7 @@ impl<'s> ClusterCompiler<'s> {
         })
     }
 
-    /// Distinct values that an expression loads.
+    /// Distinct values loaded by an expression.
     fn reads(&self, expression: &Expression) -> Vec<(ValueId, Arg)> {
         let mut reads: Vec<(ValueId, Arg)> = Vec::new();
         for leaf in &expression.leaves {
@@ -450,7 +450,7 @@ impl<'s> ClusterCompiler<'s> {
         })
     }
 
-    /// A thread per element: its rank is the number of elements that come before it.
+    /// A thread per element: its rank is the number of elements before it.
     fn top_k(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
         if let Some(done) = self.lines(&node) {
@@ -484,7 +484,7 @@ impl<'s> ClusterCompiler<'s> {
         })
     }
 
-    /// Results that no phase wrote.
+    /// Results not written by any phase.
     fn copy_repeated_results(&mut self) -> Result<()> {
         for (v, arg) in self.placed.unwritten(&self.body) {
             self.store_elements("copy", &[v], vec![(v, arg)])?;

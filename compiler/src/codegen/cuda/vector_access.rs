@@ -80,7 +80,7 @@ impl Runs {
         }
     }
 
-    /// The leaf that runs are copies of, if nothing is computed.
+    /// The leaf of which runs are copies, if nothing is computed.
     pub(super) fn copied(&self) -> Option<&Leaf> {
         let Runs::Vector {
             expression, axis, ..

@@ -45,7 +45,7 @@ const ENOUGH_BLOCKS: usize = 128;
 /// Smallest depth of a block's share of a sum: joining shares takes about as long as computing one.
 const LEAST_DEPTH: usize = 512;
 
-/// A product, and the element-wise ops that follow it.
+/// A product, and the element-wise ops after it.
 #[derive(Clone, Debug)]
 struct Contract {
     node: FusedNode,
@@ -186,7 +186,7 @@ impl Sizes {
     }
 }
 
-/// The product that a node is, if tiles suit it.
+/// The product of a node, if tiles suit it.
 pub(super) fn find(
     body: &Body,
     around: &MatchContext,
@@ -231,7 +231,7 @@ fn n_channels(out: &[usize], layout: Layout) -> usize {
 }
 
 impl Contract {
-    /// Blocks that share a sum.
+    /// Blocks to share a sum.
     fn n_parts(&self) -> usize {
         match &self.variant {
             Variant::Simt(simt) => simt.n_parts,
