@@ -2,6 +2,7 @@
 
 use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Outs, one, product};
 use super::contract::list;
+use super::resize::{Mode, cubic_kernel, polynomial};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, PadMode, ScalarOp, ScatterKind, Shape, ValueId};
 use gristmill_runtime::DType;
@@ -76,13 +77,6 @@ fn normalised(i: usize, n: usize, align: bool) -> f64 {
         true => -1.0 + 2.0 * i / (n - 1.0),
         false => -1.0 + (2.0 * i + 1.0) / n,
     }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Mode {
-    Nearest,
-    Linear,
-    Cubic,
 }
 
 const MODES: &[(&str, Mode)] = &[
@@ -237,32 +231,18 @@ impl Axis {
     }
 }
 
-/// Weights of the four pixels around the fraction `t` (Keys, Cubic convolution interpolation, 1981,
-/// with a = -3/4).
+/// Weights of the four pixels around the fraction `t`.
 fn cubic_weights(cx: &mut Ctx, t: ValueId) -> Result<Vec<ValueId>> {
-    const A: f64 = -0.75;
-    const NEAR: [f64; 4] = [A + 2.0, -(A + 3.0), 0.0, 1.0];
-    const FAR: [f64; 4] = [A, -5.0 * A, 8.0 * A, -4.0 * A];
+    let [near, far] = cubic_kernel(-0.75);
     let rest = cx.neg(t)?;
     let rest = cx.add_real(rest, 1.0)?;
     let (before, after) = (cx.add_real(t, 1.0)?, cx.add_real(rest, 1.0)?);
     Ok(vec![
-        polynomial(cx, before, FAR)?,
-        polynomial(cx, t, NEAR)?,
-        polynomial(cx, rest, NEAR)?,
-        polynomial(cx, after, FAR)?,
+        polynomial(cx, before, far)?,
+        polynomial(cx, t, near)?,
+        polynomial(cx, rest, near)?,
+        polynomial(cx, after, far)?,
     ])
-}
-
-/// A cubic polynomial by Horner's rule, highest coefficient first.
-fn polynomial(cx: &mut Ctx, x: ValueId, coefficients: [f64; 4]) -> Result<ValueId> {
-    let [first, middle @ .., last] = coefficients;
-    let mut y = cx.mul_real(x, first)?;
-    for c in middle {
-        y = cx.add_real(y, c)?;
-        y = cx.mul(y, x)?;
-    }
-    cx.add_real(y, last)
 }
 
 /// Samples `x: [n, c, spatial..]` at the normalised points of `grid: [n, out.., k]`.

@@ -21,8 +21,9 @@ pub(super) const OPS: &[OpDef] = &[
 /// Elements of an interpolation matrix beyond which a resize is refused.
 const MAX_MATRIX: usize = 1 << 24;
 
+/// Interpolation.
 #[derive(Clone, Copy, PartialEq)]
-enum Mode {
+pub(super) enum Mode {
     Nearest,
     Linear,
     Cubic,
@@ -466,10 +467,11 @@ impl Sampling {
     /// Weight of a tap at distance `d` from the position, in source elements divided by the
     /// filter's stretch.
     fn kernel(&self, d: f64) -> f64 {
-        let (d, a) = (d.abs(), self.cubic_a);
+        let (d, [near, far]) = (d.abs(), cubic_kernel(self.cubic_a));
+        let polynomial = |c: [f64; 4]| c.iter().fold(0.0, |y, c| y * d + c);
         match self.mode {
-            Mode::Cubic if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
-            Mode::Cubic if d < 2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+            Mode::Cubic if d <= 1.0 => polynomial(near),
+            Mode::Cubic if d < 2.0 => polynomial(far),
             Mode::Cubic => 0.0,
             _ => (1.0 - d).max(0.0),
         }
@@ -520,6 +522,26 @@ impl Sampling {
         }
         columns
     }
+}
+
+/// Polynomials of the distance from a position, highest coefficient first: up to 1, and from there to 2 (Keys, Cubic convolution
+/// interpolation, 1981).
+pub(super) fn cubic_kernel(a: f64) -> [[f64; 4]; 2] {
+    [
+        [a + 2.0, -(a + 3.0), 0.0, 1.0],
+        [a, -5.0 * a, 8.0 * a, -4.0 * a],
+    ]
+}
+
+/// A cubic polynomial by Horner's rule, highest coefficient first.
+pub(super) fn polynomial(cx: &mut Ctx, x: ValueId, coefficients: [f64; 4]) -> Result<ValueId> {
+    let [first, middle @ .., last] = coefficients;
+    let mut y = cx.mul_real(x, first)?;
+    for c in middle {
+        y = cx.add_real(y, c)?;
+        y = cx.mul(y, x)?;
+    }
+    cx.add_real(y, last)
 }
 
 fn nearest(cx: &mut Ctx, x: ValueId, sampling: &Sampling, plan: &AxisPlan) -> Result<ValueId> {

@@ -2,7 +2,7 @@
 //! gathered.
 
 use super::super::super::import::{Ctx, Outs, one};
-use super::{Coordinates, Mode, Request, Rounding, Sampling, misfit};
+use super::{Coordinates, Mode, Request, Rounding, Sampling, cubic_kernel, misfit, polynomial};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, ScalarOp, Shape, ValueId};
 use gristmill_runtime::DType;
@@ -238,16 +238,17 @@ impl Sampling {
     /// Weight, in `f64`, of a tap at a distance from the position: the kernel of
     /// [`Sampling::kernel`].
     fn weight(&self, cx: &mut Ctx, distance: ValueId) -> Result<ValueId> {
-        let (d, a) = (cx.abs(distance)?, self.cubic_a);
+        let d = cx.abs(distance)?;
         if self.mode != Mode::Cubic {
             let falling = cx.neg(d)?;
             let falling = cx.add_real(falling, 1.0)?;
             return cx.with_real(ScalarOp::Max, falling, 0.0);
         }
-        let far = polynomial(cx, d, &[a, -5.0 * a, 8.0 * a, -4.0 * a])?;
+        let [near, far] = cubic_kernel(self.cubic_a);
+        let far = polynomial(cx, d, far)?;
         let zero = cx.scalar_like(d, 0.0);
         let far = within(cx, d, 2.0, [far, zero])?;
-        let near = polynomial(cx, d, &[a + 2.0, -(a + 3.0), 0.0, 1.0])?;
+        let near = polynomial(cx, d, near)?;
         within(cx, d, 1.0, [near, far])
     }
 }
@@ -262,16 +263,6 @@ fn distance(cx: &mut Ctx, from: ValueId, to: ValueId) -> Result<ValueId> {
 fn within(cx: &mut Ctx, d: ValueId, most: f64, [near, far]: [ValueId; 2]) -> Result<ValueId> {
     let is_near = cx.with_real(ScalarOp::Le, d, most)?;
     cx.select(is_near, near, far)
-}
-
-/// A polynomial by Horner's rule, the highest power first.
-fn polynomial(cx: &mut Ctx, x: ValueId, coefficients: &[f64]) -> Result<ValueId> {
-    let mut value = cx.scalar_like(x, 0.0);
-    for &c in coefficients {
-        let risen = cx.mul(value, x)?;
-        value = cx.add_real(risen, c)?;
-    }
-    Ok(value)
 }
 
 /// An op of two `f32`, rounded by itself: it is computed in `f64`, so that no rule of algebra joins
