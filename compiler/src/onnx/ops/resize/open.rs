@@ -26,7 +26,7 @@ struct Lengths {
 }
 
 impl Request {
-    /// True when a length of an axis that is resized is not known.
+    /// True when a length of a resized axis is not known.
     pub(super) fn is_open(&self, shape: &Shape) -> bool {
         let is_open = |(i, &axis): (usize, &usize)| {
             let stays = match (&self.scales, &self.sizes) {
@@ -42,7 +42,7 @@ impl Request {
     }
 }
 
-/// Resizes by positions that are tensors.
+/// Resizes by positions in tensors.
 pub(super) fn resize(
     cx: &mut Ctx,
     sampling: &Sampling,
