@@ -73,14 +73,11 @@ pub(super) fn addresses(warp: &Warp, address: &Address) -> [u64; LANES] {
 impl Gang<'_> {
     pub(super) fn load(&mut self, warp: &mut Warp, at: Issue, access: &Access) -> Result<()> {
         let from = addresses(warp, &access.address);
-        if access.address.space == AddressSpace::Param {
-            return if self.quick_param(warp, at, access) {
-                Ok(())
-            } else {
-                self.load_params(warp, at, access, &from)
-            };
-        }
-        if self.quick_load(warp, at, access, &from)? {
+        let is_done = match access.address.space {
+            AddressSpace::Param => self.quick_param(warp, at, access),
+            _ => self.quick_load(warp, at, access, &from)?,
+        };
+        if is_done {
             return Ok(());
         }
         for lane in lanes(at.active) {
@@ -106,7 +103,7 @@ impl Gang<'_> {
         Ok(())
     }
 
-    /// Loads from shared or local memory.
+    /// Loads from shared, local or parameter memory.
     fn load_local(
         &mut self,
         warp: &mut Warp,
@@ -120,6 +117,7 @@ impl Gang<'_> {
         for (k, part) in access.parts.iter().enumerate() {
             let bytes = match want.target {
                 Target::Shared(block) => &self.blocks[block].shared,
+                Target::Param => self.launch.call.params,
                 _ => &warp.local,
             };
             let first = start + k * size;
@@ -128,38 +126,6 @@ impl Gang<'_> {
             load_element(warp, want.lane, *part, access, |o, n| {
                 little_endian(&value[o..o + n])
             });
-        }
-        Ok(())
-    }
-
-    /// Parameters are the same for all lanes, but a lane may compute its address.
-    fn load_params(
-        &mut self,
-        warp: &mut Warp,
-        at: Issue,
-        access: &Access,
-        from: &[u64; LANES],
-    ) -> Result<()> {
-        let count = access.size_bytes * access.parts.len();
-        for lane in lanes(at.active) {
-            let start = self.local_range(
-                warp,
-                at,
-                LaneAccess {
-                    lane,
-                    target: Target::Param,
-                    address: from[lane],
-                    count: count as u64,
-                    kind: Kind::Load,
-                },
-            )?;
-            for (k, part) in access.parts.iter().enumerate() {
-                let first = start + k * access.size_bytes;
-                let params = self.launch.call.params;
-                load_element(warp, lane, *part, access, |o, n| {
-                    little_endian(&params[first + o..first + o + n])
-                });
-            }
         }
         Ok(())
     }
@@ -202,6 +168,10 @@ impl Gang<'_> {
         access: &Access,
         want: LaneAccess,
     ) -> Result<()> {
+        if want.target == Target::Param {
+            let what = "parameters are read-only".to_owned();
+            return Err(self.fault(FaultKind::Misuse, warp, at.of_lane(want.lane), what));
+        }
         let size = access.size_bytes;
         let start = self.local_range(warp, at, want)?;
         self.race_access(warp, at, want, access.is_strong)?;

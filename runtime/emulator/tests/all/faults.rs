@@ -1,8 +1,8 @@
 //! Planted bugs: each is caught, with a message that says where.
 
-use gristmill_emulator::{Args, Device, Fault, FaultKind, Limits};
+use gristmill_emulator::{Args, Device, Fault, FaultKind, Limits, Module};
 
-use super::support::{device, line, module, try_run, upload};
+use super::support::{device, download, line, module, try_run, upload};
 
 fn caught(kernel: &str, threads: u32, args: &Args, device: &Device) -> Fault {
     let module = module("bugs/basic");
@@ -246,4 +246,27 @@ fn copies_and_frees_are_checked() {
         .alloc(usize::MAX / 2)
         .expect_err("more than the device has");
     assert_fault(&fault, FaultKind::OutOfMemory, &["out of device memory"]);
+}
+
+/// A kernel with one parameter besides the address of its result, which reaches it by a generic address.
+fn on_parameters(body: &str) -> Module {
+    let text = format!(
+        ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 out, .param .u64 in) {{\n\
+         .reg .b64 %rd<6>;\nld.param.u64 %rd1, [out];\nmov.b64 %rd2, in;\ncvta.param.u64 %rd2, %rd2;\n\
+         {body}\nret;\n}}\n"
+    );
+    Module::parse(&text).expect("the kernel is well-formed")
+}
+
+#[test]
+fn parameters_are_read_through_generic_addresses_and_not_written() {
+    let device = device();
+    let out = upload(&device, &[0u64]);
+    let args = Args::new().u64(out).u64(0x1234_5678_9abc_def0);
+    let read = on_parameters("ld.u64 %rd3, [%rd2];\nst.global.u64 [%rd1], %rd3;");
+    try_run(&device, &read, "k", &line(1, 1), &args).expect("parameters can be read");
+    assert_eq!(download::<u64>(&device, out, 1), [0x1234_5678_9abc_def0]);
+    let write = on_parameters("st.u64 [%rd2], %rd1;");
+    let fault = try_run(&device, &write, "k", &line(1, 1), &args).expect_err("a write");
+    assert_fault(&fault, FaultKind::Misuse, &["parameters are read-only"]);
 }
