@@ -1,7 +1,7 @@
 //! Windows of deformable convolutions in f32: bilinear samples at taps moved by offsets.
 //!
 //! `x: [images, channels, height, width]` with any strides, `y: [images, channels, taps, rows, columns]`
-//! contiguous. An item is a block of channels of one group of offsets. It copies their planes into the
+//! contiguous. An item is a block of channels of one group of offsets, and all taps or a part of them. It copies their planes into the
 //! workspace with a border of zeros, so that every neighbour of a sample is in memory; then, tap by tap,
 //! it computes positions and weights once for all channels of the block. Products and sums are rounded
 //! one by one, so that results do not depend on the instruction set.
@@ -19,6 +19,11 @@ const CHUNK: usize = 256;
 const MOST_CHANNELS: usize = 16;
 /// Elements of the copied planes of an item, unless one plane alone is larger: half of a usual second-level cache.
 const MOST_ELEMENTS: usize = 1 << 16;
+
+/// Items below which taps are divided among several, for more threads.
+const WANTED_ITEMS: usize = 16;
+/// Items that copy the same planes, at most.
+const MOST_PARTS: usize = 4;
 
 /// Deformed windows over images.
 #[repr(C)]
@@ -68,7 +73,7 @@ descriptor!(DeformDesc {
 impl DeformDesc {
     /// Items of all images.
     pub fn n_items(&self) -> usize {
-        self.images * self.groups * self.n_blocks()
+        self.images * self.groups * self.n_blocks() * self.n_parts()
     }
 
     /// Bytes of memory that a concurrent call needs.
@@ -114,6 +119,14 @@ impl DeformDesc {
         self.channels_per_group().div_ceil(self.block())
     }
 
+    /// Parts of the taps, each an item, where there are few items without.
+    fn n_parts(&self) -> usize {
+        let items = self.images * self.groups * self.n_blocks();
+        let most = MOST_PARTS.min(self.n_taps());
+        let parts = WANTED_ITEMS.div_ceil(items.max(1)).clamp(1, most);
+        self.n_taps().div_ceil(self.n_taps().div_ceil(parts))
+    }
+
     fn is_valid(&self) -> bool {
         let positive = [
             self.plane,
@@ -123,6 +136,7 @@ impl DeformDesc {
             self.windows,
         ];
         self.groups > 0
+            && self.is_masked <= 1
             && self.channels.is_multiple_of(self.groups)
             && positive.as_flattened().iter().all(|n| *n > 0)
     }
@@ -151,6 +165,7 @@ struct Item<'a> {
     image: usize,
     group: usize,
     channels: Range<usize>,
+    taps: Range<usize>,
 }
 
 impl Task for Item<'_> {
@@ -166,7 +181,7 @@ impl Task for Item<'_> {
             for (i, channel) in self.channels.clone().enumerate() {
                 self.copy_plane(i, channel);
             }
-            for tap in 0..desc.n_taps() {
+            for tap in self.taps.clone() {
                 for start in (0..desc.n_windows()).step_by(CHUNK) {
                     self.chunk(tap, start..desc.n_windows().min(start + CHUNK));
                 }
@@ -186,17 +201,17 @@ impl Item<'_> {
             desc, x, planes, ..
         } = *self.operands;
         let [height, width] = desc.plane;
-        let [of_image, of_channel, of_row, of_column] = desc.x_strides;
-        let first = self.image as isize * of_image + channel as isize * of_channel;
+        let [image_stride, channel_stride, row_stride, column_stride] = desc.x_strides;
+        let first = self.image as isize * image_stride + channel as isize * channel_stride;
         // SAFETY: the workspace has a pitch for each channel of an item, and the image has the pixels.
         unsafe {
             let to = planes.add(i * desc.pitch());
             to.write_bytes(0, desc.pitch());
             for row in 0..height {
-                let from = x.wrapping_offset(first + row as isize * of_row);
+                let from = x.wrapping_offset(first + row as isize * row_stride);
                 let to = to.add((row + 1) * desc.row() + 1);
                 for column in 0..width {
-                    *to.add(column) = *from.wrapping_offset(column as isize * of_column);
+                    *to.add(column) = *from.wrapping_offset(column as isize * column_stride);
                 }
             }
         }
@@ -216,18 +231,18 @@ impl Item<'_> {
             ..
         } = *self.operands;
         let (n_windows, row) = (desc.n_windows(), desc.row());
-        let mut room = [const { MaybeUninit::<Sample>::uninit() }; CHUNK];
-        let of_tap = (self.image * desc.groups + self.group) * desc.n_taps() + tap;
-        for (entry, window) in room.iter_mut().zip(windows.clone()) {
+        let mut unset = [const { MaybeUninit::<Sample>::uninit() }; CHUNK];
+        let offset_row = (self.image * desc.groups + self.group) * desc.n_taps() + tap;
+        for (entry, window) in unset.iter_mut().zip(windows.clone()) {
             // SAFETY: the tap and the window exist.
-            entry.write(unsafe { self.sample(of_tap, tap, window) });
+            entry.write(unsafe { self.sample(offset_row, tap, window) });
         }
         for (i, channel) in self.channels.clone().enumerate() {
-            // SAFETY: the loop above has written as many samples as there are windows; every position is at most two rows
+            // SAFETY: the loop above has written as many samples as there are windows; every position is at least two rows
             // before the end of a plane; results and mask have these windows.
             unsafe {
                 let samples =
-                    std::slice::from_raw_parts(room.as_ptr().cast::<Sample>(), windows.len());
+                    std::slice::from_raw_parts(unset.as_ptr().cast::<Sample>(), windows.len());
                 let plane = planes.add(i * desc.pitch()).cast_const();
                 let results = (self.image * desc.channels + channel) * desc.n_taps() + tap;
                 let y = y.add(results * n_windows + windows.start);
@@ -235,7 +250,7 @@ impl Item<'_> {
                     *y.add(k) = sample.value(plane, row);
                 }
                 if desc.is_masked == 1 {
-                    let mask = mask.add(of_tap * n_windows + windows.start);
+                    let mask = mask.add(offset_row * n_windows + windows.start);
                     for k in 0..windows.len() {
                         *y.add(k) *= *mask.add(k);
                     }
@@ -244,12 +259,12 @@ impl Item<'_> {
         }
     }
 
-    /// The sample of a window at a tap; `of_tap` counts the taps of all groups and images.
+    /// The sample of a window at a tap; `offset_row` counts the taps of all groups and images.
     ///
     /// # Safety
     /// As [`Item::run`]; the tap and the window exist.
     #[inline(always)]
-    unsafe fn sample(&self, of_tap: usize, tap: usize, window: usize) -> Sample {
+    unsafe fn sample(&self, offset_row: usize, tap: usize, window: usize) -> Sample {
         let desc = self.operands.desc;
         let n_windows = desc.n_windows();
         let at = [window / desc.windows[1], window % desc.windows[1]];
@@ -263,13 +278,15 @@ impl Item<'_> {
                 *self
                     .operands
                     .offsets
-                    .add((of_tap * 2 + d) * n_windows + window)
+                    .add((offset_row * 2 + d) * n_windows + window)
             };
             let at = start as f32 + offset;
             // False for NaN.
             is_inside &= at > -1.0 && at < desc.plane[d] as f32;
             rest[d] = at - at.floor();
             low[d] = at.floor() as isize;
+            // The extent of an enormous image may be rounded up above.
+            is_inside &= low[d] < desc.plane[d] as isize;
         }
         if !is_inside {
             let zeros = (desc.plane[0] + 1) * desc.row();
@@ -279,8 +296,7 @@ impl Item<'_> {
             };
         }
         let [down, right] = rest;
-        // Rounding may put the last pixel of an enormous image beyond its end.
-        let [y, x] = [0, 1].map(|d| (low[d] + 1).min(desc.plane[d] as isize) as usize);
+        let [y, x] = low.map(|at| (at + 1) as usize);
         Sample {
             at: y * desc.row() + x,
             weights: [
@@ -349,7 +365,9 @@ pub unsafe extern "C" fn gm_deform_columns_f32(
         planes: address(WORKSPACE),
     };
     for item in begin..end.min(desc.n_items()) {
+        let (item, part) = (item / desc.n_parts(), item % desc.n_parts());
         let (of_group, block) = (item / desc.n_blocks(), item % desc.n_blocks());
+        let n_taps = desc.n_taps().div_ceil(desc.n_parts());
         let (image, group) = (of_group / desc.groups, of_group % desc.groups);
         let per_group = desc.channels_per_group();
         let first = block * desc.block();
@@ -359,6 +377,7 @@ pub unsafe extern "C" fn gm_deform_columns_f32(
             image,
             group,
             channels: group * per_group + channels.start..group * per_group + channels.end,
+            taps: part * n_taps..desc.n_taps().min((part + 1) * n_taps),
         };
         // SAFETY: by contract; the CPU has the instruction set.
         unsafe { dispatch(isa, item) };
@@ -460,7 +479,7 @@ mod tests {
                 let rest = at - at.floor();
                 [(at.floor(), 1.0 - rest), (at.floor() + 1.0, rest)]
             };
-            let [of_image, of_channel, of_row, of_column] = desc.x_strides;
+            let [image_stride, channel_stride, row_stride, column_stride] = desc.x_strides;
             let mut sum = 0.0;
             // A pixel outside: without weight even where the next one is not finite.
             let [rows, columns] = [along(0), along(1)];
@@ -471,8 +490,8 @@ mod tests {
                 for (x, wx) in columns {
                     let is_row = (0.0..desc.plane[0] as f32).contains(&y);
                     if is_row && (0.0..desc.plane[1] as f32).contains(&x) {
-                        let at = image as isize * of_image + channel as isize * of_channel;
-                        let at = at + y as isize * of_row + x as isize * of_column;
+                        let at = image as isize * image_stride + channel as isize * channel_stride;
+                        let at = at + y as isize * row_stride + x as isize * column_stride;
                         sum += wy * wx * self.x[at as usize];
                     }
                 }
@@ -511,14 +530,14 @@ mod tests {
             groups: 2,
             ..desc
         };
-        assert_eq!((large.block(), large.n_items()), (1, large.images * 6));
+        assert_eq!((large.block(), large.n_blocks()), (1, 3));
         let small = DeformDesc {
             plane: [7, 7],
             channels: 64,
             groups: 1,
             ..desc
         };
-        assert_eq!((small.block(), small.n_items()), (16, small.images * 4));
+        assert_eq!((small.block(), small.n_blocks()), (16, 4));
     }
 
     #[test]
@@ -533,6 +552,7 @@ mod tests {
         };
         assert_eq!(with(|d| d.isa = 0), UNSUPPORTED_ISA);
         assert_eq!(with(|d| d.groups = 0), INVALID);
+        assert_eq!(with(|d| d.is_masked = 2), INVALID);
         assert_eq!(with(|d| d.plane[1] = 0), INVALID);
         assert_eq!(with(|d| d.strides[0] = 0), INVALID);
     }

@@ -18,7 +18,7 @@ pub const ALIGN_BYTES: usize = 64;
 /// them for smaller ones, and pages that nothing writes take no memory.
 const MAPPED_FROM_BYTES: usize = 1 << 20;
 
-/// Zero-initialised bytes of its own, aligned to [`ALIGN_BYTES`].
+/// Initialised bytes of its own, aligned to [`ALIGN_BYTES`].
 pub struct AlignedBytes {
     ptr: NonNull<u8>,
     len: usize,
@@ -167,24 +167,35 @@ impl WeakTensor {
     }
 }
 
-/// Memory of large tensors that are gone, for further ones: a system clears every page that it gives out, which takes as long as
-/// reading it. Each new tensor takes a buffer out, so there are at most as many as threads, if each gives back one.
+/// Memory of freed large tensors, for further ones: a system clears every page it gives out, which takes as long as reading it.
 #[derive(Default)]
-pub struct Spares(Mutex<Vec<AlignedBytes>>);
+pub struct Spares {
+    buffers: Mutex<Vec<AlignedBytes>>,
+    most: usize,
+}
 
-/// A buffer of more times the size needed is dropped: it would be in memory for little.
+/// A buffer of more times the size needed is dropped: it would waste memory.
 const MOST_ROOM: usize = 4;
 
 impl Spares {
+    /// Keeps as many buffers as given, at most. The default keeps none.
+    pub fn of(most: usize) -> Spares {
+        Spares {
+            buffers: Mutex::default(),
+            most,
+        }
+    }
+
     /// A tensor whose elements are to be written: those of another tensor, or zeros.
     ///
     /// Errors with `OutOfMemory` as [`Tensor::zeros`].
     pub fn tensor(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
         let len = checked_size_bytes(dtype, shape)?;
-        if len < MAPPED_FROM_BYTES {
+        // Bytes of other dtypes may be no truth values.
+        if len < MAPPED_FROM_BYTES || dtype == DType::Bool {
             return Tensor::zeros(dtype, shape);
         }
-        let spare = lock(&self.0).pop();
+        let spare = lock(&self.buffers).pop();
         let fits =
             |bytes: &AlignedBytes| (len..=len.saturating_mul(MOST_ROOM)).contains(&bytes.room());
         let Some(mut bytes) = spare.filter(fits) else {
@@ -198,10 +209,15 @@ impl Spares {
         })
     }
 
-    /// Keeps the memory of a tensor, unless another reference to it exists.
+    /// Keeps the memory of a tensor, unless another reference to it exists, or there is enough.
     pub fn give(&self, tensor: Tensor) {
-        let bytes = Arc::into_inner(tensor.data);
-        lock(&self.0).extend(bytes.filter(|bytes| bytes.room() > 0));
+        let Some(bytes) = Arc::into_inner(tensor.data) else {
+            return;
+        };
+        let mut buffers = lock(&self.buffers);
+        if bytes.room() > 0 && buffers.len() < self.most {
+            buffers.push(bytes);
+        }
     }
 }
 
@@ -586,8 +602,8 @@ mod tests {
     }
 
     #[test]
-    fn spares_are_used_again_once_nothing_else_has_them() {
-        let spares = Spares::default();
+    fn spares_are_reused_without_other_references() {
+        let spares = Spares::of(1);
         let n = MAPPED_FROM_BYTES / 4;
         let mut large = spares.tensor(DType::F32, &[2 * n]).unwrap();
         large.as_mut_slice::<f32>().fill(1.0);
@@ -598,18 +614,19 @@ mod tests {
         spares.give(shared);
         let small = spares.tensor(DType::U8, &[16]).unwrap();
         assert_ne!(small.as_ptr(), ptr, "small ones are on the heap");
-        let again = spares.tensor(DType::I32, &[n, 1]).unwrap();
-        assert_eq!((again.as_ptr(), again.len()), (ptr, n));
-        assert_eq!(again.as_bytes().len(), MAPPED_FROM_BYTES);
-        spares.give(again);
+        spares.give(other);
+        assert_eq!(lock(&spares.buffers).len(), 1, "no more than asked for");
+        let reused = spares.tensor(DType::I32, &[n, 1]).unwrap();
+        assert_eq!((reused.as_ptr(), reused.len()), (ptr, n));
+        assert_eq!(reused.as_bytes().len(), MAPPED_FROM_BYTES);
+        spares.give(reused);
+        let truths = spares.tensor(DType::Bool, &[4 * n]).unwrap();
+        assert!(truths.as_slice::<bool>().iter().all(|b| !b));
         let whole = spares.tensor(DType::F32, &[2 * n]).unwrap();
         assert_eq!(whole.as_ptr(), ptr, "the room of its first tensor");
         spares.give(whole);
         let larger = spares.tensor(DType::F32, &[3 * n]).unwrap();
         assert_eq!(larger.len(), 3 * n);
-        assert!(
-            spares.0.lock().unwrap().is_empty(),
-            "a small one is dropped"
-        );
+        assert!(lock(&spares.buffers).is_empty(), "a small one is dropped");
     }
 }

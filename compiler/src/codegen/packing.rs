@@ -84,7 +84,7 @@ impl<'s> Packing<'s> {
 
     /// Makes all elements in use.
     ///
-    /// Errors with the first failure, naming the node: a file cannot be read, or a spool cannot be written.
+    /// Errors with the failure of the largest constant, naming the node: a file cannot be read, or a spool cannot be written.
     pub fn run(self, workers: Workers) -> Result<()> {
         drop(self.of_key);
         let mut jobs = self.jobs.into_inner();
@@ -98,7 +98,10 @@ impl<'s> Packing<'s> {
         };
         // The largest first: threads end at about the same time, and the memory of one is enough for the next.
         jobs.sort_by_key(|job| Reverse(job.constant.size_bytes()));
-        let spares = Spares::default();
+        let spares = Spares::of(match self.store.is_spooled() {
+            true => 0,
+            false => workers.n(),
+        });
         let made = workers.map(jobs, |job| job.run(self.store, &spares));
         made.into_iter().collect()
     }

@@ -24,6 +24,11 @@ impl Workers {
         Workers(n.min(gristmill_runtime::cpu::n_cores()).max(1))
     }
 
+    /// Number of threads.
+    pub fn n(self) -> usize {
+        self.0
+    }
+
     /// The results of `f` for all items, in their order.
     ///
     /// The pool ends with the call, so compilation leaves no threads behind. The caller waits on a thread of its own. If it is a thread of another

@@ -84,6 +84,7 @@ impl DataFile {
     /// Fills `bytes` from `offset` on.
     #[cfg(not(unix))]
     fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+        use std::io::{Read, Seek, SeekFrom};
         let _position = lock(&self.position);
         (&self.file).seek(SeekFrom::Start(offset))?;
         (&self.file).read_exact(bytes)

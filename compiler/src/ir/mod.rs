@@ -3,22 +3,23 @@
 //! # How to add an op
 //!
 //! An element-wise op is one entry of [`scalar`], with its expansion or its primitive code. Any other
-//! op is at most eight files; `RoiAlign` is an example.
+//! op is usually eight files; `RoiAlign` and `DeformColumns` are examples.
 //!
 //! 1. `ir/ops/mod.rs`: an entry of the table, with name, attributes, operands, class and columns. The
-//!    class decides the kind of cluster and of phase. An op whose axes move also joins the root of a
-//!    `transpose-out-of-*` rule.
+//!    class decides the kind of cluster and of phase.
 //! 2. `ir/ops/FAMILY.rs`: the functions that the entry names, one after the other: type rule
 //!    (`_infer`), reference evaluator (`_eval`), arithmetic (`_work`), order of axes (`_axes`) and
 //!    gradient (`_gradient`). What several families share is in `infer`, [`eval`], [`work`], [`axes`]
 //!    and [`gradient`].
-//! 3. `codegen/pull/mod.rs`: the op in the match of ops with code for one element, for the CPU and
-//!    CUDA. 4. `codegen/pull/FAMILY.rs`: that code.
+//! 3. `codegen/pull/mod.rs`: the op in the match of ops with code for one element.
+//! 4. `codegen/pull/FAMILY.rs`: that code, for the CPU and CUDA.
 //! 5. `codegen/testing/cases.rs`: operands, on which both back ends are compared with the evaluator,
 //!    under the tolerance of the table.
-//! 6. `autodiff/tests/ops.rs`: operands of the gradient, where there is one.
-//! 7. `onnx/ops/FAMILY.rs`: a handler. 8. `tests/data/onnx_cases_passing.txt`: cases that pass now.
+//! 6. `autodiff/tests/ops.rs`: operands of the gradient; without one, `guide/training.md` says so.
+//! 7. `onnx/ops/FAMILY.rs`: a handler.
+//! 8. `tests/data/onnx_cases_passing.txt`: cases that pass now.
 //!
+//! An op whose axes move also joins the root of a `transpose-out-of-*` rule in `rewrite/rules/layout.rs`.
 //! A precompiled CPU kernel can follow later. Tests name ops without a case or a rule.
 
 #[doc(hidden)]

@@ -531,7 +531,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         })
     }
 
-    /// Stores the elements of each source at the same index of the buffer that stands at its place.
+    /// Stores the elements of each source at the same index of its buffer among `writes`.
     pub(super) fn store_elements(
         &mut self,
         purpose: &str,

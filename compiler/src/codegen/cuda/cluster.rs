@@ -396,7 +396,7 @@ impl<'s> ClusterCompiler<'s> {
         reads
     }
 
-    /// Stores the elements of each source at the same index of the buffer that stands at its place.
+    /// Stores the elements of each source at the same index of its buffer among `writes`.
     fn store_elements(
         &mut self,
         what: &str,

@@ -335,13 +335,30 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         at: &[Ix<V>],
     ) -> Result<V> {
         let dtype = self.body.dtype(node.outputs[0]);
-        if self.body.n_elements(node.inputs[0]) == 0 {
-            return Ok(e.constant(dtype, 0));
-        }
         let tap = self.tap(e, node, at)?;
+        let mut sample = match self.body.n_elements(node.inputs[0]) {
+            0 => f64_constant(e, 0.0),
+            _ => self.deformed_sample(e, node, &tap, at)?,
+        };
+        if let Some(&mask) = node.inputs.get(2) {
+            let weight = self.value(e, mask, &[at[0], tap.row, at[3], at[4]])?;
+            let weight = e.convert(weight, self.body.dtype(mask), DType::F64)?;
+            sample = e.primitive(ScalarOp::Mul, DType::F64, DType::F64, &[weight, sample])?;
+        }
+        e.convert(sample, DType::F64, dtype)
+    }
+
+    /// A bilinear sample of `x` at a tap, in `f64`.
+    fn deformed_sample<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        tap: &Tap<V>,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let (rows, columns) = (
-            self.deformed(e, node, &tap, (0, at))?,
-            self.deformed(e, node, &tap, (1, at))?,
+            self.deformed(e, node, tap, (0, at))?,
+            self.deformed(e, node, tap, (1, at))?,
         );
         let inside = e.both(rows.inside, columns.inside)?;
         let sampled = |s: &mut Self, e: &mut E| {
@@ -352,13 +369,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         };
         let outside = |_: &mut Self, e: &mut E| Ok(vec![f64_constant(e, 0.0)]);
         let kinds = [Kind::Element(DType::F64)];
-        let mut sample = e.branch(inside, &kinds, self, sampled, outside)?[0];
-        if let Some(&mask) = node.inputs.get(2) {
-            let weight = self.value(e, mask, &[at[0], tap.row, at[3], at[4]])?;
-            let weight = e.convert(weight, self.body.dtype(mask), DType::F64)?;
-            sample = e.primitive(ScalarOp::Mul, DType::F64, DType::F64, &[weight, sample])?;
-        }
-        e.convert(sample, DType::F64, dtype)
+        Ok(e.branch(inside, &kinds, self, sampled, outside)?[0])
     }
 
     fn tap<'n, E: Emit<Value = V>>(

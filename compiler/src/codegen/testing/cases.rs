@@ -773,6 +773,20 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                     operands.extend(masked.then(|| x(d, &[2, 12, rows, 4])));
                     out.push((op, operands));
                 }
+                // Windows in the padding of an empty plane.
+                let window = Window {
+                    strides: vec![1, 1],
+                    dilations: vec![1, 1],
+                    pads_low: vec![1, 1],
+                    pads_high: vec![1, 1],
+                };
+                let op = Op::DeformColumns {
+                    size: vec![1, 1],
+                    window,
+                    groups: 1,
+                };
+                let operands = [&[1, 2, 3, 0][..], &[1, 2, 5, 2], &[1, 1, 5, 2]];
+                out.push((op, operands.map(|shape| x(d, shape)).to_vec()));
             }
         }
         "roi_align" => {

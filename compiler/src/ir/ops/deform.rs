@@ -1,5 +1,6 @@
 //! Windows of deformable convolutions.
 
+use super::product::accumulators;
 use super::{Op, Window};
 use crate::error::{Error, Result};
 use crate::ir::eval::Call;
@@ -60,7 +61,7 @@ pub(super) fn deform_columns_eval(c: &Call) -> Result<Vec<Tensor>> {
             groups
         }
     );
-    let &[n, channels, taps, rows, columns] = c.shape else {
+    let &[_, channels, taps, rows, columns] = c.shape else {
         return Err(Error::internal("windows of another rank"));
     };
     let (x, plane) = (c.inputs[0].to_f64s(), &c.inputs[0].shape()[2..]);
@@ -68,8 +69,8 @@ pub(super) fn deform_columns_eval(c: &Call) -> Result<Vec<Tensor>> {
     let mask = c.inputs.get(2).map(|m| m.to_f64s());
     let is_double = c.inputs[1].dtype() == DType::F64;
     let (n_pixels, n_windows) = (plane[0] * plane[1], rows * columns);
-    let mut samples = Vec::with_capacity(n * channels * taps * n_windows);
-    for i in 0..n * channels * taps * n_windows {
+    let mut samples = accumulators::<f64>(c.shape)?;
+    for (i, to) in samples.iter_mut().enumerate() {
         let (at, tap) = (i % n_windows, i / n_windows % taps);
         let (image, channel) = (
             i / n_windows / taps / channels,
@@ -88,7 +89,7 @@ pub(super) fn deform_columns_eval(c: &Call) -> Result<Vec<Tensor>> {
         let pixels = &x[(image * channels + channel) * n_pixels..][..n_pixels];
         let sample = sample([along(0), along(1)], plane, pixels, is_double);
         let weight = mask.as_ref().map_or(1.0, |m| m[row * n_windows + at]);
-        samples.push(weight * sample);
+        *to = weight * sample;
     }
     Ok(vec![Tensor::from_f64s(
         c.inputs[0].dtype(),
@@ -137,5 +138,62 @@ fn rounding(is_double: bool) -> fn(f64) -> f64 {
     match is_double {
         true => |v| v,
         false => |v| f64::from(v as f32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use insta::assert_snapshot;
+
+    /// The error of the type rule for windows of 3x3 in two groups of offsets over `x`.
+    fn error(x: &[usize], offsets: &[usize], mask: Option<&[usize]>) -> String {
+        let op = Op::DeformColumns {
+            size: vec![3, 3],
+            window: Window {
+                strides: vec![1, 1],
+                dilations: vec![1, 1],
+                pads_low: vec![1, 1],
+                pads_high: vec![1, 1],
+            },
+            groups: 2,
+        };
+        let of = |shape: &[usize]| Type::new(DType::F32, shape.iter().copied());
+        let types: Vec<Type> = [x, offsets].into_iter().chain(mask).map(of).collect();
+        let found = (op.spec().infer)(&op, &types, &[]);
+        found.map_or_else(|e| e, |types| types[0].to_string())
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        let (x, offsets) = (&[2, 4, 5, 6], &[2, 36, 5, 6]);
+        assert_snapshot!(error(x, offsets, Some(&[2, 18, 5, 6])), @"f32[2, 4, 9, 5, 6]");
+        assert_snapshot!(error(&[4, 5, 6], offsets, None), @"expected floats [n, c, h, w], got f32[4, 5, 6]");
+        assert_snapshot!(error(&[2, 3, 5, 6], offsets, None), @"3 channels do not divide into 2 groups of offsets");
+        assert_snapshot!(error(x, &[2, 18, 5, 6], None), @"expected offsets f32[2, 36, 5, 6], got f32[2, 18, 5, 6]");
+        assert_snapshot!(error(x, offsets, Some(&[2, 9, 5, 6])), @"expected a mask f32[2, 18, 5, 6], got f32[2, 9, 5, 6]");
+    }
+
+    #[test]
+    fn planes_may_be_symbolic() {
+        let (h, w) = (crate::ir::Dim::symbol("h"), crate::ir::Dim::symbol("w"));
+        let op = Op::DeformColumns {
+            size: vec![1, 1],
+            window: Window {
+                strides: vec![1, 1],
+                dilations: vec![1, 1],
+                pads_low: vec![0, 0],
+                pads_high: vec![0, 0],
+            },
+            groups: 1,
+        };
+        let of = |channels: usize| {
+            Type::new(
+                DType::F32,
+                [1.into(), channels.into(), h.clone(), w.clone()],
+            )
+        };
+        let types = (op.spec().infer)(&op, &[of(3), of(2)], &[]).unwrap();
+        assert_snapshot!(types[0], @"f32[1, 3, 1, h, w]");
     }
 }

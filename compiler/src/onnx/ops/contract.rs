@@ -266,7 +266,7 @@ fn deform_conv(cx: &mut Ctx) -> Result<Outs> {
     let (sx, size) = conv_shapes(cx, x, w)?;
     if size.len() != 2 {
         let n = size.len();
-        let message = format!("DeformConv over {n} spatial axes, only 2 are computed");
+        let message = format!("expected images with 2 spatial axes, got {n}");
         return Err(Error::unsupported(message));
     }
     let op = Op::DeformColumns {

@@ -131,3 +131,23 @@ fn unknown_names_are_told_with_the_known_ones() {
     insta::assert_snapshot!(error(vec![text("mode", "liner")]), @r#"in node "Resize_0:y": Resize (opset 18): unknown mode "liner"; known: nearest, linear, cubic, bilinear; did you mean "linear"?"#);
     insta::assert_snapshot!(error(vec![text("nearest_mode", "up")]), @r#"in node "Resize_0:y": Resize (opset 18): unknown nearest_mode "up"; known: round_prefer_floor, round_prefer_ceil, floor, ceil"#);
 }
+
+#[test]
+fn operands_of_deformable_convolutions_that_do_not_fit_are_errors() {
+    let error = |x: &[&str], weights: &[&str], attributes: Vec<AttributeProto>| {
+        let mut deformed = node("DeformConv", &["x", "w", "offset"], &["y"]);
+        deformed.attribute = attributes;
+        let offset = ["1", "18", "3", "3"];
+        let input = [("x", x), ("w", weights), ("offset", &offset)];
+        error_of(GraphProto {
+            input: input.map(|(n, dims)| info(n, 1, dims)).to_vec(),
+            ..unary(vec![deformed])
+        })
+    };
+    let (x, weights) = (["1", "2", "5", "5"], ["4", "2", "3", "3"]);
+    insta::assert_snapshot!(error(&x, &weights, vec![int("group", 3)]), @r#"in node "DeformConv_0:y": DeformConv (opset 18): 2 channels and weights [4, 2, 3, 3] do not fit in 3 groups"#);
+    insta::assert_snapshot!(error(&x, &weights, vec![int("group", 2)]), @r#"in node "DeformConv_0:y": DeformConv (opset 18): 2 channels and weights [4, 2, 3, 3] do not fit in 2 groups"#);
+    insta::assert_snapshot!(error(&x, &weights, vec![int("offset_group", 0)]), @r#"in node "DeformConv_0:y": DeformConv (opset 18): offset_group is 0, expected 1 or more"#);
+    insta::assert_snapshot!(error(&x, &weights, vec![int("offset_group", 2)]), @r#"in node "DeformConv_0:y": DeformConv (opset 18): deform_columns: expected offsets f32[1, 36, 3, 3], got f32[1, 18, 3, 3]"#);
+    insta::assert_snapshot!(error(&["1", "2", "5"], &["4", "2", "3"], vec![]), @r#"in node "DeformConv_0:y": DeformConv (opset 18): expected images with 2 spatial axes, got 1"#);
+}
