@@ -86,6 +86,15 @@ impl<'s> Packing<'s> {
     ///
     /// Errors with the failure of the largest constant, naming the node: a file cannot be read, or a spool cannot be written.
     pub fn run(self, workers: Workers) -> Result<()> {
+        let spares = Spares::of(match self.store.is_spooled() {
+            true => 0,
+            false => workers.n(),
+        });
+        self.run_in(workers, &spares)
+    }
+
+    /// [`Packing::run`], reading into spare memory.
+    fn run_in(self, workers: Workers, spares: &Spares) -> Result<()> {
         drop(self.of_key);
         let mut jobs = self.jobs.into_inner();
         // Kernels tried and not taken have left their constants.
@@ -98,11 +107,7 @@ impl<'s> Packing<'s> {
         };
         // The largest first: threads end at about the same time, and the memory of one is enough for the next.
         jobs.sort_by_key(|job| Reverse(job.constant.size_bytes()));
-        let spares = Spares::of(match self.store.is_spooled() {
-            true => 0,
-            false => workers.n(),
-        });
-        let made = workers.map(jobs, |job| job.run(self.store, &spares));
+        let made = workers.map(jobs, |job| job.run(self.store, spares));
         made.into_iter().collect()
     }
 }
@@ -119,5 +124,45 @@ impl Job {
         self.elements
             .set(kept.map_err(|e: Error| e.at_origin(&self.origin))?);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::constant::DataFile;
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn weights_are_read_into_spare_memory() {
+        const SHAPE: [usize; 2] = [512, 1024];
+        let (n, len) = (8, 4 * SHAPE[0] * SHAPE[1]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![1u8; n * len]).unwrap();
+        let file = Arc::new(DataFile::open(file.path()).unwrap());
+        let (store, spares) = (ConstantStore::default(), Spares::of(1));
+        let spare = Tensor::zeros(DType::F32, &SHAPE).unwrap();
+        let address = spare.as_ptr() as usize;
+        spares.give(spare);
+
+        let (packing, origin) = (Packing::new(&store), Origin::new("w"));
+        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let mut packed = Vec::new();
+        for i in 0..n {
+            let weight = ConstData::stored(&file, (i * len) as u64, DType::F32, &SHAPE).unwrap();
+            let seen = seen.clone();
+            let make = move |t: &Tensor| {
+                seen.lock().unwrap().insert(t.as_ptr() as usize);
+                Ok(Tensor::zeros(DType::F32, &[1])?)
+            };
+            let ty = (DType::F32, &[1][..]);
+            packed.push(packing.laid_out(&weight, format!("layout {i}"), ty, &origin, make));
+        }
+        packing.run_in(Workers::default(), &spares).unwrap();
+        assert!(packed.iter().all(|p| p.tensor().len() == 1));
+        assert_eq!(*seen.lock().unwrap(), [address].into());
+        let left = spares.tensor(DType::U8, &[len]).unwrap();
+        assert_eq!(left.as_slice::<u8>()[..4], [1; 4], "given back");
     }
 }

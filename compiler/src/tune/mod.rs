@@ -1,6 +1,6 @@
 //! Tuning: the fastest variant of each GPU kernel, found by timing all of them on the GPU.
 //!
-//! A kernel can have several variants ([`crate::codegen::forms`]); predicted times choose one. Here every variant of a
+//! A kernel can have several variants ([`crate::codegen::kernel_forms`]); predicted times choose one. Here every variant of a
 //! cluster, in bodies of control flow too, runs by itself on random operands. Its result must be that of the interpreter,
 //! or of the predicted variant where interpreting would take too long. The fastest one is kept on disk, for a hash of the
 //! sources of all variants, this GPU and this driver. Later compilations use it; others are only timed on request. The

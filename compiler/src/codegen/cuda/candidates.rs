@@ -155,7 +155,7 @@ impl Candidates {
     }
 }
 
-/// Picks a variant of each of a cluster's kernels from one number: see [`crate::codegen::forms`].
+/// Picks a variant of each of a cluster's kernels from one number: see [`crate::codegen::kernel_forms`].
 pub(super) struct Chooser {
     variant: usize,
     /// Forms of the cluster so far.
