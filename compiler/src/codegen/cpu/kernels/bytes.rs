@@ -130,7 +130,7 @@ mod tests {
     use crate::ir::*;
     use gristmill_runtime::{DType, Tensor};
 
-    /// What becomes of the sums.
+    /// Conversion of the sums.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Rest {
         Sums,
@@ -331,7 +331,7 @@ mod tests {
         check(&g, &inputs, 0.0, rng);
     }
 
-    /// What the kernels cannot do is computed otherwise, and right.
+    /// Cases without a kernel are computed by loops, with the same results.
     #[test]
     fn other_products_of_integers() {
         let rng = &mut Rng(55);

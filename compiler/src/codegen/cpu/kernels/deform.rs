@@ -1,5 +1,6 @@
 //! Windows of deformable convolutions.
 
+use super::regions::isizes;
 use super::rejected::Rejected;
 use super::strided::Strided;
 use super::task::{Call, Context, Task, pointers, read, result};
@@ -46,10 +47,6 @@ fn describe(cx: &Context, node: &Node, x: &Strided) -> Option<DeformDesc> {
         return None;
     }
     let pair = |values: &[usize]| [values[0], values[1]];
-    let mut x_strides = [0; 4];
-    for (to, &stride) in x_strides.iter_mut().zip(&x.strides) {
-        *to = stride as isize;
-    }
     Some(DeformDesc {
         isa: cx.isa as u32,
         is_masked: u32::from(node.inputs.len() == 3),
@@ -62,13 +59,13 @@ fn describe(cx: &Context, node: &Node, x: &Strided) -> Option<DeformDesc> {
         dilations: pair(&window.dilations),
         pads: pair(&window.pads_low),
         windows: pair(&windows[3..]),
-        x_strides,
+        x_strides: isizes(&x.strides),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::codegen::cpu::tests::harness::{check, steps};
+    use crate::codegen::cpu::tests::harness::{check, image_graph, steps};
     use crate::codegen::testing::Rng;
     use crate::ir::*;
     use gristmill_runtime::{DType, Tensor};
@@ -120,27 +117,11 @@ mod tests {
                 window,
                 groups,
             };
-            let graph = graph(&op, is_last, &operands);
+            let graph = image_graph(&op, is_last, &operands);
             let steps = steps(&graph);
             let has_kernel = steps.iter().any(|s| s.ends_with("gm_deform_columns_f32"));
             assert_eq!(has_kernel, dtype == DType::F32, "{graph}");
             check(&graph, &operands, 1e-6, rng);
         }
-    }
-
-    /// An op on an image whose channels come first, or last and are transposed.
-    fn graph(op: &Op, is_last: bool, operands: &[Tensor]) -> Graph {
-        let mut b = GraphBuilder::new("g");
-        let mut inputs = Vec::new();
-        for (i, t) in operands.iter().enumerate() {
-            inputs.push(b.input(&format!("x{i}"), t.dtype(), t.shape().iter().copied()));
-        }
-        if is_last {
-            let perm = vec![0, 3, 1, 2];
-            inputs[0] = b.add1(Op::Transpose { perm }, &inputs[..1]).unwrap();
-        }
-        let y = b.add1(op.clone(), &inputs).unwrap();
-        b.output("y", y);
-        b.finish().unwrap()
     }
 }

@@ -63,7 +63,7 @@ fn channels_last(cx: &Context, node: &Node, x: &Strided, desc: &mut RoiAlignDesc
     Some(copy)
 }
 
-fn isizes(strides: &[i64]) -> [isize; 4] {
+pub(super) fn isizes(strides: &[i64]) -> [isize; 4] {
     let mut all = [0; 4];
     for (to, &stride) in all.iter_mut().zip(strides) {
         *to = stride as isize;
@@ -126,7 +126,7 @@ fn kernel_kind(kind: PoolKind) -> RoiKind {
 #[cfg(test)]
 mod tests {
     use crate::codegen::cpu::Options;
-    use crate::codegen::cpu::tests::harness::{check, compile_clusters, run, steps};
+    use crate::codegen::cpu::tests::harness::{check, compile_clusters, image_graph, run, steps};
     use crate::codegen::testing::{Rng, as_cluster, graph_of};
     use crate::ir::*;
     use gristmill_runtime::{DType, Tensor, status};
@@ -174,22 +174,6 @@ mod tests {
         Tensor::from_f64s(dtype, shape, &x).unwrap()
     }
 
-    /// An op on an image whose channels come first, or last and are transposed.
-    fn graph(op: &Op, is_last: bool, operands: &[Tensor]) -> Graph {
-        let mut b = GraphBuilder::new("g");
-        let mut inputs = Vec::new();
-        for (i, t) in operands.iter().enumerate() {
-            inputs.push(b.input(&format!("x{i}"), t.dtype(), t.shape().iter().copied()));
-        }
-        if is_last {
-            let perm = vec![0, 3, 1, 2];
-            inputs[0] = b.add1(Op::Transpose { perm }, &inputs[..1]).unwrap();
-        }
-        let y = b.add1(op.clone(), &inputs).unwrap();
-        b.output("y", y);
-        b.finish().unwrap()
-    }
-
     #[test]
     fn random_regions_are_the_interpreters() {
         let rng = &mut Rng(61);
@@ -206,7 +190,7 @@ mod tests {
                 Tensor::from_f64s(dtype, &[regions, 4], &corners).unwrap(),
                 indices(rng, regions, n),
             ];
-            let graph = graph(&random_op(rng), is_last, &operands);
+            let graph = image_graph(&random_op(rng), is_last, &operands);
             let has_kernel = steps(&graph).iter().any(|s| s.ends_with("gm_roi_align"));
             assert_eq!(has_kernel, dtype == DType::F32, "{graph}");
             let tolerance = if dtype == DType::F16 { 1e-3 } else { 0.0 };

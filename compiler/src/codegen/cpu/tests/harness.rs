@@ -4,7 +4,7 @@ use crate::codegen::cpu::{self, Collector, Listing, Options};
 use crate::codegen::plan::{Arg, CompiledKernels};
 use crate::codegen::testing::{Case, Rng, as_cluster};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Graph, GraphBuilder, NodeId, Op};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::tensor::AlignedBytes;
 
@@ -99,4 +99,20 @@ pub fn steps(body: &Graph) -> Vec<String> {
         .iter()
         .map(|s| compiled.kernels[s.kernel].name.clone())
         .collect()
+}
+
+/// An op on an image whose channels come first, or last and are transposed.
+pub fn image_graph(op: &Op, is_last: bool, operands: &[Tensor]) -> Graph {
+    let mut b = GraphBuilder::new("g");
+    let mut inputs = Vec::new();
+    for (i, t) in operands.iter().enumerate() {
+        inputs.push(b.input(&format!("x{i}"), t.dtype(), t.shape().iter().copied()));
+    }
+    if is_last {
+        let perm = vec![0, 3, 1, 2];
+        inputs[0] = b.add1(Op::Transpose { perm }, &inputs[..1]).unwrap();
+    }
+    let y = b.add1(op.clone(), &inputs).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
 }
