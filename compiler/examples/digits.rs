@@ -5,8 +5,8 @@
 
 use gristmill::ir::{Dim, ScalarOp};
 use gristmill::train::{
-    Adam, BatchNorm, Conv2d, Dataset, Model, Objective, Schedule, Trainer, Training, Update,
-    WeightDecay, loss,
+    Adam, BatchNorm, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, Model, Objective,
+    Schedule, TensorDataset, Trainer, Training, Update, WeightDecay, loss,
 };
 use gristmill::{DType, Options, Result, Tensor};
 use std::path::Path;
@@ -34,20 +34,32 @@ pub fn train(tell: &mut dyn FnMut(u64, f64)) -> Result<f64> {
     let held_out = data(&folder.join("held_out.npz"))?;
     let n_batches = examples.len().div_ceil(BATCH);
     let trainer = trainer(n_batches as u64)?;
-    for epoch in 0..EPOCHS {
-        let mut sum = 0.0;
-        for batch in examples.shuffled(BATCH, SEED, epoch) {
-            sum += trainer.step(batch?)?.loss;
-        }
-        tell(epoch, sum / n_batches as f64);
+    let fit = Fit {
+        epochs: EPOCHS,
+        seed: SEED,
+        ..Fit::new(&examples, BATCH)
+    };
+    trainer.fit(&fit, &mut [&mut Told(tell)])?;
+    let metrics = trainer.evaluate(&held_out, BATCH)?;
+    Ok(metrics.get("accuracy").unwrap_or(0.0))
+}
+
+/// Tells the mean loss of each epoch.
+struct Told<'a>(&'a mut dyn FnMut(u64, f64));
+
+impl Callback for Told<'_> {
+    fn name(&self) -> String {
+        "Told".to_owned()
     }
-    let all: Vec<usize> = (0..held_out.len()).collect();
-    let results = trainer.evaluate(held_out.rows(&all)?)?;
-    Ok(results["accuracy"].to_f64s()[0])
+
+    fn epoch_end(&mut self, _: &mut FitContext, epoch: &EpochReport) -> Result<()> {
+        (self.0)(epoch.epoch, epoch.trained.loss());
+        Ok(())
+    }
 }
 
 /// Images as `f32`, and their digits.
-fn data(path: &Path) -> Result<Dataset> {
+fn data(path: &Path) -> Result<TensorDataset> {
     let mut tensors = Vec::new();
     for (name, t) in gristmill::read_npz(path)? {
         let is_image = t.dtype() == DType::U8;
@@ -57,7 +69,7 @@ fn data(path: &Path) -> Result<Dataset> {
         };
         tensors.push((name, t));
     }
-    Dataset::new(tensors)
+    TensorDataset::new(tensors)
 }
 
 fn trainer(steps_per_epoch: u64) -> Result<Trainer> {

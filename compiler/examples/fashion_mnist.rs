@@ -5,8 +5,8 @@
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::train::{
-    Adam, Conv2d, Dataset, Model, Objective, Schedule, Trainer, Training, Update, WeightDecay,
-    loss, read_idx,
+    Adam, Batch, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, Model, Objective,
+    Schedule, TensorDataset, Trainer, Training, Update, WeightDecay, loss, read_idx,
 };
 use gristmill::{DType, Options, Result, Tensor};
 use std::path::{Path, PathBuf};
@@ -59,22 +59,37 @@ fn train(folder: &Path, net: Net, seed: u64) -> Result<f64> {
         options: Options::default(),
     };
     let trainer = Trainer::new("fashion", &training, |m| objective(m, net))?;
-    for epoch in 0..EPOCHS {
-        let (begin, mut sum, mut n) = (Instant::now(), 0.0, 0);
-        for batch in examples.shuffled(BATCH, seed, epoch) {
-            sum += trainer.step(scaled(batch?)?)?.loss;
-            n += 1;
-        }
-        let rate = examples.len() as f64 / begin.elapsed().as_secs_f64();
-        let accuracy = accuracy(&trainer, &held_out)?;
-        let loss = sum / f64::from(n);
-        println!("epoch {epoch}: loss {loss:.4}, held out {accuracy:.4}, {rate:.0} images/s");
+    let fit = Fit {
+        epochs: EPOCHS,
+        seed,
+        held_out: Some(&held_out),
+        ..Fit::new(&examples, BATCH)
+    };
+    trainer.fit(&fit, &mut [&mut Print])?;
+    let metrics = trainer.evaluate(&held_out, 1000)?;
+    Ok(metrics.get("accuracy").unwrap_or(0.0))
+}
+
+/// Prints a line for each epoch.
+struct Print;
+
+impl Callback for Print {
+    fn name(&self) -> String {
+        "Print".to_owned()
     }
-    accuracy(&trainer, &held_out)
+
+    fn epoch_end(&mut self, _: &mut FitContext, epoch: &EpochReport) -> Result<()> {
+        let (number, trained) = (epoch.epoch + 1, &epoch.trained);
+        let held_out = epoch.held_out.as_ref();
+        let held_out = held_out.map_or_else(String::new, |m| format!("; held out: {m}"));
+        let rate = epoch.examples_per_s;
+        println!("epoch {number}/{EPOCHS}: {trained}{held_out}; {rate:.0} images/s");
+        Ok(())
+    }
 }
 
 /// Images `u8[n, 28, 28]` and classes of one of the two parts.
-fn data(folder: &Path, part: &str) -> Result<Dataset> {
+fn data(folder: &Path, part: &str) -> Result<Clothes> {
     let read = |name: &str| {
         let plain = folder.join(format!("{part}-{name}"));
         match plain.exists() {
@@ -83,32 +98,32 @@ fn data(folder: &Path, part: &str) -> Result<Dataset> {
         }
     };
     let (images, labels) = (read("images-idx3-ubyte")?, read("labels-idx1-ubyte")?);
-    Dataset::new([("image", images), ("label", labels)])
+    let images = TensorDataset::new([("image", images), ("label", labels)])?;
+    Ok(Clothes(images))
 }
 
-/// A batch with pixels of mean 0 and deviation 1.
-fn scaled(batch: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
-    let one = |(name, t): (String, Tensor)| {
-        if t.shape().len() == 1 {
-            return Ok((name, t));
-        }
-        let pixels = t.as_slice::<u8>().iter();
-        let pixels = pixels.map(|&p| (f32::from(p) / 255.0 - 0.286) / 0.353);
-        let pixels: Vec<f32> = pixels.collect();
-        let shape = [t.shape()[0], 1, 28, 28];
-        Ok((name, Tensor::from_slice(&pixels, &shape)?))
-    };
-    batch.into_iter().map(one).collect()
-}
+/// Images with pixels of mean 0 and deviation 1.
+struct Clothes(TensorDataset);
 
-fn accuracy(trainer: &Trainer, data: &Dataset) -> Result<f64> {
-    let mut right = 0.0;
-    for batch in data.batches(1000) {
-        let batch = scaled(batch?)?;
-        let n = batch[0].1.shape()[0] as f64;
-        right += n * trainer.evaluate(batch)?["accuracy"].to_f64s()[0];
+impl Dataset for Clothes {
+    fn len(&self) -> usize {
+        self.0.len()
     }
-    Ok(right / data.len() as f64)
+
+    fn rows(&self, places: &[usize]) -> Result<Batch> {
+        self.0.rows(places)?.into_iter().map(scaled).collect()
+    }
+}
+
+fn scaled((name, t): (String, Tensor)) -> Result<(String, Tensor)> {
+    if t.shape().len() == 1 {
+        return Ok((name, t));
+    }
+    let pixels = t.as_slice::<u8>().iter();
+    let pixels = pixels.map(|&p| (f32::from(p) / 255.0 - 0.286) / 0.353);
+    let pixels: Vec<f32> = pixels.collect();
+    let shape = [t.shape()[0], 1, 28, 28];
+    Ok((name, Tensor::from_slice(&pixels, &shape)?))
 }
 
 fn objective(m: &mut Model, net: Net) -> Result<Objective> {

@@ -5,7 +5,8 @@
 
 use gristmill::ir::Dim;
 use gristmill::train::{
-    Adam, Dataset, FineTuning, Model, Objective, Pretrained, Trainer, Training, loss,
+    Adam, Dataset, FineTuning, Fit, Model, Objective, Pretrained, TensorDataset, Trainer, Training,
+    loss,
 };
 use gristmill::{DType, Options, Result, Tensor};
 use std::path::{Path, PathBuf};
@@ -43,18 +44,19 @@ pub fn tune(tuned: &Path) -> Result<(f64, f64)> {
         options: Options::default(),
     };
     let trainer = Trainer::new("turned digits", &training, |m| objective(m, &net))?;
-    for epoch in 0..EPOCHS {
-        for batch in examples.shuffled(BATCH, SEED, epoch) {
-            trainer.step(batch?)?;
-        }
-    }
+    let fit = Fit {
+        epochs: EPOCHS,
+        seed: SEED,
+        ..Fit::new(&examples, BATCH)
+    };
+    trainer.fit(&fit, &mut [])?;
     net.save(&trainer, tuned)?;
     let before = accuracy(&data("model.onnx"), &held_out)?;
     Ok((before, accuracy(tuned, &held_out)?))
 }
 
 /// Images as `f32`, turned by a quarter, and their digits.
-fn turned(path: &Path) -> Result<Dataset> {
+fn turned(path: &Path) -> Result<TensorDataset> {
     let mut tensors = Vec::new();
     for (name, t) in gristmill::read_npz(path)? {
         let t = match name.as_str() {
@@ -63,7 +65,7 @@ fn turned(path: &Path) -> Result<Dataset> {
         };
         tensors.push((name, t));
     }
-    Dataset::new(tensors)
+    TensorDataset::new(tensors)
 }
 
 /// `[n, 1, 8, 8]` with columns as rows, from the last one on.
@@ -87,7 +89,7 @@ fn objective(m: &mut Model, net: &Pretrained) -> Result<Objective> {
 }
 
 /// The part of examples that the model of a file gets right.
-fn accuracy(path: &Path, examples: &Dataset) -> Result<f64> {
+fn accuracy(path: &Path, examples: &TensorDataset) -> Result<f64> {
     let model = gristmill::onnx::load(path)?;
     let program = gristmill::compile(&model, &Options::default())?;
     let all: Vec<usize> = (0..examples.len()).collect();

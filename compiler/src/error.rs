@@ -151,6 +151,12 @@ impl Error {
         self
     }
 
+    /// Puts a further fact behind the message.
+    pub(crate) fn addition(mut self, what: impl fmt::Display) -> Error {
+        self.message = format!("{}; {what}", self.message);
+        self
+    }
+
     /// One thing to try.
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
         self.hint.get_or_insert(hint.into());

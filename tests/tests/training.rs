@@ -5,6 +5,7 @@ mod curves;
 #[path = "../../compiler/examples/digits.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod digits;
+mod fit;
 mod loops;
 mod random;
 mod tuning;
@@ -13,7 +14,8 @@ use crate::multi_device::setup;
 use gristmill::ir::{Dim, ReduceKind, ScalarOp, ValueId};
 use gristmill::testing::Setup;
 use gristmill::train::{
-    Adam, BatchNorm, Dataset, Init, Model, Objective, Sgd, Trainer, Training, Update, loss,
+    Adam, BatchNorm, Dataset, Init, Model, Objective, Sgd, TensorDataset, Trainer, Training,
+    Update, loss,
 };
 use gristmill::{DType, ErrorKind, Options, Result, Tensor};
 
@@ -54,7 +56,7 @@ fn trainer(setup: Setup) -> Trainer {
 }
 
 /// Rows whose class is the greatest of the first three numbers.
-fn examples(n: usize) -> Dataset {
+fn examples(n: usize) -> TensorDataset {
     let number = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
     let x: Vec<f32> = (0..6 * n).map(number).collect();
     let greatest = |row: &[f32]| (0..3).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i64;
@@ -63,10 +65,10 @@ fn examples(n: usize) -> Dataset {
         Tensor::from_slice(&x, &[n, 6]),
         Tensor::from_slice(&y, &[n]),
     );
-    Dataset::new([("x", x.unwrap()), ("y", y.unwrap())]).unwrap()
+    TensorDataset::new([("x", x.unwrap()), ("y", y.unwrap())]).unwrap()
 }
 
-fn epoch(trainer: &Trainer, data: &Dataset, epoch: u64) {
+fn epoch(trainer: &Trainer, data: &TensorDataset, epoch: u64) {
     for batch in data.shuffled(32, 9, epoch) {
         trainer.step(batch.unwrap()).unwrap();
     }
@@ -121,7 +123,7 @@ fn threads_and_devices_make_the_same_bits_or_nearly() {
     let two = run(setup("cpu:1", 2));
     assert!(state(&one) == state(&two), "one and two threads");
     let batch = || data.rows(&(0..70).collect::<Vec<_>>()).unwrap();
-    let loss = |trainer: &Trainer| trainer.evaluate(batch()).unwrap()["loss"].to_f64s()[0];
+    let loss = |trainer: &Trainer| trainer.evaluate_batch(batch()).unwrap()["loss"].to_f64s()[0];
     for other in [run(setup("cpu:2", 2)), run(setup("cpu:1", 0))] {
         let (own, other) = (loss(&one), loss(&other));
         assert!((own - other).abs() < 1e-4 * own, "{own} {other}");
@@ -142,7 +144,7 @@ fn a_step_that_fails_changes_nothing() {
         assert!(error.contains("out of range"), "{error}");
         assert!(state(&trainer) == before);
     }
-    trainer.evaluate(batch).unwrap();
+    trainer.evaluate_batch(batch).unwrap();
     assert!(state(&trainer) == before, "evaluation changes nothing");
 }
 
@@ -192,7 +194,7 @@ fn a_perceptron_learns_by_batches_of_any_size() {
     for e in 0..60 {
         epoch(&trainer, &data, e);
     }
-    let results = trainer.evaluate(data.rows(&all).unwrap()).unwrap();
+    let results = trainer.evaluate_batch(data.rows(&all).unwrap()).unwrap();
     let accuracy = results["accuracy"].to_f64s()[0];
     assert!(accuracy > 0.9, "{accuracy}");
     let one = trainer.step(data.rows(&[7]).unwrap()).unwrap();
@@ -288,7 +290,7 @@ fn a_transformer_learns_from_earlier_tokens_alone() {
         .chunks_mut(6)
         .for_each(|s| s[4] = 6 - s[4]);
     let logits =
-        |x: Tensor| trainer.evaluate([("x", x), ("y", part(1))]).unwrap()["logits"].to_f64s();
+        |x: Tensor| trainer.evaluate_batch([("x", x), ("y", part(1))]).unwrap()["logits"].to_f64s();
     let (before, after) = (logits(part(0)), logits(changed));
     for (i, (a, b)) in before.iter().zip(&after).enumerate() {
         let place = i / 7 % 6;
@@ -341,7 +343,7 @@ fn an_lstm_remembers() {
         losses[0],
         losses[149]
     );
-    let outputs = trainer.evaluate(batch(5)).unwrap();
+    let outputs = trainer.evaluate_batch(batch(5)).unwrap();
     assert_eq!(outputs["end"], outputs["last"]);
     let mut m = Model::new("m", 1, true);
     let x = m.input("x", DType::F32, [2usize, 3]);
@@ -396,7 +398,7 @@ fn towers_share_variables_and_find_their_losses() {
     assert_eq!((one.loss, average(&one.metrics)), (8.0, 8.0));
     let two = trainer.step(x()).unwrap();
     assert_eq!((two.loss, average(&two.metrics)), (-1.0, 8.0 - 9.0 / 4.0));
-    let used = trainer.evaluate(x()).unwrap();
+    let used = trainer.evaluate_batch(x()).unwrap();
     assert_eq!(average(&used), 8.0 - 9.0 / 4.0);
     assert_eq!(used["loss"].to_f64s(), [-1.0]);
 }
@@ -431,7 +433,7 @@ fn models_that_cannot_be_trained_are_refused() {
         wide.contains("expected one floating-point element"),
         "{wide}"
     );
-    let error = Dataset::new([
+    let error = TensorDataset::new([
         ("x", Tensor::zeros(DType::F32, &[2]).unwrap()),
         ("y", Tensor::zeros(DType::F32, &[3]).unwrap()),
     ]);

@@ -13,26 +13,28 @@ use crate::heading;
 use crate::output::{self, errln, noteln, outlive_reader, outln};
 use crate::{load, parse, print_json};
 use clap::Args;
-use data::{Archive, Batch, Examples, Keys};
+use data::{Archive, Examples, Keys};
 use gristmill::DType;
 use gristmill::Options;
 use gristmill::Session;
 use gristmill::Source;
 use gristmill::onnx::{self, Converted};
-use gristmill::train::{Checkpoints, Position, StepOutputs, Trainer, Training, Weight};
-use gristmill::{Error, ErrorKind, Result};
+use gristmill::train::{
+    Batch, Callback, Checkpoints, End, EpochReport, Every, Fit, FitContext, FitReport,
+    ModelCheckpoint, Resumed, StepOutputs, Trainer, Training, Weight,
+};
+use gristmill::{Error, Result};
 use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::files;
 use gristmill_runtime::nearest::unknown;
 use gristmill_runtime::safetensors::Notes;
 use gristmill_runtime::units::{count, plural, printable, time_ns};
 use objective::Aim;
-use progress::{Epoch, Line, Means, first};
+use progress::Line;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -90,7 +92,7 @@ pub struct TrainArgs {
     json: bool,
 }
 
-/// Exit code of a training that Ctrl-C ended, as shells have it.
+/// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: i32 = 128 + SIGINT;
 
 /// Runs the verb.
@@ -117,7 +119,7 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     Ok(())
 }
 
-/// Errors that would otherwise come at the end only.
+/// Errors to give before training rather than after it.
 fn check_flags(args: &TrainArgs) -> Result<()> {
     args.update.check()?;
     if !args.compile.keep.is_empty() {
@@ -171,17 +173,13 @@ struct Run<'a> {
     args: &'a TrainArgs,
     aim: Aim,
     trainer: Trainer,
-    examples: Rc<Examples>,
+    /// Examples of a step.
+    size: usize,
+    examples: Examples,
     held_out: Option<Examples>,
-    /// True when every batch has the same size.
-    is_fixed: bool,
-    position: Position,
-    epochs: Vec<Epoch>,
-    checkpoint: Option<PathBuf>,
-    /// Nodes that the written model has in another form.
+    report: FitReport,
+    /// Nodes with another form in the written model.
     converted: Converted,
-    /// Steps of this process.
-    n_steps: u64,
 }
 
 /// The model, the data and the flags of a training, before a step is compiled.
@@ -290,17 +288,14 @@ impl<'a> Run<'a> {
             None => None,
         };
         Ok(Run {
-            position: Position::start(&examples.data, setup.size, args.seed),
             args,
             trainer,
-            examples: Rc::new(examples),
+            size: setup.size,
+            examples,
             held_out,
-            is_fixed: setup.fixed.is_some(),
             aim: setup.aim,
-            epochs: Vec::new(),
-            checkpoint: None,
+            report: FitReport::default(),
             converted: Converted::default(),
-            n_steps: 0,
         })
     }
 }
@@ -350,76 +345,58 @@ fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
 }
 
 impl Run<'_> {
-    fn n_per_epoch(&self) -> u64 {
-        let (n, size) = (self.examples.data.len() as u64, self.position.batch_size);
-        match self.is_fixed {
-            true => n / size,
-            false => n.div_ceil(size),
-        }
-    }
-
     /// Trains to the end; false when it was interrupted.
     fn run(&mut self, interrupt: &AtomicBool) -> Result<bool> {
-        self.check_folder()?;
-        let checkpoints = self.checkpoints()?;
-        if self.args.resume {
-            self.resume(checkpoints.as_ref())?;
+        let folder = self.folder();
+        if !self.args.resume && folder.exists() {
+            let unused = self.checkpoints(&folder)?.check_unused();
+            unused.map_err(|e| e.hint(BEGINS_ANEW))?;
         }
-        let n_steps = self.n_per_epoch().saturating_mul(self.args.epochs);
-        let n_done = self.position.epoch * self.n_per_epoch() + self.position.n_batches;
-        let line = Line::new(n_steps, n_done, !self.args.json && !output::is_quiet());
-        while self.position.epoch < self.args.epochs {
-            let Some(mut epoch) = self.epoch(&line, interrupt)? else {
-                line.end();
-                self.save_interrupted(checkpoints)?;
-                return Ok(false);
-            };
-            self.check_weights()?;
-            epoch.held_out = self.evaluate()?;
-            self.position.next_epoch();
-            if let Some(checkpoints) = &checkpoints {
-                self.checkpoint = Some(checkpoints.save(&self.trainer, &self.position)?);
-            }
-            if !self.args.json {
-                line.aside(|| epoch.print(self.args.epochs));
-            }
-            self.epochs.push(epoch);
-        }
-        line.end();
-        Ok(true)
-    }
-
-    /// Errors when the folder of checkpoints has those of an earlier training, which are not to be mixed with others.
-    fn check_folder(&self) -> Result<()> {
-        let folder = match &self.args.checkpoint_dir {
-            Some(folder) => folder.clone(),
-            None => self.default_folder(),
+        let resumed = match self.args.resume {
+            true => Some(self.resume(&folder)?),
+            false => None,
         };
-        if self.args.resume || !folder.exists() || Checkpoints::new(&folder, 1)?.files()?.is_empty()
-        {
-            return Ok(());
-        }
-        let message = format!(
-            "{} has checkpoints of an earlier training",
-            folder.display()
-        );
-        Err(Error::invalid(message)
-            .hint("--resume goes on from them; another --checkpoint-dir begins anew"))
-    }
-
-    fn checkpoints(&self) -> Result<Option<Checkpoints>> {
-        let folder = match (&self.args.checkpoint_dir, self.args.resume) {
-            (Some(folder), _) => folder.clone(),
-            (None, true) => self.default_folder(),
-            (None, false) => return Ok(None),
+        let fit = Fit {
+            epochs: self.args.epochs,
+            seed: self.args.seed,
+            held_out: self.held_out.as_ref().map(|data| data as _),
+            resumed,
+            ..Fit::new(&self.examples, self.size)
         };
-        if self.args.resume && !folder.is_dir() {
-            return Err(no_checkpoint(&folder));
-        }
-        Ok(Some(self.checkpoints_in(folder)?))
+        let mut watch = Watch {
+            args: self.args,
+            interrupt,
+            on_interrupt: &|| self.checkpoints(&folder),
+            n_examples: self.size,
+            line: None,
+        };
+        // Without a folder of its own, a training has checkpoints only of interruptions.
+        let is_saved = self.args.resume || self.args.checkpoint_dir.is_some();
+        let mut newest = match is_saved {
+            true => Some(ModelCheckpoint::newest(
+                self.checkpoints(&folder)?,
+                Every::Epochs(1),
+            )),
+            false => None,
+        };
+        let mut callbacks: Vec<&mut dyn Callback> = vec![&mut watch];
+        callbacks.extend(newest.as_mut().map(|own| own as &mut dyn Callback));
+        let report = self.trainer.fit(&fit, &mut callbacks)?;
+        let is_whole = report.stopped.is_none();
+        self.report = report;
+        Ok(is_whole)
     }
 
-    fn checkpoints_in(&self, folder: PathBuf) -> Result<Checkpoints> {
+    /// The folder of checkpoints, given or not.
+    fn folder(&self) -> PathBuf {
+        self.args.checkpoint_dir.clone().unwrap_or_else(|| {
+            let mut folder = self.args.out.clone().into_os_string();
+            folder.push(".checkpoints");
+            folder.into()
+        })
+    }
+
+    fn checkpoints(&self, folder: &Path) -> Result<Checkpoints> {
         let n = self.args.keep_checkpoints as usize;
         Ok(Checkpoints::new(folder, n)?.with_facts(self.facts()))
     }
@@ -439,156 +416,22 @@ impl Run<'_> {
         named.collect()
     }
 
-    fn default_folder(&self) -> PathBuf {
-        let mut folder = self.args.out.clone().into_os_string();
-        folder.push(".checkpoints");
-        folder.into()
-    }
-
-    fn resume(&mut self, checkpoints: Option<&Checkpoints>) -> Result<()> {
-        let Some(checkpoints) = checkpoints else {
-            return Ok(());
+    fn resume(&self, folder: &Path) -> Result<Resumed> {
+        let found = match folder.is_dir() {
+            true => self.checkpoints(folder)?.resume(&self.trainer)?,
+            false => None,
         };
-        let Some(resumed) = checkpoints.resume(&self.trainer)? else {
-            return Err(no_checkpoint(checkpoints.folder()));
+        let Some(resumed) = found else {
+            let e = Error::invalid(format!("--resume: {} has no checkpoint", folder.display()));
+            return Err(e.hint("--checkpoint-dir DIR names the folder of checkpoints"));
         };
-        resumed.damaged.iter().for_each(crate::output::warning);
-        let own = Position {
-            epoch: resumed.position.epoch,
-            n_batches: resumed.position.n_batches,
-            ..self.position
-        };
-        if own != resumed.position {
-            let p = resumed.position;
-            return Err(Error::invalid(format!(
-                "{}: it is of {} examples by {} with --seed {}; here they are {} by {} with --seed {}",
-                resumed.path.display(),
-                p.n_examples,
-                p.batch_size,
-                p.seed,
-                own.n_examples,
-                own.batch_size,
-                own.seed
-            )));
-        }
-        if (own.epoch, own.n_batches.min(1)) > (self.args.epochs, 0) {
-            let (path, n, epochs) = (resumed.path.display(), own.epoch, self.args.epochs);
-            let message = format!("{path}: it has seen {n} epochs, more than --epochs {epochs}");
-            return Err(Error::invalid(message));
-        }
-        self.position = own;
+        resumed.damaged.iter().for_each(output::warning);
         let path = resumed.path.display();
         noteln!(
             "resuming from {path}, after {}",
             plural(self.trainer.n_steps()? as usize, "step")
         );
-        self.checkpoint = Some(resumed.path);
-        Ok(())
-    }
-
-    /// The rest of an epoch; `None` when it was interrupted.
-    fn epoch(&mut self, line: &Line, interrupt: &AtomicBool) -> Result<Option<Epoch>> {
-        let began = Instant::now();
-        let mut epoch = Epoch::begin(self.position.epoch + 1);
-        let examples = self.examples.clone();
-        for batch in self.position.rest(&examples.data)? {
-            let batch = examples.converted(batch?)?;
-            if self.is_fixed && rows(&batch) as u64 != self.position.batch_size {
-                break;
-            }
-            let n = rows(&batch);
-            let step = self.step(batch)?;
-            epoch.add(n, &step, began.elapsed());
-            line.step(&epoch, step.loss);
-            if interrupt.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
-        }
-        Ok(Some(epoch))
-    }
-
-    fn step(&mut self, batch: Batch) -> Result<StepOutputs> {
-        if self.trainer.program().specialisations() == 0 {
-            self.report(&batch)?;
-        }
-        let step = self.trainer.step(batch);
-        let step = step.map_err(|e| match e.kind() {
-            ErrorKind::NotFinite => self.not_finite(&e),
-            _ => e,
-        })?;
-        self.position.n_batches += 1;
-        self.n_steps += 1;
-        Ok(step)
-    }
-
-    /// The report of compilation that other verbs give too.
-    fn report(&self, batch: &Batch) -> Result<()> {
-        let program = self.trainer.program();
-        let tensor = |name: &str| batch.iter().find(|(own, _)| own == name);
-        let names = program.inputs().iter().map(|(name, _)| name);
-        let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
-        let executable = program.executable_for(&tensors.collect::<Vec<_>>())?;
-        executable.map_or(Ok(()), |e| self.args.compile.report(&e.lowered))
-    }
-
-    /// The end of a message, with the last checkpoint.
-    fn kept(&self) -> String {
-        match &self.checkpoint {
-            Some(path) => format!("; the last checkpoint is {}", path.display()),
-            None => String::new(),
-        }
-    }
-
-    /// The error of a step whose loss or gradients are not finite.
-    fn not_finite(&self, e: &Error) -> Error {
-        let (epoch, batch) = (self.position.epoch + 1, self.position.n_batches + 1);
-        let kept = self.kept();
-        let message = format!("batch {batch} of epoch {epoch} changes nothing: {e}{kept}");
-        let e = Error::new(ErrorKind::NotFinite, message);
-        e.hint("a lower --lr, --clip-norm, or a look at the values of the data")
-    }
-
-    /// Errors when a weight is not finite, before it gets into a file.
-    fn check_weights(&self) -> Result<()> {
-        for name in self.trainer.variables() {
-            let value = self.trainer.value(name)?;
-            let is_finite = |t: &gristmill::Tensor| t.to_f64s().iter().all(|x| x.is_finite());
-            if !value.as_ref().is_none_or(is_finite) {
-                let e = Error::invalid(format!("weight {name:?} is not finite any more"));
-                return Err(e.hint("a lower --lr, or --clip-norm"));
-            }
-        }
-        Ok(())
-    }
-
-    fn evaluate(&self) -> Result<Option<Means>> {
-        let Some(examples) = &self.held_out else {
-            return Ok(None);
-        };
-        let mut means = Means::default();
-        let size = self.position.batch_size as usize;
-        for batch in examples.data.batches(size) {
-            let batch = examples.converted(batch?)?;
-            let n = rows(&batch);
-            if self.is_fixed && n != size {
-                break;
-            }
-            let outputs = self.trainer.evaluate(batch)?;
-            means.add(
-                n,
-                outputs.iter().map(|(name, t)| (name.to_owned(), first(t))),
-            );
-        }
-        Ok(Some(means))
-    }
-
-    fn save_interrupted(&mut self, checkpoints: Option<Checkpoints>) -> Result<()> {
-        let checkpoints = match checkpoints {
-            Some(checkpoints) => checkpoints,
-            None => self.checkpoints_in(self.default_folder())?,
-        };
-        self.checkpoint = Some(checkpoints.save(&self.trainer, &self.position)?);
-        Ok(())
+        Ok(resumed)
     }
 
     /// Writes the model, and says whether its nodes have another form now.
@@ -600,7 +443,7 @@ impl Run<'_> {
                 .map(|()| Converted::default()),
             false => net.save(trainer, &self.args.out),
         };
-        self.converted = saved.map_err(|e| match &self.checkpoint {
+        self.converted = saved.map_err(|e| match &self.report.checkpoint {
             Some(path) => e.hint(format!("{} has the weights", path.display())),
             None => e,
         })?;
@@ -627,7 +470,7 @@ impl Run<'_> {
     fn print_end(&self, is_whole: bool, ns: u64) {
         let time = time_ns(ns);
         if !is_whole {
-            let checkpoint = self.checkpoint.as_ref();
+            let checkpoint = self.report.checkpoint.as_ref();
             let path = checkpoint
                 .map(|path| path.display().to_string())
                 .unwrap_or_default();
@@ -635,7 +478,7 @@ impl Run<'_> {
             return;
         }
         let out = self.args.out.display().to_string();
-        if let (0, Some(path)) = (self.n_steps, &self.checkpoint) {
+        if let (true, Some(path)) = (self.report.epochs.is_empty(), &self.report.checkpoint) {
             let (out, path) = (printable(&out), path.display().to_string());
             outln!(
                 "{out}: saved from {}: all epochs were done already",
@@ -656,13 +499,13 @@ impl Run<'_> {
 
     fn json(&self, is_whole: bool, ns: u64) -> Value {
         let weights = self.trained().map(|w| w.name.as_str());
-        let epochs = self.epochs.iter().map(Epoch::json);
+        let epochs = self.report.epochs.iter().map(progress::json);
         json!({
             "weights": weights.collect::<Vec<_>>(),
             "parameters": self.n_parameters(),
             "epochs": epochs.collect::<Vec<_>>(),
-            "steps": self.position.epoch * self.n_per_epoch() + self.position.n_batches,
-            "batch": self.position.batch_size,
+            "steps": self.report.n_steps,
+            "batch": self.size,
             "seed": self.args.seed,
             "train_ns": ns,
             "output": is_whole.then_some(&self.args.out),
@@ -670,20 +513,79 @@ impl Run<'_> {
                 "BatchNormalization": self.converted.batch_norms,
                 "Dropout": self.converted.dropouts,
             },
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.report.checkpoint,
             "interrupted": !is_whole,
         })
     }
 }
 
-fn no_checkpoint(folder: &Path) -> Error {
-    let e = Error::invalid(format!("--resume: {} has no checkpoint", folder.display()));
-    e.hint("--checkpoint-dir DIR names the folder of checkpoints")
+const BEGINS_ANEW: &str = "--resume goes on from them; another --checkpoint-dir begins anew";
+
+/// Shows a training, and ends it on Ctrl-C.
+struct Watch<'a> {
+    args: &'a TrainArgs,
+    interrupt: &'a AtomicBool,
+    /// Opens the folder for the checkpoint of an interruption.
+    on_interrupt: &'a dyn Fn() -> Result<Checkpoints>,
+    /// Examples of a step.
+    n_examples: usize,
+    line: Option<Line>,
 }
 
-fn rows(batch: &Batch) -> usize {
-    let first = batch.first();
-    first
-        .and_then(|(_, t)| t.shape().first().copied())
-        .unwrap_or(0)
+impl Watch<'_> {
+    /// The report of compilation that other verbs give too.
+    fn report(&self, trainer: &Trainer, batch: &Batch) -> Result<()> {
+        let program = trainer.program();
+        let tensor = |name: &str| batch.iter().find(|(own, _)| own == name);
+        let names = program.inputs().iter().map(|(name, _)| name);
+        let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
+        let executable = program.executable_for(&tensors.collect::<Vec<_>>())?;
+        executable.map_or(Ok(()), |e| self.args.compile.report(&e.lowered))
+    }
+}
+
+impl Callback for Watch<'_> {
+    fn name(&self) -> String {
+        "train".to_owned()
+    }
+
+    fn train_begin(&mut self, cx: &mut FitContext) -> Result<()> {
+        let is_shown = !self.args.json && !output::is_quiet();
+        self.line = Some(Line::new(cx.n_steps(), cx.step(), is_shown));
+        Ok(())
+    }
+
+    fn step_begin(&mut self, cx: &mut FitContext, batch: &Batch) -> Result<()> {
+        match cx.trainer().program().specialisations() {
+            0 => self.report(cx.trainer(), batch),
+            _ => Ok(()),
+        }
+    }
+
+    fn step_end(&mut self, cx: &mut FitContext, step: &StepOutputs) -> Result<()> {
+        if let Some(line) = &self.line {
+            line.step(cx.epoch(), self.n_examples, step.loss);
+        }
+        if self.interrupt.load(Ordering::Relaxed) {
+            cx.save_checkpoint(&(self.on_interrupt)()?);
+            cx.stop("interrupted");
+        }
+        Ok(())
+    }
+
+    fn epoch_end(&mut self, _cx: &mut FitContext, epoch: &EpochReport) -> Result<()> {
+        if let (Some(line), false) = (&self.line, self.args.json) {
+            line.aside(|| progress::print(epoch, self.args.epochs));
+        }
+        Ok(())
+    }
+
+    fn train_end(&mut self, _cx: &mut FitContext, _end: &End) -> Result<()> {
+        self.line.iter().for_each(Line::end);
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        output::warning(text);
+    }
 }

@@ -1,6 +1,7 @@
 //! Checkpoints: the whole state of training, in one file each.
 
 use super::data::{Batches, Dataset};
+use super::fit_state::FitState;
 use super::trainer::Trainer;
 use crate::error::{Error, Result};
 use crate::ir::Type;
@@ -22,6 +23,11 @@ pub struct Checkpoints {
     facts: Notes,
 }
 
+/// Names of files: the kind, the number of steps, and the ending.
+const STEP: &str = "step-";
+const WEIGHTS: &str = "weights-";
+const ENDING: &str = ".safetensors";
+
 /// The position of training in its data: the batches of [`Dataset::shuffled`] so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
@@ -38,7 +44,7 @@ pub struct Position {
 }
 
 /// A loaded checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Resumed {
     /// Its file.
     pub path: PathBuf,
@@ -46,11 +52,42 @@ pub struct Resumed {
     pub position: Position,
     /// Damaged newer files, with the reason.
     pub damaged: Vec<String>,
+    /// The state of the `fit` around the trainer.
+    pub(super) state: FitState,
+}
+
+/// The contents of a file in the making.
+pub(super) struct Snapshot<'a> {
+    pub(super) trainer: &'a Trainer,
+    pub(super) position: &'a Position,
+    pub(super) state: &'a FitState,
+    /// Without the optimiser's state and all that a training goes on from.
+    pub(super) weights_alone: bool,
+}
+
+impl Snapshot<'_> {
+    /// Writes a file with notes of its own.
+    pub(super) fn write(&self, mut notes: Notes, path: &Path) -> Result<()> {
+        self.trainer.check_finite()?;
+        if self.weights_alone {
+            let weights = self.trainer.weights()?;
+            return Ok(safetensors::write(path, &weights, &notes)?);
+        }
+        let is_own = |container: &str, name: &str| {
+            let state = self.trainer.state();
+            state.contains_key(&key(container, name))
+        };
+        let mut values = self.trainer.resources().values(is_own)?;
+        values.extend(self.state.tensors());
+        notes.extend(self.position.notes());
+        notes.extend(self.state.notes());
+        Ok(safetensors::write(path, &values, &notes)?)
+    }
 }
 
 impl Position {
     /// The beginning of a data set.
-    pub fn start(data: &Dataset, batch_size: usize, seed: u64) -> Position {
+    pub fn start(data: &dyn Dataset, batch_size: usize, seed: u64) -> Position {
         Position {
             seed,
             n_examples: data.len() as u64,
@@ -63,13 +100,13 @@ impl Position {
     /// The remaining batches of the epoch.
     ///
     /// Errors when the data set has another number of examples than the position's.
-    pub fn rest<'d>(&self, data: &'d Dataset) -> Result<Batches<'d>> {
+    pub fn rest<'d>(&self, data: &'d dyn Dataset) -> Result<Batches<'d>> {
         if data.len() as u64 != self.n_examples {
             let (n, own) = (data.len(), self.n_examples);
             let message = format!("a data set of {n} examples, the checkpoint's had {own}");
             return Err(Error::invalid(message));
         }
-        let mut batches = data.shuffled(self.batch_size as usize, self.seed, self.epoch);
+        let mut batches = Batches::shuffled(data, self.batch_size as usize, self.seed, self.epoch);
         batches.skip_batches(self.n_batches as usize);
         Ok(batches)
     }
@@ -135,7 +172,7 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// Facts about the training by name, such as [`Dataset::digest`] of its data. Checkpoints have them in their notes, and [`Checkpoints::resume`]
+    /// Facts about the training by name, such as [`TensorDataset::digest`](super::TensorDataset::digest) of its data. Checkpoints have them in their notes, and [`Checkpoints::resume`]
     /// refuses one that has another fact of a name. Names of [`Position`]'s fields are taken.
     pub fn with_facts(self, facts: BTreeMap<String, String>) -> Checkpoints {
         Checkpoints { facts, ..self }
@@ -147,15 +184,28 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint and removes old ones. Returns the path of the new file.
+    ///
+    /// Errors with `NotFinite` when a weight is NaN or infinite, and with `InvalidInput` when the file cannot be written.
     pub fn save(&self, trainer: &Trainer, position: &Position) -> Result<PathBuf> {
-        let step = trainer.n_steps()?;
-        let path = self.folder.join(format!("step-{step:012}.safetensors"));
-        let mut notes = self.facts.clone();
-        notes.extend(position.notes());
-        let own = |container: &str, name: &str| trainer.state().contains_key(&key(container, name));
-        safetensors::write(&path, &trainer.resources().values(own)?, &notes)?;
+        self.add(&Snapshot {
+            trainer,
+            position,
+            state: &FitState::default(),
+            weights_alone: false,
+        })
+    }
+
+    /// Writes a file and removes old ones of its kind. Returns its path.
+    pub(super) fn add(&self, snapshot: &Snapshot) -> Result<PathBuf> {
+        let kind = match snapshot.weights_alone {
+            true => WEIGHTS,
+            false => STEP,
+        };
+        let step = snapshot.trainer.n_steps()?;
+        let path = self.folder.join(format!("{kind}{step:012}{ENDING}"));
+        snapshot.write(self.facts.clone(), &path)?;
         sync(&self.folder).map_err(|e| self.error(e))?;
-        let mut old = self.files()?;
+        let mut old = self.named(kind)?;
         old.retain(|file| *file < path);
         for old in old.into_iter().rev().skip(self.n_kept - 1) {
             fs::remove_file(old).map_err(|e| self.error(e))?;
@@ -171,12 +221,13 @@ impl Checkpoints {
         for path in self.files()?.into_iter().rev() {
             match safetensors::read(&path) {
                 Ok(contents) => {
-                    let position = self.restore(trainer, contents);
-                    let position = position.map_err(|e| e.context(path.display()))?;
+                    let restored = self.restore(trainer, contents);
+                    let (position, state) = restored.map_err(|e| e.context(path.display()))?;
                     return Ok(Some(Resumed {
                         path,
                         position,
                         damaged,
+                        state,
                     }));
                 }
                 Err(e) => damaged.push(e.to_string()),
@@ -191,20 +242,41 @@ impl Checkpoints {
         }
     }
 
-    /// The files, oldest first.
+    /// The files of checkpoints, oldest first.
     pub fn files(&self) -> Result<Vec<PathBuf>> {
+        self.named(STEP)
+    }
+
+    /// The files of a kind, oldest first.
+    fn named(&self, kind: &str) -> Result<Vec<PathBuf>> {
         let mut names = self.names()?;
-        names.retain(|name| name.starts_with("step-") && name.ends_with(".safetensors"));
+        names.retain(|name| name.starts_with(kind) && name.ends_with(ENDING));
         names.sort();
         Ok(names.iter().map(|name| self.folder.join(name)).collect())
     }
 
-    fn restore(&self, trainer: &Trainer, contents: safetensors::Contents) -> Result<Position> {
+    /// Errors when the folder has files of an earlier training, with which a new one must not mix its own.
+    pub fn check_unused(&self) -> Result<()> {
+        if self.files()?.is_empty() && self.named(WEIGHTS)?.is_empty() {
+            return Ok(());
+        }
+        let folder = self.folder.display();
+        Err(Error::invalid(format!(
+            "{folder} has checkpoints of an earlier training"
+        )))
+    }
+
+    fn restore(
+        &self,
+        trainer: &Trainer,
+        mut contents: safetensors::Contents,
+    ) -> Result<(Position, FitState)> {
         let position = Position::of(&contents.notes)?;
+        let state = FitState::of(&mut contents)?;
         check(trainer.state(), &contents.variables)?;
         self.check_facts(&contents.notes)?;
         trainer.resources().restore(contents.variables)?;
-        Ok(position)
+        Ok((position, state))
     }
 
     /// Errors when notes have another fact of a name. Checkpoints of earlier versions have none.
@@ -236,6 +308,62 @@ impl Checkpoints {
     }
 }
 
+/// The newest undamaged file of a folder: a checkpoint, or weights alone, as a [`ModelCheckpoint`](super::ModelCheckpoint) writes them.
+/// `None` if there is none. [`Trainer::load_weights`] takes it.
+pub fn latest_checkpoint(folder: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    let folder = folder.as_ref();
+    let error = |e: io::Error| Error::invalid(format!("{}: {e}", folder.display()));
+    let mut files: Vec<(String, PathBuf)> = Vec::new();
+    for entry in fs::read_dir(folder).map_err(error)? {
+        let path = entry.map_err(error)?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let stem = name.and_then(|name| name.strip_suffix(ENDING));
+        let step = stem.and_then(|s| s.strip_prefix(STEP).or(s.strip_prefix(WEIGHTS)));
+        files.extend(step.map(|step| (step.to_owned(), path.clone())));
+    }
+    files.sort();
+    let mut newest = files.into_iter().rev().map(|(_, path)| path);
+    Ok(newest.find(|path| safetensors::read(path).is_ok()))
+}
+
+impl Trainer {
+    /// Loads the model's variables and their averages from a checkpoint or a file of weights, and nothing else: the optimiser's state stays.
+    /// Averages that the file lacks become the weights.
+    ///
+    /// Errors with `InvalidInput`, and changes nothing, when the file is damaged, lacks a variable, or has it with another type.
+    pub fn load_weights(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let contents = safetensors::read(path)?;
+        let values = self.weights_of(contents.variables);
+        let values = values.map_err(|e| e.context(path.display()))?;
+        Ok(self.resources().restore(values)?)
+    }
+
+    fn weights_of(&self, saved: Vec<Saved>) -> Result<Vec<Saved>> {
+        let found = |container: &str, name: &str| {
+            let mut saved = saved.iter();
+            saved.find(|s| s.container == container && s.name == name)
+        };
+        let mut values = Vec::new();
+        let own = self.state().iter();
+        for ((container, name), ty) in own.filter(|((c, n), _)| self.is_weight(c, n)) {
+            let weight = name.strip_prefix("average/");
+            let value = found(container, name).or_else(|| found(container, weight?));
+            let Some(value) = value else {
+                let name = label(container, name);
+                return Err(Error::invalid(format!("it lacks the variable {name:?}")));
+            };
+            check_type(ty, value).map_err(Error::invalid)?;
+            values.push(Saved {
+                container: container.clone(),
+                name: name.clone(),
+                value: value.value.clone(),
+            });
+        }
+        Ok(values)
+    }
+}
+
 /// Brings names of files to the disk.
 fn sync(folder: &Path) -> io::Result<()> {
     match cfg!(unix) {
@@ -244,11 +372,23 @@ fn sync(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Errors unless the values match exactly these variables.
 fn key(container: &str, name: &str) -> (String, String) {
     (container.to_owned(), name.to_owned())
 }
 
+/// Says what is wrong with a value of another type.
+fn check_type(ty: &Type, saved: &Saved) -> Result<(), String> {
+    let (dtype, shape) = (saved.value.dtype(), saved.value.shape());
+    match ty.dtype == dtype && ty.static_shape().as_deref() == Some(shape) {
+        true => Ok(()),
+        false => {
+            let name = label(&saved.container, &saved.name);
+            Err(format!("its {name:?} is {dtype}{shape:?}, expected {ty}"))
+        }
+    }
+}
+
+/// Errors unless the values match exactly these variables.
 fn check(state: &BTreeMap<(String, String), Type>, values: &[Saved]) -> Result<()> {
     let of_another = |what: String| {
         let e = Error::invalid(format!(
@@ -263,11 +403,7 @@ fn check(state: &BTreeMap<(String, String), Type>, values: &[Saved]) -> Result<(
                 "it has a variable {name:?}, which the trainer lacks"
             ));
         };
-        let shape = ty.static_shape();
-        if ty.dtype != saved.value.dtype() || shape.as_deref() != Some(saved.value.shape()) {
-            let (dtype, shape) = (saved.value.dtype(), saved.value.shape());
-            return of_another(format!("its {name:?} is {dtype}{shape:?}, expected {ty}"));
-        }
+        check_type(ty, saved).or_else(of_another)?;
     }
     let has = |(container, name): &(String, String)| {
         let mut values = values.iter();

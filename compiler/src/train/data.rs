@@ -1,22 +1,58 @@
-//! Examples in memory, and batches of them.
+//! Data sets, and batches of them.
 
 use super::philox::permutation;
 use crate::cost::Fnv;
 use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
 
-/// Tensors whose first axes are examples.
+/// Examples of a step or an evaluation: tensors by the names of inputs, with one row per example.
+pub type Batch = Vec<(String, Tensor)>;
+
+/// Examples by their places, from 0. [`Trainer::fit`](super::Trainer::fit) asks for those of a whole step, whatever devices compute it.
+pub trait Dataset: Sync {
+    /// Number of examples.
+    fn len(&self) -> usize;
+
+    /// The examples at these places, in this order: tensors whose first axes are examples.
+    ///
+    /// Errors with `InvalidInput` when a place is out of range or an example cannot be read.
+    fn rows(&self, places: &[usize]) -> Result<Batch>;
+
+    /// True without examples.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Batches of `size` examples in their own order; the last may be smaller.
+    fn batches(&self, size: usize) -> Batches<'_>
+    where
+        Self: Sized,
+    {
+        Batches::in_order(self, size)
+    }
+
+    /// The same in an order by seed and epoch.
+    fn shuffled(&self, size: usize, seed: u64, epoch: u64) -> Batches<'_>
+    where
+        Self: Sized,
+    {
+        Batches::shuffled(self, size, seed, epoch)
+    }
+}
+
+/// A data set in memory.
 #[derive(Clone, Debug)]
-pub struct Dataset {
-    tensors: Vec<(String, Tensor)>,
+pub struct TensorDataset {
+    tensors: Batch,
     n: usize,
 }
 
-impl Dataset {
-    /// Tensors by name. Errors with `InvalidInput` when there is none, one is a scalar, or first axes differ.
-    pub fn new<N: Into<String>>(tensors: impl IntoIterator<Item = (N, Tensor)>) -> Result<Dataset> {
-        let tensors: Vec<(String, Tensor)> =
-            tensors.into_iter().map(|(n, t)| (n.into(), t)).collect();
+impl TensorDataset {
+    /// Tensors by name, whose first axes are examples. Errors with `InvalidInput` when there is none, one is a scalar, or first axes differ.
+    pub fn new<N: Into<String>>(
+        tensors: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Result<TensorDataset> {
+        let tensors: Batch = tensors.into_iter().map(|(n, t)| (n.into(), t)).collect();
         let Some((first, n)) = tensors
             .first()
             .map(|(name, t)| (name, t.shape().first().copied()))
@@ -32,20 +68,10 @@ impl Dataset {
                 )));
             }
         }
-        Ok(Dataset {
+        Ok(TensorDataset {
             n: n.unwrap_or_default(),
             tensors,
         })
-    }
-
-    /// Number of examples.
-    pub fn len(&self) -> usize {
-        self.n
-    }
-
-    /// True without examples.
-    pub fn is_empty(&self) -> bool {
-        self.n == 0
     }
 
     /// A hash of names, dtypes, shapes and elements, which tells data sets apart.
@@ -57,49 +83,58 @@ impl Dataset {
         }
         hash.value()
     }
+}
 
-    /// The examples at these places, in this order. Errors with `InvalidInput` when one is out of range.
-    pub fn rows(&self, places: &[usize]) -> Result<Vec<(String, Tensor)>> {
+impl Dataset for TensorDataset {
+    fn len(&self) -> usize {
+        self.n
+    }
+
+    fn rows(&self, places: &[usize]) -> Result<Batch> {
         if let Some(place) = places.iter().find(|&&place| place >= self.n) {
             let message = format!("example {place} of a data set of {}", self.n);
             return Err(Error::invalid(message));
         }
-        let picked = self
-            .tensors
-            .iter()
-            .map(|(name, t)| Ok((name.clone(), rows(t, places)?)));
+        let tensors = self.tensors.iter();
+        let picked = tensors.map(|(name, t)| Ok((name.clone(), rows(t, places)?)));
         picked.collect()
     }
+}
 
-    /// Batches of `size` examples in their own order; the last may be smaller.
-    pub fn batches(&self, size: usize) -> Batches<'_> {
-        self.in_order((0..self.n).collect(), size)
-    }
-
-    /// The same in an order by seed and epoch.
-    pub fn shuffled(&self, size: usize, seed: u64, epoch: u64) -> Batches<'_> {
-        self.in_order(permutation(self.n, seed, epoch), size)
-    }
-
-    fn in_order(&self, order: Vec<usize>, size: usize) -> Batches<'_> {
-        Batches {
-            data: self,
-            order,
-            size: size.max(1),
-            next: 0,
-        }
-    }
+/// Number of examples of a batch.
+pub(super) fn n_examples(batch: &[(String, Tensor)]) -> usize {
+    let first = batch.first();
+    first.map_or(0, |(_, t)| t.shape().first().copied().unwrap_or(0))
 }
 
 /// Batches of a data set.
 pub struct Batches<'d> {
-    data: &'d Dataset,
+    data: &'d dyn Dataset,
     order: Vec<usize>,
     size: usize,
     next: usize,
 }
 
-impl Batches<'_> {
+impl<'d> Batches<'d> {
+    /// [`Dataset::batches`] of any data set.
+    pub fn in_order(data: &'d dyn Dataset, size: usize) -> Batches<'d> {
+        Batches::new(data, (0..data.len()).collect(), size)
+    }
+
+    /// [`Dataset::shuffled`] of any data set.
+    pub fn shuffled(data: &'d dyn Dataset, size: usize, seed: u64, epoch: u64) -> Batches<'d> {
+        Batches::new(data, permutation(data.len(), seed, epoch), size)
+    }
+
+    fn new(data: &'d dyn Dataset, order: Vec<usize>, size: usize) -> Batches<'d> {
+        Batches {
+            data,
+            order,
+            size: size.max(1),
+            next: 0,
+        }
+    }
+
     /// Number of remaining batches.
     pub fn n_left(&self) -> usize {
         self.order
@@ -115,7 +150,7 @@ impl Batches<'_> {
 }
 
 impl Iterator for Batches<'_> {
-    type Item = Result<Vec<(String, Tensor)>>;
+    type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let end = self.next.saturating_add(self.size).min(self.order.len());

@@ -36,9 +36,12 @@ mod checkpoint;
 mod collection;
 mod data;
 mod dropout;
+mod fit;
+mod fit_state;
 mod idx;
 mod init;
 pub mod loss;
+mod metrics;
 mod model;
 mod norm;
 mod optimizer;
@@ -53,14 +56,19 @@ mod transformer;
 mod update;
 
 pub use crate::onnx::variables::FixedTensor;
-pub use checkpoint::{Checkpoints, Position, Resumed};
-pub use data::{Batches, Dataset};
+pub use checkpoint::{Checkpoints, Position, Resumed, latest_checkpoint};
+pub use data::{Batch, Batches, Dataset, TensorDataset};
+pub use fit::{
+    Callback, CallbackState, EarlyStopping, End, EpochReport, Every, Fit, FitContext, FitReport,
+    JsonLines, LearningRateScheduler, ModelCheckpoint, Monitor,
+};
 pub use idx::read_idx;
 pub use init::Init;
+pub use metrics::Metrics;
 pub use model::{Conv2d, Model, Variable};
 pub use norm::BatchNorm;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
-pub use trainer::{Objective, StepOutputs, Trainer, Training, step_graph};
+pub use trainer::{Objective, StepOutputs, Trainer, Training, Weights, step_graph};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

@@ -642,7 +642,7 @@ mod tests {
         .unwrap();
         assert_eq!(trainer.variables(), ["scale", "offset"]);
         let x = Tensor::from_slice(&[1f32, 3.0, 5.0, 7.0], &[4, 1]).unwrap();
-        let evaluate = || trainer.evaluate([("x", x.clone())]).unwrap()["y"].to_f64s()[0];
+        let evaluate = || trainer.evaluate_batch([("x", x.clone())]).unwrap()["y"].to_f64s()[0];
         // (1 - 1) / sqrt(1 + 1e-5) + 1
         assert!((evaluate() - 1.0).abs() < 1e-5);
         let y = trainer.step([("x", x.clone())]).unwrap().metrics["y"].to_f64s()[0];
@@ -726,7 +726,7 @@ mod tests {
             y
         };
         let steps = [step(), step()];
-        let evaluation = trainer.evaluate(x()).unwrap()["y"].to_f64s();
+        let evaluation = trainer.evaluate_batch(x()).unwrap()["y"].to_f64s();
         let [first, second] = steps;
         [first, second, evaluation]
     }

@@ -2,14 +2,20 @@
 
 use crate::error::{Error, Result};
 use crate::ir::{GraphBuilder, ScalarOp, ValueId, eval};
-use gristmill_runtime::DType;
+use gristmill_runtime::{DType, Tensor};
 use std::f64::consts::PI;
+
+/// The variable of [`Schedule::Variable`], an `f64` scalar.
+pub const RATE: &str = "optimizer/learning_rate";
 
 /// A learning rate as a function of the number of completed steps: 0 in the first step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Schedule {
     /// The same in every step.
     Constant(f64),
+    /// The variable [`RATE`], with this initial value: the program sets it between steps, by
+    /// [`Trainer::set_learning_rate`](super::Trainer::set_learning_rate) or in a callback of a `fit`. Checkpoints hold it.
+    Variable(f64),
     /// By a factor.
     Exponential(Exponential),
     /// From one rate to another.
@@ -116,10 +122,24 @@ impl Schedule {
         Schedule::WarmUp(WarmUp { steps, then })
     }
 
-    /// The rate after `n` steps. Errors as [`Schedule::check`] does.
+    /// True with a part that is a variable.
+    pub fn is_variable(&self) -> bool {
+        match self {
+            Schedule::Variable(_) => true,
+            Schedule::WarmUp(up) => up.then.is_variable(),
+            _ => false,
+        }
+    }
+
+    /// The rate after `n` steps; a variable has its initial value. Errors as [`Schedule::check`] does.
     pub fn at(&self, n: u64) -> Result<f64> {
+        self.at_with(n, None)
+    }
+
+    /// The rate after `n` steps, with the value of the variable.
+    pub(super) fn at_with(&self, n: u64, variable: Option<f64>) -> Result<f64> {
         self.check()?;
-        self.rate(&mut Numbers, n as f64)
+        self.rate(&mut Numbers { variable }, n as f64)
     }
 
     /// The rate as an `f64` scalar, from the number of completed steps, an `f64` scalar too. Errors as
@@ -132,7 +152,7 @@ impl Schedule {
     /// Errors with `InvalidInput` on negative, NaN or infinite rates, on a length of no steps, and on steps that do not increase.
     pub fn check(&self) -> Result<()> {
         match self {
-            Schedule::Constant(rate) => check_rate(*rate),
+            Schedule::Constant(rate) | Schedule::Variable(rate) => check_rate(*rate),
             Schedule::Exponential(e) => {
                 check_rate(e.initial)?;
                 check(e.rate.is_finite() && e.rate > 0.0, || {
@@ -156,6 +176,7 @@ impl Schedule {
     fn rate<A: Arithmetic>(&self, a: &mut A, n: A::Value) -> Result<A::Value> {
         match self {
             Schedule::Constant(rate) => Ok(a.real(*rate)),
+            Schedule::Variable(initial) => a.variable(*initial),
             Schedule::Exponential(e) => e.rate(a, n),
             Schedule::Decay(decay) => decay.rate(a, n),
             Schedule::Piecewise(table) => table.rate(a, n),
@@ -171,7 +192,7 @@ fn check(is_good: bool, message: impl FnOnce() -> String) -> Result<()> {
     }
 }
 
-fn check_rate(rate: f64) -> Result<()> {
+pub(super) fn check_rate(rate: f64) -> Result<()> {
     check(rate.is_finite() && rate >= 0.0, || {
         format!("{rate}: expected a finite number, 0 or more")
     })
@@ -188,6 +209,8 @@ trait Arithmetic {
     type Value: Copy;
 
     fn real(&mut self, x: f64) -> Self::Value;
+    /// The variable of the rate.
+    fn variable(&mut self, initial: f64) -> Result<Self::Value>;
     fn op(&mut self, op: ScalarOp, args: &[Self::Value]) -> Result<Self::Value>;
 
     /// `x op k`.
@@ -216,18 +239,29 @@ impl Arithmetic for GraphBuilder {
         self.scalar(DType::F64, x)
     }
 
+    fn variable(&mut self, initial: f64) -> Result<ValueId> {
+        GraphBuilder::variable(self, RATE, Tensor::from_f64s(DType::F64, &[], &[initial])?)
+    }
+
     fn op(&mut self, op: ScalarOp, args: &[ValueId]) -> Result<ValueId> {
         self.map(op, args)
     }
 }
 
-struct Numbers;
+/// Numbers, with the value of the variable; its initial one if absent.
+struct Numbers {
+    variable: Option<f64>,
+}
 
 impl Arithmetic for Numbers {
     type Value = f64;
 
     fn real(&mut self, x: f64) -> f64 {
         x
+    }
+
+    fn variable(&mut self, initial: f64) -> Result<f64> {
+        Ok(self.variable.unwrap_or(initial))
     }
 
     /// The op as the interpreter computes it; a comparison gives 0 or 1.

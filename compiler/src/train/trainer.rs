@@ -1,15 +1,19 @@
 //! Steps of training over batches.
 
+use super::data::{Batches, Dataset, n_examples};
+use super::metrics::Metrics;
 use super::model::{Model, Variable};
+use super::schedule::{self, Schedule};
 use super::update::{Parameter, Update};
 use crate::compiled::{Compiled, Outputs};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ir::random::STEP;
 use crate::ir::{Graph, GraphBuilder, Op, Type, ValueId};
 use crate::options::Options;
 use crate::session::{Session, Settings};
-use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::Resources;
+use gristmill_runtime::safetensors::Saved;
+use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,6 +27,20 @@ pub struct Trainer {
     /// The state between steps, by container and name.
     state: BTreeMap<(String, String), Type>,
     container: String,
+    schedule: Schedule,
+    has_averages: bool,
+    /// Names of evaluations' results of one element: the loss, then the metrics.
+    metrics: Vec<String>,
+}
+
+/// The values of trainable variables that an evaluation takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// The current values.
+    #[default]
+    Current,
+    /// The moving averages of [`Update::average`].
+    Averages,
 }
 
 /// Results of a step.
@@ -45,7 +63,7 @@ pub struct StepOutputs {
 /// Names of outputs of the step's graph, reserved from metrics.
 const LOSS: &str = "loss";
 const NUMBER: &str = STEP;
-const RATE: &str = "optimizer/learning_rate";
+const RATE: &str = schedule::RATE;
 const NORM: &str = "optimizer/norm";
 const LARGEST: &str = "optimizer/largest_gradient";
 const RESERVED: [&str; 5] = [LOSS, NUMBER, RATE, NORM, LARGEST];
@@ -134,7 +152,9 @@ impl Trainer {
         let (mut step, names) = step(name, training, build)?;
         step.set_container(&options.container);
         let state = step.variables();
-        let evaluation = session.undeclared((&b.finish()?).into(), options)?;
+        let evaluation = b.finish()?;
+        let metrics = metrics(&evaluation);
+        let evaluation = session.undeclared((&evaluation).into(), options)?;
         let step = session.undeclared((&step).into(), options)?;
         for program in [&evaluation, &step] {
             program.compile_static()?;
@@ -148,6 +168,9 @@ impl Trainer {
             step,
             names,
             container: options.container.clone(),
+            schedule: training.update.optimizer.learning_rate().clone(),
+            has_averages: training.update.average.is_some(),
+            metrics,
         })
     }
 
@@ -170,11 +193,170 @@ impl Trainer {
     }
 
     /// The loss and the metrics of a batch with the current variables.
-    pub fn evaluate<N: AsRef<str>>(
+    pub fn evaluate_batch<N: AsRef<str>>(
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Result<Outputs> {
         self.evaluation.run(batch)
+    }
+
+    /// Means of the loss and the metrics over a data set, in batches of `size` with the current variables. A model with a fixed batch
+    /// leaves an incomplete last one out.
+    ///
+    /// Errors with `InvalidInput` when the data set has no example, or no whole batch of a fixed size; and as [`Compiled::run`] does.
+    pub fn evaluate(&self, data: &dyn Dataset, size: usize) -> Result<Metrics> {
+        self.evaluate_with(Weights::Current, data, size)
+    }
+
+    /// [`Trainer::evaluate`] with the current values of the trainable variables or their averages. The averages take the place of the
+    /// values until the evaluation ends, however it ends; no other thread may train meanwhile. Before the first step, averages are the values.
+    ///
+    /// Errors also with `InvalidInput` when [`Update::average`] keeps none.
+    pub fn evaluate_with(
+        &self,
+        weights: Weights,
+        data: &dyn Dataset,
+        size: usize,
+    ) -> Result<Metrics> {
+        if weights == Weights::Current {
+            return self.means(data, size);
+        }
+        let values = self.exchange()?;
+        let means = self.means(data, size);
+        self.resources().restore(values)?;
+        means
+    }
+
+    fn means(&self, data: &dyn Dataset, size: usize) -> Result<Metrics> {
+        let is_fixed = self.check_batch(size)?;
+        let mut means = Metrics::default();
+        for batch in Batches::in_order(data, size) {
+            let batch = batch?;
+            let n = n_examples(&batch);
+            if is_fixed && n != size {
+                break;
+            }
+            let outputs = self.evaluation.run(batch)?;
+            means.add(n, self.metrics_of(&outputs));
+        }
+        match means.n_examples() {
+            0 => Err(no_batch(data.len(), size)),
+            _ => Ok(means),
+        }
+    }
+
+    /// Gives the trainable variables the values of their averages. Returns the values before.
+    fn exchange(&self) -> Result<Vec<Saved>> {
+        if !self.has_averages {
+            let e = Error::invalid("training keeps no averages of the variables");
+            return Err(e.hint("Update { average: Some(0.999), .. } keeps them"));
+        }
+        let is_own = |container: &str, name: &str| {
+            container == self.container && self.names.iter().any(|own| own == name)
+        };
+        let values = self.resources().values(is_own)?;
+        if self.n_steps()? == 0 {
+            return Ok(values);
+        }
+        let average = |saved: &Saved| {
+            let name = format!("average/{}", saved.name);
+            let value = self.value(&name)?;
+            let value = value.ok_or_else(|| Error::internal(format!("{name:?} has no value")))?;
+            Ok(Saved {
+                value,
+                ..saved.clone()
+            })
+        };
+        let averages: Result<Vec<Saved>> = values.iter().map(average).collect();
+        self.resources().restore(averages?)?;
+        Ok(values)
+    }
+
+    /// Names of evaluations' results that have one element: `loss`, and those of [`Objective::metric`]. Means over batches are taken of them.
+    pub fn metric_names(&self) -> &[String] {
+        &self.metrics
+    }
+
+    /// The results of one element.
+    pub(super) fn metrics_of<'o>(
+        &'o self,
+        outputs: &'o Outputs,
+    ) -> impl Iterator<Item = (&'o str, f64)> {
+        let own = |name: &'o String| {
+            let value = outputs.get(name)?.to_f64s();
+            Some((name.as_str(), value.first().copied()?))
+        };
+        self.metrics.iter().filter_map(own)
+    }
+
+    /// Errors when the model takes another number of examples at once; true when it takes exactly this one.
+    pub(super) fn check_batch(&self, size: usize) -> Result<bool> {
+        if size == 0 {
+            return Err(Error::invalid("a batch of 0 examples"));
+        }
+        let inputs = self.evaluation.inputs().iter();
+        let mut fixed = inputs.filter_map(|(name, ty)| Some((name, ty.shape.first()?.as_usize()?)));
+        match fixed.next() {
+            None => Ok(false),
+            Some((_, own)) if own == size => Ok(true),
+            Some((name, own)) => Err(Error::invalid(format!(
+                "batches of {size}: input {name:?} takes {own} examples at once"
+            ))),
+        }
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> Result<f64> {
+        let variable = match self.schedule.is_variable() {
+            true => self.value(RATE)?.map(|t| t.to_f64s()[0]),
+            false => None,
+        };
+        self.schedule.at_with(self.n_steps()?, variable)
+    }
+
+    /// Sets the rate of the steps from now on: the variable of [`Schedule::Variable`].
+    ///
+    /// Errors with `InvalidInput` when the optimiser has another schedule, or the rate is negative or not finite.
+    pub fn set_learning_rate(&self, rate: f64) -> Result<()> {
+        self.check_settable()?;
+        schedule::check_rate(rate)?;
+        let rate = Tensor::from_f64s(DType::F64, &[], &[rate])?;
+        Ok(self.resources().set(&self.container, RATE, &rate)?)
+    }
+
+    /// Errors when the program cannot set the learning rate.
+    pub(super) fn check_settable(&self) -> Result<()> {
+        match self.schedule.is_variable() {
+            true => Ok(()),
+            false => {
+                let e = Error::invalid("the optimiser's schedule decides the learning rate");
+                Err(e.hint("Schedule::Variable(0.1) is a rate to be set between steps"))
+            }
+        }
+    }
+
+    /// Errors with `NotFinite` when an element of a trainable variable is NaN or infinite.
+    pub(super) fn check_finite(&self) -> Result<()> {
+        for name in &self.names {
+            if self.value(name)?.is_some_and(|t| !is_finite(&t)) {
+                let message = format!("weight {name:?} is not finite any more");
+                return Err(Error::new(ErrorKind::NotFinite, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of the model's variables and of their averages, without the optimiser's.
+    pub(super) fn weights(&self) -> Result<Vec<Saved>> {
+        let own = |container: &str, name: &str| self.is_weight(container, name);
+        Ok(self.resources().values(own)?)
+    }
+
+    /// True for a variable of the model, or its average.
+    pub(super) fn is_weight(&self, container: &str, name: &str) -> bool {
+        let key = (container.to_owned(), name.to_owned());
+        let is_optimizers = container == self.container && name.starts_with("optimizer/");
+        !is_optimizers && self.state.contains_key(&key)
     }
 
     /// The session's variables. Variables of the model, slots of the optimiser and averages are in the container of [`Training::options`].
@@ -206,6 +388,31 @@ impl Trainer {
     /// The program of a step.
     pub fn program(&self) -> &Compiled {
         &self.step
+    }
+}
+
+/// The outputs of one element, by name.
+fn metrics(evaluation: &Graph) -> Vec<String> {
+    let outputs = evaluation.outputs.iter();
+    let single = outputs.filter(|o| evaluation.ty(o.value).shape.n_elements().is(1));
+    single.map(|o| o.name.clone()).collect()
+}
+
+/// True when no element is NaN or infinite.
+fn is_finite(t: &Tensor) -> bool {
+    match t.dtype() {
+        DType::F32 => t.as_slice::<f32>().iter().all(|x| x.is_finite()),
+        _ => t.to_f64s().iter().all(|x| x.is_finite()),
+    }
+}
+
+/// The error of data without a batch.
+pub(super) fn no_batch(n: usize, size: usize) -> Error {
+    match n {
+        0 => Error::invalid("the data set has no example"),
+        n => Error::invalid(format!(
+            "the data set has {n} examples, and whole batches take {size}"
+        )),
     }
 }
 

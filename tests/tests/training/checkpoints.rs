@@ -2,7 +2,9 @@
 
 use super::{examples, perceptron, state, trainer};
 use gristmill::testing::Setup;
-use gristmill::train::{Checkpoints, Dataset, Model, Position, Sgd, Trainer, Training};
+use gristmill::train::{
+    Checkpoints, Dataset, Model, Position, Sgd, TensorDataset, Trainer, Training,
+};
 use gristmill::{DType, ErrorKind, Options, Tensor};
 use gristmill_runtime::safetensors::{self, Saved};
 use std::fs;
@@ -13,7 +15,7 @@ const BATCH: usize = 24;
 /// Trains until `n` batches in all were seen, with a checkpoint after each third.
 fn train(
     trainer: &Trainer,
-    data: &Dataset,
+    data: &TensorDataset,
     checkpoints: &Checkpoints,
     position: &mut Position,
     n: u64,

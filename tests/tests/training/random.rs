@@ -181,7 +181,7 @@ fn dropout_keeps_its_share_and_gradients_see_the_mask() {
     assert!((5000..6600).contains(&n_equal), "{n_equal} elements alike");
     let next = step(&trainer);
     assert!(next[0] != first && next[1] != second && next[0] != second);
-    let used = trainer.evaluate::<&str>([]).unwrap();
+    let used = trainer.evaluate_batch::<&str>([]).unwrap();
     let w = trainer.resources().get("", "w").unwrap().unwrap();
     assert_eq!((&used["first"], &used["second"]), (&w, &w));
 }

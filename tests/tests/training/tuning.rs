@@ -93,7 +93,7 @@ fn exports_learn_and_are_written_again() {
             losses[2] < losses[1] && losses[1] < losses[0],
             "{name}: {losses:?}"
         );
-        let evaluated = trainer.evaluate(inputs.clone()).unwrap();
+        let evaluated = trainer.evaluate_batch(inputs.clone()).unwrap();
         let path = folder.path().join("tuned.onnx");
         net.save(&trainer, &path).unwrap();
         let after = outputs_of(&path, &inputs);

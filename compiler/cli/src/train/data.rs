@@ -2,7 +2,7 @@
 
 use super::super::output::noteln;
 use gristmill::ir::Type;
-use gristmill::train::Dataset;
+use gristmill::train::{Batch, Dataset, TensorDataset};
 use gristmill::{DType, Tensor};
 use gristmill::{Error, Result};
 use gristmill_runtime::nearest::unknown;
@@ -22,14 +22,11 @@ pub struct Archive {
 
 /// Examples as the inputs take them.
 pub struct Examples {
-    /// The examples, by the names of inputs.
-    pub data: Dataset,
+    /// The examples as the archive has them, by the names of inputs.
+    pub data: TensorDataset,
     /// The dtypes that inputs have.
     dtypes: BTreeMap<String, DType>,
 }
-
-/// A batch by the names of inputs.
-pub type Batch = Vec<(String, Tensor)>;
 
 impl Archive {
     /// Reads a file.
@@ -67,7 +64,7 @@ impl Archive {
             tensors.push((name.clone(), tensor.clone()));
             dtypes.insert(name.clone(), ty.dtype);
         }
-        let data = Dataset::new(tensors).map_err(|e| e.context(self.path.display()))?;
+        let data = TensorDataset::new(tensors).map_err(|e| e.context(self.path.display()))?;
         if data.is_empty() {
             let message = format!("{}: no examples", self.path.display());
             return Err(Error::invalid(message));
@@ -199,9 +196,14 @@ fn is_taken(from: DType, to: DType) -> bool {
     }
 }
 
-impl Examples {
-    /// A batch with the dtypes of the inputs.
-    pub fn converted(&self, mut batch: Batch) -> Result<Batch> {
+impl Dataset for Examples {
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Rows with the dtypes of the inputs.
+    fn rows(&self, places: &[usize]) -> Result<Batch> {
+        let mut batch = self.data.rows(places)?;
         for (name, tensor) in &mut batch {
             let dtype = self.dtypes[name.as_str()];
             if tensor.dtype() != dtype {

@@ -1,123 +1,36 @@
 //! Progress of a training: a line that moves on a terminal, a line for each epoch, and JSON at the end.
 
 use super::super::output::outln;
-use gristmill::Tensor;
-use gristmill::train::StepOutputs;
+use gristmill::train::{EpochReport, Metrics};
 use gristmill_runtime::units::time_ns;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use std::iter;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// The first element of a tensor.
-pub fn first(t: &Tensor) -> f64 {
-    t.to_f64s().first().copied().unwrap_or(f64::NAN)
+/// Prints an epoch as a line.
+pub fn print(epoch: &EpochReport, n_epochs: u64) {
+    let held_out = epoch.held_out.as_ref();
+    let held_out = held_out.map_or_else(String::new, |m| format!("; held out: {m}"));
+    let (number, trained) = (epoch.epoch + 1, &epoch.trained);
+    let rate = rounded(epoch.examples_per_s);
+    outln!("epoch {number}/{n_epochs}: {trained}{held_out}; {rate} examples/s");
 }
 
-/// Means over batches, by name: the loss, and metrics.
-#[derive(Clone, Debug, Default)]
-pub struct Means {
-    sums: Vec<(String, f64)>,
-    n: usize,
-}
-
-impl Means {
-    /// Adds the means of a batch of `n` examples.
-    pub fn add(&mut self, n: usize, values: impl Iterator<Item = (String, f64)>) {
-        for (i, (name, value)) in values.enumerate() {
-            if i == self.sums.len() {
-                self.sums.push((name, 0.0));
-            }
-            self.sums[i].1 += value * n as f64;
-        }
-        self.n += n;
-    }
-
-    /// Number of examples.
-    pub fn n_examples(&self) -> usize {
-        self.n
-    }
-
-    fn means(&self) -> impl Iterator<Item = (&str, f64)> {
-        let n = self.n.max(1) as f64;
-        self.sums
+/// An epoch for machines.
+pub fn json(epoch: &EpochReport) -> Value {
+    let object = |means: &Metrics| {
+        let pairs = means
             .iter()
-            .map(move |(name, sum)| (name.as_str(), sum / n))
-    }
-
-    /// `loss 0.4321, accuracy 0.9120`.
-    pub fn text(&self) -> String {
-        let texts = self.means().map(|(name, mean)| format!("{name} {mean:.4}"));
-        texts.collect::<Vec<_>>().join(", ")
-    }
-
-    fn json(&self) -> Value {
-        let pairs = self
-            .means()
             .map(|(name, mean)| (name.to_owned(), json!(mean)));
         Value::Object(pairs.collect())
-    }
-}
-
-/// An epoch that has ended.
-pub struct Epoch {
-    /// Its number, from 1.
-    pub number: u64,
-    /// Means over its batches, each before its step.
-    pub trained: Means,
-    /// Means over the examples of `--eval`, after it.
-    pub held_out: Option<Means>,
-    /// The learning rate of its last step.
-    pub learning_rate: f64,
-    /// Time of its steps.
-    pub time: Duration,
-}
-
-impl Epoch {
-    /// An epoch without batches.
-    pub fn begin(number: u64) -> Epoch {
-        Epoch {
-            number,
-            trained: Means::default(),
-            held_out: None,
-            learning_rate: 0.0,
-            time: Duration::ZERO,
-        }
-    }
-
-    /// Adds a step on `n` examples, which ended at a time after the epoch's begin.
-    pub fn add(&mut self, n: usize, step: &StepOutputs, time: Duration) {
-        let metrics = step.metrics.iter();
-        let metrics = metrics.map(|(name, t)| (name.to_owned(), first(t)));
-        let loss = iter::once(("loss".to_owned(), step.loss));
-        self.trained.add(n, loss.chain(metrics));
-        self.learning_rate = step.learning_rate;
-        self.time = time;
-    }
-
-    fn examples_per_s(&self) -> f64 {
-        self.trained.n_examples() as f64 / self.time.as_secs_f64().max(1e-9)
-    }
-
-    /// Prints it as a line.
-    pub fn print(&self, n_epochs: u64) {
-        let held_out = self.held_out.as_ref();
-        let held_out = held_out.map_or_else(String::new, |m| format!("; held out: {}", m.text()));
-        let (number, trained) = (self.number, self.trained.text());
-        let rate = rounded(self.examples_per_s());
-        outln!("epoch {number}/{n_epochs}: {trained}{held_out}; {rate} examples/s");
-    }
-
-    /// The same for machines.
-    pub fn json(&self) -> Value {
-        json!({
-            "epoch": self.number,
-            "trained": self.trained.json(),
-            "held_out": self.held_out.as_ref().map(Means::json),
-            "learning_rate": self.learning_rate,
-            "examples_per_s": self.examples_per_s(),
-        })
-    }
+    };
+    json!({
+        "epoch": epoch.epoch + 1,
+        "trained": object(&epoch.trained),
+        "held_out": epoch.held_out.as_ref().map(object),
+        "learning_rate": epoch.learning_rate,
+        "examples_per_s": epoch.examples_per_s,
+    })
 }
 
 /// `1,234`.
@@ -161,21 +74,18 @@ impl Line {
         }
     }
 
-    /// Shows a step.
-    pub fn step(&self, epoch: &Epoch, loss: f64) {
+    /// Shows a step of an epoch, from 0.
+    pub fn step(&self, epoch: u64, n_examples: usize, loss: f64) {
         self.bar.inc(1);
         if self.bar.is_hidden() {
             return;
         }
         let done = self.bar.position().saturating_sub(self.n_first).max(1);
-        let left = self
-            .bar
-            .length()
-            .unwrap_or(0)
-            .saturating_sub(self.bar.position());
-        let left = self.begin.elapsed().as_nanos() as f64 / done as f64 * left as f64;
-        let (rate, left) = (rounded(epoch.examples_per_s()), time_ns(left as u64));
-        let epoch = epoch.number;
+        let (all, at) = (self.bar.length().unwrap_or(0), self.bar.position());
+        let per_step = self.begin.elapsed().as_secs_f64() / done as f64;
+        let left = per_step * all.saturating_sub(at) as f64;
+        let rate = rounded(n_examples as f64 / per_step.max(1e-9));
+        let (epoch, left) = (epoch + 1, time_ns((left * 1e9) as u64));
         self.bar.set_message(format!(
             "epoch {epoch}, loss {loss:.4}, {rate} examples/s, {left} left"
         ));

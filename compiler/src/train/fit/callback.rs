@@ -1,0 +1,217 @@
+//! Callbacks of a `fit`, and what they see of it.
+
+use super::Every;
+use crate::error::Result;
+use crate::train::checkpoint::{Checkpoints, Position};
+use crate::train::data::Batch;
+use crate::train::metrics::Metrics;
+use crate::train::trainer::{StepOutputs, Trainer};
+use gristmill_runtime::Tensor;
+use gristmill_runtime::safetensors::Notes;
+use std::path::{Path, PathBuf};
+
+/// A part of a program for [`Trainer::fit`] to call at events. All methods but [`name`](Callback::name) do nothing by default.
+///
+/// The order of events: `train_begin`; for each epoch `epoch_begin`, `step_begin` and `step_end` of each step, `evaluation_begin` and
+/// `evaluation_end` where [`Fit::evaluate`](super::Fit::evaluate) says so, `epoch_end`; `train_end` in any case. Each event goes to all
+/// callbacks in the order of the list. Then come warnings, and checkpoints on request of a callback.
+///
+/// An error ends the training. The variables stay as the last step left them.
+pub trait Callback {
+    /// Its name in errors, and in checkpoints, which hold its [state](Callback::state).
+    fn name(&self) -> String;
+
+    /// Before the first step. A resumed training has its state by now.
+    fn train_begin(&mut self, _cx: &mut FitContext) -> Result<()> {
+        Ok(())
+    }
+
+    /// After the last step, also if an error or a callback ended the training.
+    fn train_end(&mut self, _cx: &mut FitContext, _end: &End) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before the first step of an epoch. A resumed epoch begins a second time.
+    fn epoch_begin(&mut self, _cx: &mut FitContext) -> Result<()> {
+        Ok(())
+    }
+
+    /// After an epoch and its evaluation. A stopped epoch has no end.
+    fn epoch_end(&mut self, _cx: &mut FitContext, _epoch: &EpochReport) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before a step on a batch.
+    fn step_begin(&mut self, _cx: &mut FitContext, _batch: &Batch) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a step.
+    fn step_end(&mut self, _cx: &mut FitContext, _step: &StepOutputs) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before an evaluation on the held-out data.
+    fn evaluation_begin(&mut self, _cx: &mut FitContext) -> Result<()> {
+        Ok(())
+    }
+
+    /// After an evaluation on the held-out data.
+    fn evaluation_end(&mut self, _cx: &mut FitContext, _held_out: &Metrics) -> Result<()> {
+        Ok(())
+    }
+
+    /// A [warning](FitContext::warn) to show.
+    fn warning(&mut self, _text: &str) {}
+
+    /// What a resumed training needs to go on as this one would, such as the best value so far. Checkpoints hold it.
+    fn state(&self) -> CallbackState {
+        CallbackState::default()
+    }
+
+    /// Takes the state of a checkpoint, before `train_begin`.
+    fn restore(&mut self, _state: CallbackState) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The state of a callback in a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallbackState {
+    /// Texts by name.
+    pub notes: Notes,
+    /// Tensors by name.
+    pub tensors: Vec<(String, Tensor)>,
+}
+
+/// How a training ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It has all its epochs or steps.
+    Finished,
+    /// A callback stopped it, for this reason.
+    Stopped(String),
+    /// By an error.
+    Failed(String),
+}
+
+/// A completed epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EpochReport {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Means over its batches, each before its step.
+    pub trained: Metrics,
+    /// Means over the held-out data after the epoch; `None` without an evaluation.
+    pub held_out: Option<Metrics>,
+    /// The learning rate of the last step.
+    pub learning_rate: f64,
+    /// Steps per second times examples of a step, without evaluations and callbacks between epochs. Those of this process alone.
+    pub examples_per_s: f64,
+}
+
+/// A training as its callbacks see it.
+pub struct FitContext<'f> {
+    pub(super) trainer: &'f Trainer,
+    pub(super) position: Position,
+    pub(super) n_per_epoch: u64,
+    pub(super) n_steps: u64,
+    pub(super) has_held_out: bool,
+    pub(super) evaluate: Every,
+    pub(super) is_resumed: bool,
+    pub(super) checkpoint: Option<PathBuf>,
+    pub(super) stop: Option<String>,
+    pub(super) warnings: Vec<String>,
+    pub(super) saves: Vec<Save>,
+}
+
+/// A file on request of a callback.
+pub(super) struct Save {
+    pub(super) target: Target,
+    pub(super) weights_alone: bool,
+    pub(super) notes: Notes,
+}
+
+/// Where a checkpoint is saved.
+pub(super) enum Target {
+    /// In a folder, by its number of steps.
+    Folder(Checkpoints),
+    /// In one file, which is replaced.
+    File(PathBuf),
+}
+
+impl<'f> FitContext<'f> {
+    /// The model in training, with its variables.
+    pub fn trainer(&self) -> &'f Trainer {
+        self.trainer
+    }
+
+    /// The epoch, from 0.
+    pub fn epoch(&self) -> u64 {
+        self.position.epoch
+    }
+
+    /// Completed steps of this training, those before a resumed checkpoint included.
+    pub fn step(&self) -> u64 {
+        let whole = self.position.epoch.saturating_mul(self.n_per_epoch);
+        whole.saturating_add(self.position.n_batches)
+    }
+
+    /// Steps of the whole training, unless a callback stops it earlier.
+    pub fn n_steps(&self) -> u64 {
+        self.n_steps
+    }
+
+    /// The position in the data.
+    pub fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// True for a resumed training.
+    pub fn is_resumed(&self) -> bool {
+        self.is_resumed
+    }
+
+    /// True with held-out data.
+    pub fn has_held_out(&self) -> bool {
+        self.has_held_out
+    }
+
+    /// Times of evaluation on the held-out data.
+    pub fn evaluate(&self) -> Every {
+        self.evaluate
+    }
+
+    /// The newest checkpoint of this training, or the resumed one.
+    pub fn checkpoint(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    /// Ends the training after this event, for a reason to show.
+    pub fn stop(&mut self, reason: impl Into<String>) {
+        self.stop.get_or_insert(reason.into());
+    }
+
+    /// Sets the rate of the next steps. Errors as [`Trainer::set_learning_rate`] does.
+    pub fn set_learning_rate(&self, rate: f64) -> Result<()> {
+        self.trainer.set_learning_rate(rate)
+    }
+
+    /// Adds a warning: to [`FitReport::warnings`](super::FitReport::warnings), and to the callbacks.
+    pub fn warn(&mut self, text: impl Into<String>) {
+        self.warnings.push(text.into());
+    }
+
+    /// Saves a checkpoint in a folder once all callbacks have seen this event.
+    pub fn save_checkpoint(&mut self, checkpoints: &Checkpoints) {
+        self.save(Target::Folder(checkpoints.clone()), false, Notes::new());
+    }
+
+    pub(super) fn save(&mut self, target: Target, weights_alone: bool, notes: Notes) {
+        self.saves.push(Save {
+            target,
+            weights_alone,
+            notes,
+        });
+    }
+}

@@ -1,0 +1,483 @@
+//! Training over epochs: [`Trainer::fit`].
+
+mod callback;
+mod early_stopping;
+mod json_lines;
+mod model_checkpoint;
+mod monitor;
+mod scheduler;
+
+pub use callback::{Callback, CallbackState, End, EpochReport, FitContext};
+pub use early_stopping::EarlyStopping;
+pub use json_lines::JsonLines;
+pub use model_checkpoint::ModelCheckpoint;
+pub use monitor::Monitor;
+pub use scheduler::LearningRateScheduler;
+
+use super::checkpoint::{Position, Resumed, Snapshot};
+use super::data::{Batch, Dataset, n_examples};
+use super::fit_state::FitState;
+use super::metrics::Metrics;
+use super::trainer::{Trainer, Weights, no_batch};
+use crate::error::{Error, ErrorKind, Result};
+use callback::{Save, Target};
+use std::collections::BTreeMap;
+use std::iter;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// What [`Trainer::fit`] trains on, and for how long.
+///
+/// Batches, steps and metrics are those of the whole training, whatever devices compute them.
+#[derive(Clone)]
+pub struct Fit<'d> {
+    /// Examples to train on.
+    pub data: &'d dyn Dataset,
+    /// Examples per step.
+    pub batch_size: usize,
+    /// Passes over all examples, those before a resumed checkpoint included.
+    pub epochs: u64,
+    /// Ends the training after as many steps, also within an epoch, which then has no end. Steps before a resumed checkpoint count.
+    pub steps: Option<u64>,
+    /// Seed of the order of examples.
+    pub seed: u64,
+    /// Leaves an incomplete last batch of an epoch out. Models with a fixed batch need no telling.
+    pub drops_last: bool,
+    /// Examples to evaluate on.
+    pub held_out: Option<&'d dyn Dataset>,
+    /// Times of evaluation.
+    pub evaluate: Every,
+    /// Values of the variables in evaluations.
+    pub weights: Weights,
+    /// A checkpoint to go on from, as [`Checkpoints::resume`](super::Checkpoints::resume) has loaded it.
+    pub resumed: Option<Resumed>,
+}
+
+/// Times of an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Every {
+    /// At the end of each `n`th epoch.
+    Epochs(u64),
+    /// After each `n`th step.
+    Steps(u64),
+}
+
+impl Every {
+    /// Errors on a period of 0.
+    pub(super) fn check(self, what: &str) -> Result<()> {
+        let (Every::Epochs(n) | Every::Steps(n)) = self;
+        match n {
+            0 => Err(Error::invalid(format!(
+                "{what}: {self:?}, expected at least 1"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// True for the end of an epoch, after `n` epochs.
+    fn is_epoch(self, n: u64) -> bool {
+        matches!(self, Every::Epochs(period) if n.is_multiple_of(period))
+    }
+
+    /// True after `n` steps.
+    fn is_step(self, n: u64) -> bool {
+        matches!(self, Every::Steps(period) if n.is_multiple_of(period))
+    }
+}
+
+impl<'d> Fit<'d> {
+    /// One epoch of batches of a size, in the order of seed 0, without evaluation.
+    pub fn new(data: &'d dyn Dataset, batch_size: usize) -> Fit<'d> {
+        Fit {
+            data,
+            batch_size,
+            epochs: 1,
+            steps: None,
+            seed: 0,
+            drops_last: false,
+            held_out: None,
+            evaluate: Every::Epochs(1),
+            weights: Weights::Current,
+            resumed: None,
+        }
+    }
+
+    /// The position to begin at. Errors when the checkpoint is of other data, or has more epochs or steps.
+    fn position(&self) -> Result<Position> {
+        let start = Position {
+            n_examples: self.data.len() as u64,
+            batch_size: self.batch_size as u64,
+            seed: self.seed,
+            epoch: 0,
+            n_batches: 0,
+        };
+        let Some(resumed) = &self.resumed else {
+            return Ok(start);
+        };
+        let at = resumed.position;
+        let of = |p: &Position| {
+            let (n, size, seed) = (p.n_examples, p.batch_size, p.seed);
+            format!("{n} examples by {size} with seed {seed}")
+        };
+        let path = resumed.path.display();
+        let start = Position {
+            epoch: at.epoch,
+            n_batches: at.n_batches,
+            ..start
+        };
+        if start != at {
+            let message = format!("{path}: it is of {}; here they are {}", of(&at), of(&start));
+            return Err(Error::invalid(message));
+        }
+        if (at.epoch, at.n_batches.min(1)) > (self.epochs, 0) {
+            let (n, epochs) = (at.epoch, self.epochs);
+            let message =
+                format!("{path}: it has seen {n} epochs, more than the {epochs} asked for");
+            return Err(Error::invalid(message));
+        }
+        Ok(start)
+    }
+}
+
+impl Fit<'_> {
+    /// The state to begin with. Errors when a setting does not fit.
+    fn context<'t>(&self, trainer: &'t Trainer, drops_last: bool) -> Result<FitContext<'t>> {
+        self.evaluate.check("times of evaluation")?;
+        let position = self.position()?;
+        let (n, size) = (position.n_examples, position.batch_size);
+        let n_per_epoch = match drops_last {
+            true => n / size,
+            false => n.div_ceil(size),
+        };
+        if n_per_epoch == 0 {
+            return Err(no_batch(n as usize, self.batch_size).context("an epoch"));
+        }
+        if self.held_out.is_some_and(|data| data.is_empty()) {
+            return Err(Error::invalid("the held-out data have no example"));
+        }
+        let n_steps = n_per_epoch.saturating_mul(self.epochs);
+        let resumed = self.resumed.as_ref();
+        Ok(FitContext {
+            trainer,
+            position,
+            n_per_epoch,
+            n_steps: self.steps.map_or(n_steps, |most| most.min(n_steps)),
+            has_held_out: self.held_out.is_some(),
+            evaluate: self.evaluate,
+            is_resumed: resumed.is_some(),
+            checkpoint: resumed.map(|r| r.path.clone()),
+            stop: None,
+            warnings: Vec::new(),
+            saves: Vec::new(),
+        })
+    }
+}
+
+/// A training that has ended without an error.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FitReport {
+    /// The epochs of this process.
+    pub epochs: Vec<EpochReport>,
+    /// Steps of the whole training, those before a resumed checkpoint included.
+    pub n_steps: u64,
+    /// The reason for which a callback stopped it.
+    pub stopped: Option<String>,
+    /// The newest checkpoint of this training, or the one that it went on from.
+    pub checkpoint: Option<PathBuf>,
+    /// Warnings of callbacks.
+    pub warnings: Vec<String>,
+}
+
+impl Trainer {
+    /// Trains over epochs, with evaluations, and calls the callbacks at their events.
+    ///
+    /// Errors, and trains nothing, when a setting does not fit the data or the checkpoint; ends with the error of a step, a callback or a
+    /// file, and the variables are as the last step left them. The error names the newest checkpoint.
+    pub fn fit(&self, fit: &Fit, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
+        let mut training = Training::new(self, fit, callbacks)?;
+        let mut ended = training.run();
+        let end = match &ended {
+            Ok(()) => match &training.cx.stop {
+                Some(reason) => End::Stopped(reason.clone()),
+                None => End::Finished,
+            },
+            Err(e) => End::Failed(e.to_string()),
+        };
+        for i in 0..training.callbacks.len() {
+            let result = training.call(i, "train_end", |c, cx| c.train_end(cx, &end));
+            ended = ended.and(result);
+        }
+        ended = ended.and_then(|()| training.settle());
+        ended.map_err(|e| training.with_checkpoint(e))?;
+        Ok(training.report())
+    }
+}
+
+/// A training in progress.
+struct Training<'f, 'c, 'd> {
+    fit: &'f Fit<'d>,
+    callbacks: &'f mut [&'c mut dyn Callback],
+    /// Names of the callbacks, made unique.
+    names: Vec<String>,
+    cx: FitContext<'f>,
+    drops_last: bool,
+    /// True from the first step of this process on.
+    has_begun: bool,
+    /// The epoch so far.
+    trained: Metrics,
+    learning_rate: f64,
+    /// Time of the epoch's steps in this process, and their examples.
+    time: Duration,
+    n_timed: usize,
+    epochs: Vec<EpochReport>,
+    warnings: Vec<String>,
+}
+
+impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
+    fn new(
+        trainer: &'f Trainer,
+        fit: &'f Fit<'d>,
+        callbacks: &'f mut [&'c mut dyn Callback],
+    ) -> Result<Training<'f, 'c, 'd>> {
+        let drops_last = trainer.check_batch(fit.batch_size)? || fit.drops_last;
+        let resumed = fit.resumed.as_ref();
+        let state = resumed.map_or_else(FitState::default, |r| r.state.clone());
+        Ok(Training {
+            names: unique(callbacks.iter().map(|c| c.name())),
+            callbacks,
+            cx: fit.context(trainer, drops_last)?,
+            drops_last,
+            has_begun: false,
+            trained: state.trained,
+            learning_rate: state.learning_rate,
+            time: Duration::ZERO,
+            n_timed: 0,
+            epochs: Vec::new(),
+            warnings: Vec::new(),
+            fit,
+        })
+    }
+
+    fn report(self) -> FitReport {
+        FitReport {
+            epochs: self.epochs,
+            n_steps: self.cx.step(),
+            stopped: self.cx.stop,
+            checkpoint: self.cx.checkpoint,
+            warnings: self.warnings,
+        }
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.restore()?;
+        self.event("train_begin", |c, cx| c.train_begin(cx))?;
+        self.settle()?;
+        while !self.is_over() {
+            self.epoch()?;
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.cx.stop.is_some() || self.cx.step() >= self.cx.n_steps
+    }
+
+    /// Gives the callbacks the states of the checkpoint.
+    fn restore(&mut self) -> Result<()> {
+        let Some(resumed) = &self.fit.resumed else {
+            return Ok(());
+        };
+        for (callback, name) in self.callbacks.iter_mut().zip(&self.names) {
+            if let Some(state) = resumed.state.callbacks.get(name) {
+                let restored = callback.restore(state.clone());
+                restored.map_err(|e| {
+                    e.context(format!("{}: callback {name}", resumed.path.display()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rest of an epoch.
+    fn epoch(&mut self) -> Result<()> {
+        (self.time, self.n_timed) = (Duration::ZERO, 0);
+        self.event("epoch_begin", |c, cx| c.epoch_begin(cx))?;
+        self.settle()?;
+        if self.cx.stop.is_some() {
+            return Ok(());
+        }
+        let mut begin = Instant::now();
+        for batch in self.cx.position.rest(self.fit.data)? {
+            let batch = batch?;
+            let n = n_examples(&batch);
+            if self.drops_last && n != self.fit.batch_size {
+                break;
+            }
+            self.step(batch, n)?;
+            self.time += begin.elapsed();
+            self.n_timed += n;
+            let is_last = self.cx.position.n_batches == self.cx.n_per_epoch;
+            if self.fit.evaluate.is_step(self.cx.step()) {
+                self.evaluate()?;
+            }
+            self.settle()?;
+            if is_last {
+                break;
+            }
+            if self.is_over() {
+                return Ok(());
+            }
+            begin = Instant::now();
+        }
+        match self.cx.stop {
+            Some(_) => Ok(()),
+            None => self.end_epoch(),
+        }
+    }
+
+    fn step(&mut self, batch: Batch, n: usize) -> Result<()> {
+        self.has_begun = true;
+        self.event("step_begin", |c, cx| c.step_begin(cx, &batch))?;
+        let step = self.cx.trainer.step(batch);
+        let step = step.map_err(|e| match e.kind() {
+            ErrorKind::NotFinite => self.not_finite(&e),
+            _ => e,
+        })?;
+        self.cx.position.n_batches += 1;
+        self.learning_rate = step.learning_rate;
+        let metrics = self.cx.trainer.metrics_of(&step.metrics);
+        let loss = iter::once(("loss", step.loss));
+        self.trained.add(n, loss.chain(metrics));
+        self.event("step_end", |c, cx| c.step_end(cx, &step))
+    }
+
+    fn end_epoch(&mut self) -> Result<()> {
+        let finite = self.cx.trainer.check_finite();
+        finite.map_err(|e| e.hint(LOWER))?;
+        let n_epochs = self.cx.epoch() + 1;
+        let held_out = match self.fit.evaluate.is_epoch(n_epochs) {
+            true => self.evaluate()?,
+            false => None,
+        };
+        let epoch = EpochReport {
+            epoch: self.cx.epoch(),
+            trained: std::mem::take(&mut self.trained),
+            held_out,
+            learning_rate: self.learning_rate,
+            examples_per_s: self.n_timed as f64 / self.time.as_secs_f64().max(1e-9),
+        };
+        self.event("epoch_end", |c, cx| c.epoch_end(cx, &epoch))?;
+        self.epochs.push(epoch);
+        self.cx.position.next_epoch();
+        self.settle()
+    }
+
+    /// Means over the held-out data, with their events.
+    fn evaluate(&mut self) -> Result<Option<Metrics>> {
+        let Some(data) = self.fit.held_out else {
+            return Ok(None);
+        };
+        self.event("evaluation_begin", |c, cx| c.evaluation_begin(cx))?;
+        let (weights, size) = (self.fit.weights, self.fit.batch_size);
+        let means = self.cx.trainer.evaluate_with(weights, data, size);
+        let means = means.map_err(|e| e.context("held-out data"))?;
+        self.event("evaluation_end", |c, cx| c.evaluation_end(cx, &means))?;
+        Ok(Some(means))
+    }
+
+    /// Calls all callbacks.
+    fn event(
+        &mut self,
+        event: &str,
+        f: impl Fn(&mut dyn Callback, &mut FitContext) -> Result<()>,
+    ) -> Result<()> {
+        (0..self.callbacks.len()).try_for_each(|i| self.call(i, event, &f))
+    }
+
+    fn call(
+        &mut self,
+        i: usize,
+        event: &str,
+        f: impl Fn(&mut dyn Callback, &mut FitContext) -> Result<()>,
+    ) -> Result<()> {
+        let result = f(&mut *self.callbacks[i], &mut self.cx);
+        result.map_err(|e| e.context(format!("callback {}, {event}", self.names[i])))
+    }
+
+    /// Hands warnings on, and saves what callbacks have asked for.
+    fn settle(&mut self) -> Result<()> {
+        for warning in std::mem::take(&mut self.cx.warnings) {
+            self.callbacks.iter_mut().for_each(|c| c.warning(&warning));
+            self.warnings.push(warning);
+        }
+        for save in std::mem::take(&mut self.cx.saves) {
+            self.save(save)?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, save: Save) -> Result<()> {
+        let state = FitState {
+            trained: self.trained.clone(),
+            learning_rate: self.learning_rate,
+            callbacks: self.states(),
+        };
+        let snapshot = Snapshot {
+            trainer: self.cx.trainer,
+            position: &self.cx.position,
+            state: &state,
+            weights_alone: save.weights_alone,
+        };
+        match save.target {
+            Target::File(path) => snapshot.write(save.notes, &path)?,
+            Target::Folder(folder) => {
+                let path = folder.add(&snapshot)?;
+                if !save.weights_alone {
+                    self.cx.checkpoint = Some(path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn states(&self) -> BTreeMap<String, CallbackState> {
+        let states = self.names.iter().zip(self.callbacks.iter());
+        let states = states.map(|(name, callback)| (name.clone(), callback.state()));
+        let has_state = |(_, state): &(String, CallbackState)| *state != CallbackState::default();
+        states.filter(has_state).collect()
+    }
+
+    /// The error of a step whose loss or gradients are not finite.
+    fn not_finite(&self, e: &Error) -> Error {
+        let (epoch, batch) = (self.cx.epoch() + 1, self.cx.position.n_batches + 1);
+        let message = format!("batch {batch} of epoch {epoch} changes nothing: {e}");
+        let e = Error::new(ErrorKind::NotFinite, message);
+        e.hint(LOWER)
+    }
+
+    /// The error of a training that has begun, with its newest checkpoint.
+    fn with_checkpoint(&self, e: Error) -> Error {
+        match &self.cx.checkpoint {
+            Some(path) if self.has_begun => {
+                e.addition(format!("the last checkpoint is {}", path.display()))
+            }
+            _ => e,
+        }
+    }
+}
+
+const LOWER: &str =
+    "a lower learning rate, gradients clipped by their norm, or a look at the values of the data";
+
+/// Names, with numbers behind those that others have too.
+fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut unique: Vec<String> = Vec::new();
+    for name in names {
+        let numbered = (2..).map(|i| format!("{name} {i}"));
+        let mut free = iter::once(name.clone()).chain(numbered);
+        let is_free = |candidate: &String| !unique.contains(candidate);
+        let name = free.find(is_free).unwrap_or(name);
+        unique.push(name);
+    }
+    unique
+}
