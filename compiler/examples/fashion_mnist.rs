@@ -5,10 +5,10 @@
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::train::{
-    Adam, Batch, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, Model, Objective,
+    Adam, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, ImageOp, Model, Objective,
     Schedule, TensorDataset, Trainer, Training, Update, WeightDecay, loss, read_idx,
 };
-use gristmill::{DType, Options, Result, Tensor};
+use gristmill::{DType, Options, Result};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -88,8 +88,8 @@ impl Callback for Print {
     }
 }
 
-/// Images `u8[n, 28, 28]` and classes of one of the two parts.
-fn data(folder: &Path, part: &str) -> Result<Clothes> {
+/// Images and classes of one of the two parts.
+fn data(folder: &Path, part: &str) -> Result<impl Dataset> {
     let read = |name: &str| {
         let plain = folder.join(format!("{part}-{name}"));
         match plain.exists() {
@@ -98,32 +98,13 @@ fn data(folder: &Path, part: &str) -> Result<Clothes> {
         }
     };
     let (images, labels) = (read("images-idx3-ubyte")?, read("labels-idx1-ubyte")?);
-    let images = TensorDataset::new([("image", images), ("label", labels)])?;
-    Ok(Clothes(images))
-}
-
-/// Images with pixels of mean 0 and deviation 1.
-struct Clothes(TensorDataset);
-
-impl Dataset for Clothes {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn rows(&self, places: &[usize]) -> Result<Batch> {
-        self.0.rows(places)?.into_iter().map(scaled).collect()
-    }
-}
-
-fn scaled((name, t): (String, Tensor)) -> Result<(String, Tensor)> {
-    if t.shape().len() == 1 {
-        return Ok((name, t));
-    }
-    let pixels = t.as_slice::<u8>().iter();
-    let pixels = pixels.map(|&p| (f32::from(p) / 255.0 - 0.286) / 0.353);
-    let pixels: Vec<f32> = pixels.collect();
-    let shape = [t.shape()[0], 1, 28, 28];
-    Ok((name, Tensor::from_slice(&pixels, &shape)?))
+    let data = TensorDataset::new([("image", images), ("label", labels)])?;
+    // Pixels of mean 0 and deviation 1.
+    let normalize = ImageOp::Normalize {
+        mean: vec![0.286 * 255.0],
+        deviation: vec![0.353 * 255.0],
+    };
+    Ok(data.images("image", [normalize]))
 }
 
 fn objective(m: &mut Model, net: Net) -> Result<Objective> {

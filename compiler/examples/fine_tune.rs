@@ -5,8 +5,8 @@
 
 use gristmill::ir::Dim;
 use gristmill::train::{
-    Adam, Dataset, FineTuning, Fit, Model, Objective, Pretrained, TensorDataset, Trainer, Training,
-    loss,
+    Adam, Dataset, Epoch, FineTuning, Fit, Model, Objective, Pretrained, TensorDataset, Trainer,
+    Training, loss,
 };
 use gristmill::{DType, Options, Result, Tensor};
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ fn accuracy(path: &Path, examples: &TensorDataset) -> Result<f64> {
     let model = gristmill::onnx::load(path)?;
     let program = gristmill::compile(&model, &Options::default())?;
     let all: Vec<usize> = (0..examples.len()).collect();
-    let tensors = examples.rows(&all)?;
+    let tensors = examples.rows(&all, Epoch::default())?;
     let tensor = |name: &str| tensors.iter().find(|(own, _)| own == name).map(|(_, t)| t);
     let (Some(images), Some(labels)) = (tensor("image"), tensor("label")) else {
         return Ok(0.0);

@@ -15,6 +15,7 @@ use crate::tensor::{Tensor, checked_size_bytes};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use zip::read::ZipFile;
 use zip::result::ZipError;
 use zip::write::{FileOptions, ZipWriter};
 use zip::{CompressionMethod, ZipArchive};
@@ -105,15 +106,108 @@ pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> 
     read_archive(path).map_err(|e| e.context(path.display()))
 }
 
+/// An array in a file, as its bytes lie there: little-endian, in C order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its name in an archive; empty in a `.npy` file.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// Place of the first element in the file, in bytes.
+    pub offset: u64,
+}
+
+/// Finds the array of a `.npy` file without reading it.
+///
+/// Errors when its bytes do not lie there as in memory (the other byte order, Fortran order), or are fewer than its header says.
+pub fn locate_npy(path: impl AsRef<Path>) -> Result<Located, Error> {
+    let path = path.as_ref();
+    let located = || {
+        let mut file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
+        let n = file.metadata().map_err(|e| io_error("cannot read it", e))?;
+        let header = read_header(&mut file)?;
+        let offset = file.stream_position();
+        let offset = offset.map_err(|e| io_error("cannot read it", e))?;
+        let room = n.len().saturating_sub(offset);
+        locate(String::new(), header, offset, room)
+    };
+    located().map_err(|e| e.context(path.display()))
+}
+
+/// Finds the arrays of a `.npz` file without reading them. Skips other members than arrays.
+///
+/// Errors as [`locate_npy`] does, and when an array is compressed.
+pub fn locate_npz(path: impl AsRef<Path>) -> Result<Vec<Located>, Error> {
+    let path = path.as_ref();
+    let located = || {
+        let mut zip = open_archive(path)?;
+        let mut arrays = Vec::new();
+        for i in 0..zip.len() {
+            let member = zip.by_index(i);
+            let mut member = member.map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
+            let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else {
+                continue;
+            };
+            let array = locate_member(&name, &mut member);
+            arrays.push(array.map_err(|e| e.context(format!("array {name:?}")))?);
+        }
+        Ok(arrays)
+    };
+    located().map_err(|e: Error| e.context(path.display()))
+}
+
+fn locate_member(name: &str, member: &mut ZipFile) -> Result<Located, Error> {
+    if member.compression() != CompressionMethod::Stored {
+        return Err(Error::invalid(
+            "it is compressed and can only be read as a whole; numpy.savez stores arrays, numpy.savez_compressed compresses them",
+        ));
+    }
+    let (begin, size) = (member.data_start(), member.size());
+    let mut counted = Counted { from: member, n: 0 };
+    let header = read_header(&mut counted)?;
+    let n = counted.n;
+    locate(name.to_owned(), header, begin + n, size.saturating_sub(n))
+}
+
+/// A reader that counts.
+struct Counted<R> {
+    from: R,
+    n: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let n = self.from.read(bytes)?;
+        self.n += n as u64;
+        Ok(n)
+    }
+}
+
+/// The array of a header whose elements begin at an offset and have `room` bytes.
+fn locate(name: String, header: Header, offset: u64, room: u64) -> Result<Located, Error> {
+    let Header { dtype, shape, .. } = header;
+    let size = checked_size_bytes(dtype, &shape)?;
+    if header.swapped && dtype.size_bytes() > 1 || header.fortran_order && shape.len() > 1 {
+        return Err(Error::invalid(
+            "its elements are big-endian or in Fortran order and can only be read as a whole",
+        ));
+    }
+    if room < size as u64 {
+        let message = format!("{dtype}{shape:?} takes {size} bytes, the file has {room}");
+        return Err(Error::invalid(message));
+    }
+    Ok(Located {
+        name,
+        dtype,
+        shape,
+        offset,
+    })
+}
+
 fn read_archive(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
-    let file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
-    let mut zip =
-        ZipArchive::new(BufReader::new(file)).map_err(|e| match files::Kind::of(path) {
-            Some(kind) if kind != Kind::Zip => Error::invalid(format!(
-                "it is {kind}, expected an archive of arrays (.npz)"
-            )),
-            _ => Error::invalid(format!("cannot open it as a zip archive: {e}")),
-        })?;
+    let mut zip = open_archive(path)?;
     let mut arrays = Vec::new();
     for i in 0..zip.len() {
         let member = zip
@@ -126,6 +220,16 @@ fn read_archive(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
         arrays.push((name, tensor));
     }
     Ok(arrays)
+}
+
+fn open_archive(path: &Path) -> Result<ZipArchive<BufReader<File>>, Error> {
+    let file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
+    ZipArchive::new(BufReader::new(file)).map_err(|e| match files::Kind::of(path) {
+        Some(kind) if kind != Kind::Zip => Error::invalid(format!(
+            "it is {kind}, expected an archive of arrays (.npz)"
+        )),
+        _ => Error::invalid(format!("cannot open it as a zip archive: {e}")),
+    })
 }
 
 /// Reads an array to the end of its member, where the archive's reader compares the checksum.

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod curves;
+mod data;
 #[path = "../../compiler/examples/digits.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod digits;
@@ -14,7 +15,7 @@ use crate::multi_device::setup;
 use gristmill::ir::{Dim, ReduceKind, ScalarOp, ValueId};
 use gristmill::testing::Setup;
 use gristmill::train::{
-    Adam, BatchNorm, Dataset, Init, Model, Objective, Sgd, TensorDataset, Trainer, Training,
+    Adam, BatchNorm, Dataset, Epoch, Init, Model, Objective, Sgd, TensorDataset, Trainer, Training,
     Update, loss,
 };
 use gristmill::{DType, ErrorKind, Options, Result, Tensor};
@@ -122,7 +123,8 @@ fn threads_and_devices_make_the_same_bits_or_nearly() {
     let one = run(one);
     let two = run(setup("cpu:1", 2));
     assert!(state(&one) == state(&two), "one and two threads");
-    let batch = || data.rows(&(0..70).collect::<Vec<_>>()).unwrap();
+    let all: Vec<usize> = (0..70).collect();
+    let batch = || data.rows(&all, Epoch::default()).unwrap();
     let loss = |trainer: &Trainer| trainer.evaluate_batch(batch()).unwrap()["loss"].to_f64s()[0];
     for other in [run(setup("cpu:2", 2)), run(setup("cpu:1", 0))] {
         let (own, other) = (loss(&one), loss(&other));
@@ -136,7 +138,7 @@ fn a_step_that_fails_changes_nothing() {
     let data = examples(64);
     epoch(&trainer, &data, 0);
     let before = state(&trainer);
-    let batch = data.rows(&[0, 1]).unwrap();
+    let batch = data.rows(&[0, 1], Epoch::default()).unwrap();
     for label in [3i64, -1] {
         let bad = Tensor::from_slice(&[0, label], &[2]).unwrap();
         let error = trainer.step([("x", batch[0].1.clone()), ("y", bad)]);
@@ -194,10 +196,14 @@ fn a_perceptron_learns_by_batches_of_any_size() {
     for e in 0..60 {
         epoch(&trainer, &data, e);
     }
-    let results = trainer.evaluate_batch(data.rows(&all).unwrap()).unwrap();
+    let results = trainer
+        .evaluate_batch(data.rows(&all, Epoch::default()).unwrap())
+        .unwrap();
     let accuracy = results["accuracy"].to_f64s()[0];
     assert!(accuracy > 0.9, "{accuracy}");
-    let one = trainer.step(data.rows(&[7]).unwrap()).unwrap();
+    let one = trainer
+        .step(data.rows(&[7], Epoch::default()).unwrap())
+        .unwrap();
     assert!(one.norm.unwrap().is_finite() && one.number == 60 * 7 + 1);
 }
 
@@ -445,7 +451,7 @@ fn models_that_cannot_be_trained_are_refused() {
     );
     assert!(
         examples(3)
-            .rows(&[3])
+            .rows(&[3], Epoch::default())
             .unwrap_err()
             .to_string()
             .contains("example 3 of a data set of 3")

@@ -77,17 +77,22 @@ impl DataFile {
 
     /// Fills `bytes` from `offset` on. Threads read at once where the system allows it.
     #[cfg(unix)]
-    fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+    pub(crate) fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
         std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset)
     }
 
     /// Fills `bytes` from `offset` on.
     #[cfg(not(unix))]
-    fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+    pub(crate) fn read(&self, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
         use std::io::{Read, Seek, SeekFrom};
         let _position = lock(&self.position);
         (&self.file).seek(SeekFrom::Start(offset))?;
         (&self.file).read_exact(bytes)
+    }
+
+    /// Its path when it was opened.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Bytes that it had when it was opened.

@@ -57,7 +57,10 @@ mod update;
 
 pub use crate::onnx::variables::FixedTensor;
 pub use checkpoint::{Checkpoints, Position, Resumed, latest_checkpoint};
-pub use data::{Batch, Batches, Dataset, TensorDataset};
+pub use data::{
+    Batch, Batches, Dataset, Epoch, Example, FileDataset, ImageOp, Images, Loading, Map, Random,
+    TensorDataset, Tokens, Vocabulary,
+};
 pub use fit::{
     Callback, CallbackState, EarlyStopping, End, EpochReport, Every, Fit, FitContext, FitReport,
     JsonLines, LearningRateScheduler, ModelCheckpoint, Monitor,

@@ -1,6 +1,6 @@
 //! Steps of training over batches.
 
-use super::data::{Batches, Dataset, n_examples};
+use super::data::{Batches, Dataset, Loader, Loading, n_examples};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
 use super::schedule::{self, Schedule};
@@ -15,6 +15,7 @@ use gristmill_runtime::exec::Resources;
 use gristmill_runtime::safetensors::Saved;
 use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// A model in training: two programs of one session over the same variables. A step changes them, an evaluation does not.
@@ -218,27 +219,39 @@ impl Trainer {
         data: &dyn Dataset,
         size: usize,
     ) -> Result<Metrics> {
+        let loader = Loader::new(Loading::default())?;
+        self.evaluate_by(&loader, weights, data, size)
+    }
+
+    /// The same with a loader.
+    pub(super) fn evaluate_by(
+        &self,
+        loader: &Loader,
+        weights: Weights,
+        data: &dyn Dataset,
+        size: usize,
+    ) -> Result<Metrics> {
         if weights == Weights::Current {
-            return self.means(data, size);
+            return self.means(loader, data, size);
         }
         let values = self.exchange()?;
-        let means = self.means(data, size);
+        let means = self.means(loader, data, size);
         self.resources().restore(values)?;
         means
     }
 
-    fn means(&self, data: &dyn Dataset, size: usize) -> Result<Metrics> {
+    fn means(&self, loader: &Loader, data: &dyn Dataset, size: usize) -> Result<Metrics> {
         let is_fixed = self.check_batch(size)?;
         let mut means = Metrics::default();
-        for batch in Batches::in_order(data, size) {
-            let batch = batch?;
+        loader.each(Batches::in_order(data, size), |batch| {
             let n = n_examples(&batch);
             if is_fixed && n != size {
-                break;
+                return Ok(ControlFlow::Break(()));
             }
             let outputs = self.evaluation.run(batch)?;
             means.add(n, self.metrics_of(&outputs));
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
         match means.n_examples() {
             0 => Err(no_batch(data.len(), size)),
             _ => Ok(means),

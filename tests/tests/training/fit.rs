@@ -3,9 +3,9 @@
 use super::{examples, perceptron, state, trainer};
 use gristmill::testing::Setup;
 use gristmill::train::{
-    Adam, Batch, Callback, Checkpoints, Dataset, EarlyStopping, End, EpochReport, Every, Fit,
-    FitContext, FitReport, JsonLines, LearningRateScheduler, Metrics, ModelCheckpoint, Monitor,
-    Schedule, Sgd, StepOutputs, TensorDataset, Trainer, Training, Update, Weights,
+    Adam, Batch, Callback, Checkpoints, Dataset, EarlyStopping, End, Epoch, EpochReport, Every,
+    Fit, FitContext, FitReport, JsonLines, LearningRateScheduler, Metrics, ModelCheckpoint,
+    Monitor, Schedule, Sgd, StepOutputs, TensorDataset, Trainer, Training, Update, Weights,
     latest_checkpoint,
 };
 use gristmill::{Error, ErrorKind, Options, Result, Tensor};
@@ -271,7 +271,7 @@ fn a_rate_that_a_callback_sets_gives_the_curve_of_the_schedule() {
     let warm = with_rate(Schedule::Variable(1.0).warmed_up(10));
     warm.set_learning_rate(0.5).unwrap();
     assert_eq!(warm.learning_rate().unwrap(), 0.05);
-    let batch = data.rows(&[0, 1, 2]).unwrap();
+    let batch = data.rows(&[0, 1, 2], Epoch::default()).unwrap();
     assert_eq!(warm.step(batch).unwrap().learning_rate, 0.05);
 }
 

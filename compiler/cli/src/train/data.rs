@@ -2,7 +2,7 @@
 
 use super::super::output::noteln;
 use gristmill::ir::Type;
-use gristmill::train::{Batch, Dataset, TensorDataset};
+use gristmill::train::{Batch, Dataset, Epoch, TensorDataset};
 use gristmill::{DType, Tensor};
 use gristmill::{Error, Result};
 use gristmill_runtime::nearest::unknown;
@@ -202,8 +202,8 @@ impl Dataset for Examples {
     }
 
     /// Rows with the dtypes of the inputs.
-    fn rows(&self, places: &[usize]) -> Result<Batch> {
-        let mut batch = self.data.rows(places)?;
+    fn rows(&self, places: &[usize], epoch: Epoch) -> Result<Batch> {
+        let mut batch = self.data.rows(places, epoch)?;
         for (name, tensor) in &mut batch {
             let dtype = self.dtypes[name.as_str()];
             if tensor.dtype() != dtype {

@@ -15,7 +15,7 @@ pub use monitor::Monitor;
 pub use scheduler::LearningRateScheduler;
 
 use super::checkpoint::{Position, Resumed, Snapshot};
-use super::data::{Batch, Dataset, n_examples};
+use super::data::{Batch, Dataset, Loader, Loading, n_examples};
 use super::fit_state::FitState;
 use super::metrics::Metrics;
 use super::trainer::{Trainer, Weights, no_batch};
@@ -23,7 +23,9 @@ use crate::error::{Error, ErrorKind, Result};
 use callback::{Save, Target};
 use std::collections::BTreeMap;
 use std::iter;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What [`Trainer::fit`] trains on, and for how long.
@@ -43,6 +45,8 @@ pub struct Fit<'d> {
     pub seed: u64,
     /// Leaves an incomplete last batch of an epoch out. Models with a fixed batch need no telling.
     pub drops_last: bool,
+    /// How batches are loaded.
+    pub loading: Loading,
     /// Examples to evaluate on.
     pub held_out: Option<&'d dyn Dataset>,
     /// Times of evaluation.
@@ -95,6 +99,7 @@ impl<'d> Fit<'d> {
             steps: None,
             seed: 0,
             drops_last: false,
+            loading: Loading::default(),
             held_out: None,
             evaluate: Every::Epochs(1),
             weights: Weights::Current,
@@ -221,6 +226,7 @@ struct Training<'f, 'c, 'd> {
     names: Vec<String>,
     cx: FitContext<'f>,
     drops_last: bool,
+    loader: Arc<Loader>,
     /// True from the first step of this process on.
     has_begun: bool,
     /// The epoch so far.
@@ -247,6 +253,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             callbacks,
             cx: fit.context(trainer, drops_last)?,
             drops_last,
+            loader: Arc::new(Loader::new(fit.loading)?),
             has_begun: false,
             trained: state.trained,
             learning_rate: state.learning_rate,
@@ -306,28 +313,28 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         if self.cx.stop.is_some() {
             return Ok(());
         }
+        let (loader, batches) = (self.loader.clone(), self.cx.position.rest(self.fit.data)?);
         let mut begin = Instant::now();
-        for batch in self.cx.position.rest(self.fit.data)? {
-            let batch = batch?;
+        loader.each(batches, |batch| {
             let n = n_examples(&batch);
             if self.drops_last && n != self.fit.batch_size {
-                break;
+                return Ok(ControlFlow::Break(()));
             }
             self.step(batch, n)?;
             self.time += begin.elapsed();
             self.n_timed += n;
-            let is_last = self.cx.position.n_batches == self.cx.n_per_epoch;
             if self.fit.evaluate.is_step(self.cx.step()) {
                 self.evaluate()?;
             }
             self.settle()?;
-            if is_last {
-                break;
-            }
-            if self.is_over() {
-                return Ok(());
-            }
             begin = Instant::now();
+            Ok(match self.is_over() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            })
+        })?;
+        if self.cx.position.n_batches < self.cx.n_per_epoch {
+            return Ok(());
         }
         match self.cx.stop {
             Some(_) => Ok(()),
@@ -379,7 +386,10 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         };
         self.event("evaluation_begin", |c, cx| c.evaluation_begin(cx))?;
         let (weights, size) = (self.fit.weights, self.fit.batch_size);
-        let means = self.cx.trainer.evaluate_with(weights, data, size);
+        let means = self
+            .cx
+            .trainer
+            .evaluate_by(&self.loader, weights, data, size);
         let means = means.map_err(|e| e.context("held-out data"))?;
         self.event("evaluation_end", |c, cx| c.evaluation_end(cx, &means))?;
         Ok(Some(means))

@@ -1,26 +1,75 @@
-//! Data sets, and batches of them.
+//! Data sets, what is done to their examples, and batches of them.
+
+mod files;
+mod images;
+mod loader;
+mod map;
+mod random;
+mod tokens;
+
+pub use files::FileDataset;
+pub use images::{ImageOp, Images};
+pub(super) use loader::Loader;
+pub use loader::Loading;
+pub use map::{Example, Map};
+pub use random::Random;
+pub use tokens::{Tokens, Vocabulary};
 
 use super::philox::permutation;
 use crate::cost::Fnv;
 use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
+use std::sync::Arc;
 
 /// Examples of a step or an evaluation: tensors by the names of inputs, with one row per example.
 pub type Batch = Vec<(String, Tensor)>;
+
+/// A pass over the examples: with the place of an example, it decides all random numbers of its augmentation. So neither threads nor
+/// interruptions change them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Epoch {
+    /// The seed of the training.
+    pub seed: u64,
+    /// The number of the epoch, from 0.
+    pub number: u64,
+}
 
 /// Examples by their places, from 0. [`Trainer::fit`](super::Trainer::fit) asks for those of a whole step, whatever devices compute it.
 pub trait Dataset: Sync {
     /// Number of examples.
     fn len(&self) -> usize;
 
-    /// The examples at these places, in this order: tensors whose first axes are examples.
+    /// The examples at these places, in this order, as an epoch has them: tensors whose first axes are examples. Data sets without
+    /// randomness have the same in each epoch; those on top of another one hand the epoch on.
     ///
     /// Errors with `InvalidInput` when a place is out of range or an example cannot be read.
-    fn rows(&self, places: &[usize]) -> Result<Batch>;
+    fn rows(&self, places: &[usize], epoch: Epoch) -> Result<Batch>;
+
+    /// Number of data sets with random numbers of their own below this one, itself included. One on top of another adds to the number of the other.
+    fn n_random(&self) -> u32 {
+        0
+    }
 
     /// True without examples.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The examples as a function changes them: [`Map`].
+    fn map<F>(self, f: F) -> Map<Self, F>
+    where
+        Self: Sized,
+        F: Fn(Example, &mut Random) -> Result<Example> + Sync,
+    {
+        Map::new(self, f)
+    }
+
+    /// The examples with images as operations change them: [`Images`].
+    fn images(self, name: &str, ops: impl IntoIterator<Item = ImageOp>) -> Images<Self>
+    where
+        Self: Sized,
+    {
+        Images::new(self, name, ops)
     }
 
     /// Batches of `size` examples in their own order; the last may be smaller.
@@ -90,14 +139,35 @@ impl Dataset for TensorDataset {
         self.n
     }
 
-    fn rows(&self, places: &[usize]) -> Result<Batch> {
-        if let Some(place) = places.iter().find(|&&place| place >= self.n) {
-            let message = format!("example {place} of a data set of {}", self.n);
-            return Err(Error::invalid(message));
-        }
+    fn rows(&self, places: &[usize], _: Epoch) -> Result<Batch> {
+        check_places(places, self.n)?;
         let tensors = self.tensors.iter();
         let picked = tensors.map(|(name, t)| Ok((name.clone(), rows(t, places)?)));
         picked.collect()
+    }
+}
+
+impl<D: Dataset + Send> Dataset for Arc<D> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn rows(&self, places: &[usize], epoch: Epoch) -> Result<Batch> {
+        (**self).rows(places, epoch)
+    }
+
+    fn n_random(&self) -> u32 {
+        (**self).n_random()
+    }
+}
+
+/// Errors when a place is not below `n`.
+fn check_places(places: &[usize], n: usize) -> Result<()> {
+    match places.iter().find(|&&place| place >= n) {
+        None => Ok(()),
+        Some(place) => Err(Error::invalid(format!(
+            "example {place} of a data set of {n}"
+        ))),
     }
 }
 
@@ -111,6 +181,7 @@ pub(super) fn n_examples(batch: &[(String, Tensor)]) -> usize {
 pub struct Batches<'d> {
     data: &'d dyn Dataset,
     order: Vec<usize>,
+    epoch: Epoch,
     size: usize,
     next: usize,
 }
@@ -118,18 +189,21 @@ pub struct Batches<'d> {
 impl<'d> Batches<'d> {
     /// [`Dataset::batches`] of any data set.
     pub fn in_order(data: &'d dyn Dataset, size: usize) -> Batches<'d> {
-        Batches::new(data, (0..data.len()).collect(), size)
+        Batches::new(data, (0..data.len()).collect(), Epoch::default(), size)
     }
 
     /// [`Dataset::shuffled`] of any data set.
     pub fn shuffled(data: &'d dyn Dataset, size: usize, seed: u64, epoch: u64) -> Batches<'d> {
-        Batches::new(data, permutation(data.len(), seed, epoch), size)
+        let order = permutation(data.len(), seed, epoch);
+        let number = epoch;
+        Batches::new(data, order, Epoch { seed, number }, size)
     }
 
-    fn new(data: &'d dyn Dataset, order: Vec<usize>, size: usize) -> Batches<'d> {
+    fn new(data: &'d dyn Dataset, order: Vec<usize>, epoch: Epoch, size: usize) -> Batches<'d> {
         Batches {
             data,
             order,
+            epoch,
             size: size.max(1),
             next: 0,
         }
@@ -149,18 +223,22 @@ impl<'d> Batches<'d> {
     }
 }
 
+impl Batches<'_> {
+    /// The places of the next batch.
+    fn next_places(&mut self) -> Option<Vec<usize>> {
+        let end = self.next.saturating_add(self.size).min(self.order.len());
+        let places = self.order.get(self.next..end)?.to_vec();
+        self.next = end;
+        Some(places).filter(|places| !places.is_empty())
+    }
+}
+
 impl Iterator for Batches<'_> {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let end = self.next.saturating_add(self.size).min(self.order.len());
-        let places = self
-            .order
-            .get(self.next..end)
-            .filter(|places| !places.is_empty())?;
-        let batch = self.data.rows(places);
-        self.next = end;
-        Some(batch)
+        let places = self.next_places()?;
+        Some(self.data.rows(&places, self.epoch))
     }
 }
 
