@@ -31,7 +31,7 @@ mod products;
 mod steps;
 mod sweep;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tiles;
 
 use crate::error::{Error, Result};

@@ -2,9 +2,7 @@
 
 use super::Init;
 use crate::error::{Error, Result};
-use crate::ir::{
-    ConstData, DeviceScope, Dim, GraphBuilder, Layout, Op, PoolKind, Shape, ValueId, Window,
-};
+use crate::ir::{ConstData, DeviceScope, Dim, GraphBuilder, Layout, Op, Shape, ValueId, Window};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 
@@ -52,7 +50,9 @@ pub struct Conv2d {
     pub size: [usize; 2],
     /// Steps between places.
     pub strides: [usize; 2],
-    /// Zeros around the image, so that with steps of 1 the result is as large (filters of odd extents).
+    /// Zeros around the image: `size - 1` along each axis whatever the strides, `size / 2` of them after the last element. With strides of 1
+    /// the result is as large as the image. For odd sizes this is PyTorch's `padding=size // 2`; with strides above 1, Keras' `"same"`
+    /// ([`Pool2d::same`](super::Pool2d::same)) may pad less, and so read other places.
     pub same: bool,
     /// Adds a number to each result.
     pub has_bias: bool,
@@ -288,6 +288,11 @@ impl Model {
             )));
         };
         let [height, width] = conv.size;
+        if height == 0 || width == 0 {
+            let size = conv.size;
+            let message = format!("conv2d: filters of {size:?}, expected extents above 0");
+            return Err(Error::invalid(message));
+        }
         let filters = self.variable(
             "weights",
             &[conv.filters, channels, height, width],
@@ -305,23 +310,6 @@ impl Model {
         let bias = self.variable("bias", &[conv.filters], Init::Constant(0.0))?;
         let bias = self.builder.reshape(bias, [conv.filters, 1, 1])?;
         self.builder.add_(y, bias)
-    }
-
-    /// The largest element of each window of `size` places, without overlap, of images `[batch, channels, height, width]`.
-    pub fn max_pool2d(&mut self, x: ValueId, size: [usize; 2]) -> Result<ValueId> {
-        let op = Op::Pool {
-            kind: PoolKind::Max,
-            size: size.to_vec(),
-            window: Window {
-                strides: size.to_vec(),
-                dilations: vec![1; 2],
-                pads_low: vec![0; 2],
-                pads_high: vec![0; 2],
-            },
-            ceil: false,
-            layout: Layout::ChannelsFirst,
-        };
-        self.builder.add1(op, &[x])
     }
 
     /// All axes but the first as one: `[batch, ..]` to `[batch, n]`.
@@ -355,9 +343,13 @@ pub(super) fn last_extent(layer: &str, shape: &Shape) -> Result<usize> {
 
 impl Conv2d {
     fn window(&self) -> Window {
-        let pads = self
-            .size
-            .map(|n| if self.same { (n - 1, n / 2) } else { (0, 0) });
+        let pads = self.size.map(|n| {
+            if self.same {
+                (n.saturating_sub(1), n / 2)
+            } else {
+                (0, 0)
+            }
+        });
         Window {
             strides: self.strides.to_vec(),
             dilations: vec![1; 2],

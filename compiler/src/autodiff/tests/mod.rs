@@ -28,9 +28,9 @@ const SMALL: f64 = 0.02;
 
 /// An input with its declared extents.
 #[derive(Clone)]
-struct Operand {
+pub(crate) struct Operand {
     dims: Vec<Dim>,
-    value: Tensor,
+    pub(crate) value: Tensor,
 }
 
 impl Operand {
@@ -40,7 +40,7 @@ impl Operand {
     }
 
     /// The operand with the first extent as a symbol.
-    fn batched(mut self) -> Operand {
+    pub(crate) fn batched(mut self) -> Operand {
         self.dims[0] = "batch".into();
         self
     }
@@ -58,17 +58,17 @@ impl Operand {
 }
 
 /// Distinct numbers between -2 and 2 that follow no pattern.
-fn reals(shape: &[usize]) -> Operand {
+pub(crate) fn reals(shape: &[usize]) -> Operand {
     let n: usize = shape.iter().product();
     let element = |i: usize| 1.9 * (2.3 * i as f64 + 0.4 * (shape.len() + n) as f64).sin();
     numbers(shape, &(0..n).map(element).collect::<Vec<_>>())
 }
 
-fn numbers(shape: &[usize], values: &[f64]) -> Operand {
+pub(crate) fn numbers(shape: &[usize], values: &[f64]) -> Operand {
     Operand::of(Tensor::from_f64s(DType::F64, shape, values).unwrap())
 }
 
-fn indices(shape: &[usize], values: &[i64]) -> Operand {
+pub(crate) fn indices(shape: &[usize], values: &[i64]) -> Operand {
     Operand::of(Tensor::from_slice(values, shape).unwrap())
 }
 
@@ -76,7 +76,7 @@ fn truths(shape: &[usize], values: &[f64]) -> Operand {
     Operand::of(Tensor::from_f64s(DType::Bool, shape, values).unwrap())
 }
 
-type Build<'a> = &'a dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>;
+pub(crate) type Build<'a> = &'a dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>;
 
 /// The sum of all floating-point elements, each times a weight of its own.
 fn weighted(b: &mut GraphBuilder, values: &[ValueId]) -> Result<ValueId> {
@@ -106,7 +106,10 @@ fn weighted(b: &mut GraphBuilder, values: &[ValueId]) -> Result<ValueId> {
 }
 
 /// A graph of a loss over the results of `build`, with the loss and its inputs of floating-point type.
-fn graph_of(operands: &[Operand], build: Build) -> Result<(Graph, ValueId, Vec<ValueId>)> {
+pub(crate) fn graph_of(
+    operands: &[Operand],
+    build: Build,
+) -> Result<(Graph, ValueId, Vec<ValueId>)> {
     let mut b = GraphBuilder::new("case");
     let mut inputs = Vec::new();
     for (i, operand) in operands.iter().enumerate() {
@@ -122,7 +125,7 @@ fn graph_of(operands: &[Operand], build: Build) -> Result<(Graph, ValueId, Vec<V
 }
 
 /// Compares every derivative of a weighted sum of the results with a central difference.
-fn check(name: &str, operands: &[Operand], build: Build) {
+pub(crate) fn check(name: &str, operands: &[Operand], build: Build) {
     check_with(name, operands, build, &GradOptions::default());
 }
 
@@ -181,7 +184,7 @@ fn gradients_of(op: Op, operands: &[Operand]) -> Vec<Vec<f64>> {
 }
 
 /// Compares the results of a compiled graph with those of the interpreter.
-fn compare_compiled(graph: &Graph, inputs: &[Tensor]) -> Result<(), String> {
+pub(crate) fn compare_compiled(graph: &Graph, inputs: &[Tensor]) -> Result<(), String> {
     let expected = run(graph, inputs).map_err(|e| e.to_string())?;
     let compiled = crate::compile(graph, &crate::Options::default()).map_err(|e| e.to_string())?;
     let names = graph.input_names.iter().map(String::as_str);
