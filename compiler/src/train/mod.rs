@@ -32,6 +32,7 @@
 //!
 //! The formulas are PyTorch's; where Keras' differ, the documentation of the item says so.
 
+mod activation;
 mod checkpoint;
 mod collection;
 mod data;
@@ -41,6 +42,7 @@ mod fit_state;
 mod idx;
 mod init;
 pub mod loss;
+mod lrn;
 mod metrics;
 mod model;
 mod norm;
@@ -57,6 +59,7 @@ mod transformer;
 mod update;
 
 pub use crate::onnx::variables::FixedTensor;
+pub use activation::Activation;
 pub use checkpoint::{Checkpoints, Position, Resumed, latest_checkpoint};
 pub use data::{
     Batch, Batches, Dataset, Epoch, Example, FileDataset, ImageOp, Images, Loading, Map, Random,
@@ -68,6 +71,7 @@ pub use fit::{
 };
 pub use idx::read_idx;
 pub use init::Init;
+pub use lrn::Lrn;
 pub use metrics::Metrics;
 pub use model::{Conv2d, Model, Variable};
 pub use norm::BatchNorm;

@@ -1,11 +1,11 @@
 //! Layers: values of PyTorch in `f64`, and gradients by central differences.
 
 use super::assert_close;
-use crate::autodiff::tests::{Operand, check, compare_compiled, graph_of, reals};
+use crate::autodiff::tests::{Operand, check, compare_compiled, graph_of, numbers, reals};
 use crate::error::Result;
 use crate::interp::run;
-use crate::ir::{GraphBuilder, ValueId};
-use crate::train::{Conv2d, Model, Pool2d};
+use crate::ir::{Dim, GraphBuilder, ValueId};
+use crate::train::{Activation, Conv2d, Lrn, Model, Pool2d};
 use crate::{DType, Tensor};
 
 type Layer<'a> = &'a dyn Fn(&mut Model, ValueId) -> Result<ValueId>;
@@ -21,19 +21,23 @@ fn with_model(b: &mut GraphBuilder, x: ValueId, layer: Layer) -> Result<ValueId>
 
 /// Compares a layer's result with values, its gradient with differences, and compiled code with the interpreter.
 fn check_layer(name: &str, x: Operand, expected: &[f64], layer: Layer) {
+    check_values(name, x.clone(), expected, layer);
+    let build = |b: &mut GraphBuilder, x: &[ValueId]| Ok(vec![with_model(b, x[0], layer)?]);
+    check(name, std::slice::from_ref(&x), &build);
+    check(name, &[x.clone().batched()], &build);
+    let inputs = [x.value.clone()];
+    let (graph, ..) = graph_of(&[x], &build).unwrap();
+    compare_compiled(&graph, &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+}
+
+fn check_values(name: &str, x: Operand, expected: &[f64], layer: Layer) {
     let mut b = GraphBuilder::new(name);
     let input = b.input("x", DType::F64, x.value.shape().iter().copied());
     let y = with_model(&mut b, input, layer).unwrap_or_else(|e| panic!("{name}: {e}"));
     b.output("y", y);
     let graph = b.finish().unwrap();
-    let inputs = [x.value.clone()];
-    let found = run(&graph, &inputs).unwrap()[0].to_f64s();
+    let found = run(&graph, &[x.value]).unwrap()[0].to_f64s();
     assert_close(&found, expected, 1e-14);
-    let build = |b: &mut GraphBuilder, x: &[ValueId]| Ok(vec![with_model(b, x[0], layer)?]);
-    check(name, std::slice::from_ref(&x), &build);
-    check(name, &[x.clone().batched()], &build);
-    let (graph, ..) = graph_of(&[x], &build).unwrap();
-    compare_compiled(&graph, &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
 }
 
 /// The error of a layer of an input of `f32`.
@@ -207,4 +211,248 @@ fn a_short_form_pools_disjoint_windows() {
     b.output("y", y);
     let found = run(&b.finish().unwrap(), &[x]).unwrap();
     assert_eq!(found[0].as_slice::<f32>(), [6.0, 8.0]);
+}
+
+#[test]
+fn responses_are_divided_by_neighbouring_channels() {
+    let lrn = |size, alpha, beta, bias| Lrn {
+        size,
+        alpha,
+        beta,
+        bias,
+    };
+    let cases = [
+        // F.local_response_norm(x, 5, alpha=0.3 * 5, beta=0.75, k=2.0)
+        (
+            lrn(5, 0.3, 0.75, 2.0),
+            [
+                0.09455073798873612,
+                0.47431756086114585,
+                -0.6544540184492772,
+                0.4553724178856147,
+                0.0690800193513082,
+                -0.47228710373091815,
+                0.5443522910377488,
+                -0.30133773262623037,
+                -0.21772167557643798,
+                0.6220123123606801,
+                -0.603013810257216,
+                0.2193074213412191,
+            ],
+        ),
+        // F.local_response_norm(x, 4, alpha=0.3 * 4, beta=0.75, k=2.0)
+        (
+            lrn(4, 0.3, 0.75, 2.0),
+            [
+                0.09483845175536604,
+                0.5579668255638717,
+                -0.8112437329123247,
+                0.47903987398042713,
+                0.07052050138891208,
+                -0.5530257502121917,
+                0.6272171719329864,
+                -0.3057164937071562,
+                -0.21772167557643798,
+                0.6220123123606801,
+                -0.603013810257216,
+                0.21930742134121914,
+            ],
+        ),
+        // F.local_response_norm(x, 3, alpha=0.3 * 3, beta=0.6, k=1.0)
+        (
+            lrn(3, 0.3, 0.6, 1.0),
+            [
+                0.1419770463433041,
+                0.8407912773752966,
+                -1.2138002188209096,
+                0.7045262483617263,
+                0.1033057255816211,
+                -0.900548253263194,
+                1.1682236853917194,
+                -0.4891933478305307,
+                -0.31917945085034666,
+                1.0735121650403787,
+                -1.132141553291268,
+                0.35063404488324507,
+            ],
+        ),
+    ];
+    for (lrn, expected) in cases {
+        let x = reals(&[1, 6, 1, 2]);
+        check_layer("lrn", x, &expected, &|m, x| m.local_response_norm(x, lrn));
+    }
+    let wide = lrn(usize::MAX, 1.0, 1.0, 1.0);
+    let x = numbers(&[1, 2, 1, 1], &[1.0, 2.0]);
+    let layer: Layer = &|m, x| m.local_response_norm(x, wide);
+    check_layer("wide", x, &[1.0 / 6.0, 2.0 / 6.0], layer);
+}
+
+#[test]
+fn settings_of_response_normalisation_are_checked() {
+    let lrn = Lrn::default();
+    for bad in [
+        Lrn { size: 0, ..lrn },
+        Lrn { bias: 0.0, ..lrn },
+        Lrn { alpha: -1.0, ..lrn },
+        Lrn {
+            beta: f64::NAN,
+            ..lrn
+        },
+    ] {
+        let e = refused(&[1, 2, 1, 1], &|m, x| m.local_response_norm(x, bad));
+        assert!(e.contains("size and bias above 0"), "{e}");
+    }
+    let mut m = Model::new("refused", 0, true);
+    for (dtype, channels) in [(DType::I64, 3.into()), (DType::F32, "c".into())] {
+        let x = m.input("x", dtype, [1.into(), channels, Dim::from(2), 2.into()]);
+        let e = m.local_response_norm(x, lrn).unwrap_err().to_string();
+        assert!(e.contains("expected floats and known channels"), "{e}");
+    }
+}
+
+#[test]
+fn activations_have_names() {
+    // F.relu(x), F.gelu(x, approximate="tanh") and so on of x = [-2.5, -0.5, 0.0, 0.7, 3.5]
+    let given = [-2.5, -0.5, 0.0, 0.7, 3.5];
+    let cases = [
+        ("relu", [0.0, 0.0, 0.0, 0.7, 3.5]),
+        ("relu6", [0.0, 0.0, 0.0, 0.7, 3.5]),
+        ("leaky_relu", [-0.025, -0.005, 0.0, 0.7, 3.5]),
+        (
+            "elu",
+            [-0.9179150013761013, -0.3934693402873666, 0.0, 0.7, 3.5],
+        ),
+        (
+            "selu",
+            [
+                -1.6137857588732425,
+                -0.6917581878028713,
+                0.0,
+                0.7354906911488363,
+                3.677453455744182,
+            ],
+        ),
+        (
+            "gelu",
+            [
+                -0.015524163314440398,
+                -0.15426876936299344,
+                0.0,
+                0.5306254434438489,
+                3.4991857982233756,
+            ],
+        ),
+        (
+            "gelu_tanh",
+            [
+                -0.015084266089998577,
+                -0.15428599017485606,
+                0.0,
+                0.5305701347051167,
+                3.499383802344626,
+            ],
+        ),
+        (
+            "silu",
+            [
+                -0.18964545005310887,
+                -0.1887703343990727,
+                0.0,
+                0.46773144051771626,
+                3.3974071923702525,
+            ],
+        ),
+        (
+            "mish",
+            [
+                -0.19681620390653337,
+                -0.22074377465173,
+                0.0,
+                0.5611483776438518,
+                3.4939907151175196,
+            ],
+        ),
+        (
+            "tanh",
+            [
+                -0.9866142981514303,
+                -0.4621171572600098,
+                0.0,
+                0.6043677771171635,
+                0.9981778976111987,
+            ],
+        ),
+        (
+            "sigmoid",
+            [
+                0.07585818002124355,
+                0.3775406687981454,
+                0.5,
+                0.6681877721681662,
+                0.9706877692486436,
+            ],
+        ),
+        (
+            "softplus",
+            [
+                0.07888973429254963,
+                0.4740769841801067,
+                std::f64::consts::LN_2,
+                1.103186048885458,
+                3.5297504182726205,
+            ],
+        ),
+        (
+            "softsign",
+            [
+                -0.7142857142857143,
+                -0.3333333333333333,
+                0.0,
+                0.4117647058823529,
+                0.7777777777777778,
+            ],
+        ),
+        (
+            "hardswish",
+            [
+                -0.20833333333333334,
+                -0.20833333333333334,
+                0.0,
+                0.43166666666666664,
+                3.5,
+            ],
+        ),
+        (
+            "hardsigmoid",
+            [
+                0.08333333333333333,
+                0.4166666666666667,
+                0.5,
+                0.6166666666666667,
+                1.0,
+            ],
+        ),
+        ("linear", given),
+    ];
+    for (name, expected) in cases {
+        let activation: Activation = name.parse().unwrap();
+        let layer: Layer = &|m, x| m.activation(x, activation);
+        check_values(name, numbers(&[5], &given), &expected, layer);
+        // Away from kinks.
+        let x = numbers(&[4], &[-2.5, -0.5, 0.7, 3.5]);
+        let build = |b: &mut GraphBuilder, x: &[ValueId]| Ok(vec![with_model(b, x[0], layer)?]);
+        check(name, &[x], &build);
+    }
+    let same = [("swish", "silu"), ("identity", "linear")];
+    for (a, b) in same.map(|(a, b)| (a.parse::<Activation>(), b.parse())) {
+        assert_eq!(a.unwrap(), b.unwrap());
+    }
+    let e = "rleu".parse::<Activation>().unwrap_err();
+    assert_eq!(e.kind(), crate::ErrorKind::InvalidInput);
+    assert_eq!(
+        e.to_string(),
+        "unknown activation \"rleu\"; known: identity, linear, relu, relu6, leaky_relu, elu, selu, gelu, gelu_tanh, silu, swish, mish, tanh, sigmoid, softplus, softsign, hardswish, hardsigmoid; did you mean \"relu\"?"
+    );
+    let e = refused(&[2], &|m, x| m.activation(x, Activation::Elu(f64::NAN)));
+    assert!(e.contains("activation: NaN"), "{e}");
 }
