@@ -1,7 +1,7 @@
 //! Checkpoints: the whole state of training, in one file each.
 
 use super::data::{Batches, Dataset};
-use super::fit_state::FitState;
+use super::fit_state::{self, FitState};
 use super::trainer::Trainer;
 use crate::error::{Error, Result};
 use crate::ir::Type;
@@ -29,7 +29,7 @@ const WEIGHTS: &str = "weights-";
 const ENDING: &str = ".safetensors";
 
 /// The position of training in its data: the batches of [`Dataset::shuffled`] so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     /// Seed of the order of examples.
     pub seed: u64,
@@ -54,6 +54,8 @@ pub struct Resumed {
     pub damaged: Vec<String>,
     /// The state of the `fit` around the trainer.
     pub(super) state: FitState,
+    /// Steps of the trainer at its time.
+    pub(super) n_steps: u64,
 }
 
 /// The contents of a file in the making.
@@ -69,20 +71,32 @@ impl Snapshot<'_> {
     /// Writes a file with notes of its own.
     pub(super) fn write(&self, mut notes: Notes, path: &Path) -> Result<()> {
         self.trainer.check_finite()?;
+        check_names(&notes, self.trainer.state())?;
         if self.weights_alone {
-            let weights = self.trainer.weights()?;
-            return Ok(safetensors::write(path, &weights, &notes)?);
+            return write(path, &self.trainer.weights()?, &notes);
         }
         let is_own = |container: &str, name: &str| {
             let state = self.trainer.state();
             state.contains_key(&key(container, name))
         };
         let mut values = self.trainer.resources().values(is_own)?;
+        if values.len() < self.trainer.state().len() {
+            let e = Error::invalid("variables have no values before the first step");
+            return Err(e.hint("a checkpoint after a step"));
+        }
         values.extend(self.state.tensors());
         notes.extend(self.position.notes());
-        notes.extend(self.state.notes());
-        Ok(safetensors::write(path, &values, &notes)?)
+        notes.insert(fit_state::NOTE.to_owned(), self.state.note()?);
+        write(path, &values, &notes)
     }
+}
+
+/// Writes a file, and brings its name to the disk.
+fn write(path: &Path, values: &[Saved], notes: &Notes) -> Result<()> {
+    safetensors::write(path, values, notes)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let synced = sync(folder.unwrap_or(Path::new(".")));
+    synced.map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
 }
 
 impl Position {
@@ -173,7 +187,8 @@ impl Checkpoints {
     }
 
     /// Facts about the training by name, such as [`TensorDataset::digest`](super::TensorDataset::digest) of its data. Checkpoints have them in their notes, and [`Checkpoints::resume`]
-    /// refuses one that has another fact of a name. Names of [`Position`]'s fields are taken.
+    /// refuses one that has another fact of a name. The names `seed`, `examples`, `batch size`, `epoch`, `batches` and `fit` are taken: with them, a
+    /// checkpoint cannot be saved.
     pub fn with_facts(self, facts: BTreeMap<String, String>) -> Checkpoints {
         Checkpoints { facts, ..self }
     }
@@ -185,7 +200,8 @@ impl Checkpoints {
 
     /// Writes a checkpoint and removes old ones. Returns the path of the new file.
     ///
-    /// Errors with `NotFinite` when a weight is NaN or infinite, and with `InvalidInput` when the file cannot be written.
+    /// Errors with `NotFinite` when a weight is NaN or infinite, and with `InvalidInput` before the first step and when the file cannot be
+    /// written.
     pub fn save(&self, trainer: &Trainer, position: &Position) -> Result<PathBuf> {
         self.add(&Snapshot {
             trainer,
@@ -204,7 +220,6 @@ impl Checkpoints {
         let step = snapshot.trainer.n_steps()?;
         let path = self.folder.join(format!("{kind}{step:012}{ENDING}"));
         snapshot.write(self.facts.clone(), &path)?;
-        sync(&self.folder).map_err(|e| self.error(e))?;
         let mut old = self.named(kind)?;
         old.retain(|file| *file < path);
         for old in old.into_iter().rev().skip(self.n_kept - 1) {
@@ -221,25 +236,23 @@ impl Checkpoints {
         for path in self.files()?.into_iter().rev() {
             match safetensors::read(&path) {
                 Ok(contents) => {
-                    let restored = self.restore(trainer, contents);
-                    let (position, state) = restored.map_err(|e| e.context(path.display()))?;
-                    return Ok(Some(Resumed {
-                        path,
-                        position,
-                        damaged,
-                        state,
-                    }));
+                    let resumed = self.restore(trainer, &path, contents);
+                    let resumed = resumed.map_err(|e| e.context(path.display()))?;
+                    return Ok(Some(Resumed { damaged, ..resumed }));
                 }
                 Err(e) => damaged.push(e.to_string()),
             }
         }
-        match damaged.is_empty() {
-            true => Ok(None),
-            false => Err(Error::invalid(format!(
-                "no checkpoint is whole: {}",
-                damaged.join("; ")
-            ))),
-        }
+        none_whole(&damaged).map_or(Ok(None), Err)
+    }
+
+    /// Loads a checkpoint from a file, such as the best one of a [`ModelCheckpoint`](super::ModelCheckpoint).
+    ///
+    /// Errors, and changes nothing, when it is damaged, of another model, or has other facts, or weights alone.
+    pub fn resume_from(&self, trainer: &Trainer, path: impl AsRef<Path>) -> Result<Resumed> {
+        let path = path.as_ref();
+        let resumed = self.restore(trainer, path, safetensors::read(path)?);
+        resumed.map_err(|e| e.context(path.display()))
     }
 
     /// The files of checkpoints, oldest first.
@@ -269,14 +282,21 @@ impl Checkpoints {
     fn restore(
         &self,
         trainer: &Trainer,
+        path: &Path,
         mut contents: safetensors::Contents,
-    ) -> Result<(Position, FitState)> {
+    ) -> Result<Resumed> {
         let position = Position::of(&contents.notes)?;
         let state = FitState::of(&mut contents)?;
         check(trainer.state(), &contents.variables)?;
         self.check_facts(&contents.notes)?;
         trainer.resources().restore(contents.variables)?;
-        Ok((position, state))
+        Ok(Resumed {
+            path: path.to_owned(),
+            position,
+            damaged: Vec::new(),
+            state,
+            n_steps: trainer.n_steps()?,
+        })
     }
 
     /// Errors when notes have another fact of a name. Checkpoints of earlier versions have none.
@@ -310,6 +330,8 @@ impl Checkpoints {
 
 /// The newest undamaged file of a folder: a checkpoint, or weights alone, as a [`ModelCheckpoint`](super::ModelCheckpoint) writes them.
 /// `None` if there is none. [`Trainer::load_weights`] takes it.
+///
+/// Errors when the folder cannot be read, and when all of its files are damaged.
 pub fn latest_checkpoint(folder: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     let folder = folder.as_ref();
     let error = |e: io::Error| Error::invalid(format!("{}: {e}", folder.display()));
@@ -322,8 +344,21 @@ pub fn latest_checkpoint(folder: impl AsRef<Path>) -> Result<Option<PathBuf>> {
         files.extend(step.map(|step| (step.to_owned(), path.clone())));
     }
     files.sort();
-    let mut newest = files.into_iter().rev().map(|(_, path)| path);
-    Ok(newest.find(|path| safetensors::read(path).is_ok()))
+    let mut damaged = Vec::new();
+    for (_, path) in files.into_iter().rev() {
+        match safetensors::read(&path) {
+            Ok(_) => return Ok(Some(path)),
+            Err(e) => damaged.push(e.to_string()),
+        }
+    }
+    none_whole(&damaged).map_or(Ok(None), Err)
+}
+
+/// The error of a folder whose files are all damaged; `None` without files.
+fn none_whole(damaged: &[String]) -> Option<Error> {
+    let all = damaged.join("; ");
+    let error = || Error::invalid(format!("no checkpoint is whole: {all}"));
+    (!damaged.is_empty()).then(error)
 }
 
 impl Trainer {
@@ -336,7 +371,9 @@ impl Trainer {
         let contents = safetensors::read(path)?;
         let values = self.weights_of(contents.variables);
         let values = values.map_err(|e| e.context(path.display()))?;
-        Ok(self.resources().restore(values)?)
+        self.resources().restore(values)?;
+        self.note_averages();
+        Ok(())
     }
 
     fn weights_of(&self, saved: Vec<Saved>) -> Result<Vec<Saved>> {
@@ -344,11 +381,18 @@ impl Trainer {
             let mut saved = saved.iter();
             saved.find(|s| s.container == container && s.name == name)
         };
+        // Before the first step, averages have no value yet.
+        let step = saved.iter().find(|s| s.name == crate::ir::random::STEP);
+        let is_new = step.is_some_and(|s| s.value.to_f64s() == [0.0]);
         let mut values = Vec::new();
         let own = self.state().iter();
         for ((container, name), ty) in own.filter(|((c, n), _)| self.is_weight(c, n)) {
             let weight = name.strip_prefix("average/");
-            let value = found(container, name).or_else(|| found(container, weight?));
+            let own = match weight {
+                Some(_) if is_new => None,
+                _ => found(container, name),
+            };
+            let value = own.or_else(|| found(container, weight?));
             let Some(value) = value else {
                 let name = label(container, name);
                 return Err(Error::invalid(format!("it lacks the variable {name:?}")));
@@ -374,6 +418,26 @@ fn sync(folder: &Path) -> io::Result<()> {
 
 fn key(container: &str, name: &str) -> (String, String) {
     (container.to_owned(), name.to_owned())
+}
+
+/// Errors when facts or a container have names that files need for themselves.
+fn check_names(facts: &Notes, state: &BTreeMap<(String, String), Type>) -> Result<()> {
+    let position = Position::default().fields().map(|(name, _)| name);
+    let mut reserved = position.into_iter().chain([fit_state::NOTE]);
+    if let Some(name) = reserved.find(|name| facts.contains_key(*name)) {
+        let e = Error::invalid(format!("checkpoints have a note {name:?} of their own"));
+        return Err(e.hint("another name for this fact"));
+    }
+    match state.keys().any(|(c, _)| c == fit_state::CONTAINER) {
+        true => {
+            let name = fit_state::CONTAINER;
+            let e = Error::invalid(format!(
+                "checkpoints have a container {name:?} of their own"
+            ));
+            Err(e.hint("another name for the container"))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Says what is wrong with a value of another type.

@@ -1,6 +1,6 @@
 //! Steps of training over batches.
 
-use super::data::{Batches, Dataset, Loader, Loading, n_examples};
+use super::data::{Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
 use super::schedule::{self, Schedule};
@@ -17,6 +17,7 @@ use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A model in training: two programs of one session over the same variables. A step changes them, an evaluation does not.
 ///
@@ -32,6 +33,8 @@ pub struct Trainer {
     has_averages: bool,
     /// Names of evaluations' results of one element: the loss, then the metrics.
     metrics: Vec<String>,
+    /// True once averages were loaded, which then count before the first step.
+    has_loaded: AtomicBool,
 }
 
 /// The values of trainable variables that an evaluation takes.
@@ -172,6 +175,7 @@ impl Trainer {
             schedule: training.update.optimizer.learning_rate().clone(),
             has_averages: training.update.average.is_some(),
             metrics,
+            has_loaded: AtomicBool::new(false),
         })
     }
 
@@ -260,15 +264,12 @@ impl Trainer {
 
     /// Gives the trainable variables the values of their averages. Returns the values before.
     fn exchange(&self) -> Result<Vec<Saved>> {
-        if !self.has_averages {
-            let e = Error::invalid("training keeps no averages of the variables");
-            return Err(e.hint("Update { average: Some(0.999), .. } keeps them"));
-        }
+        self.check_weights(Weights::Averages)?;
         let is_own = |container: &str, name: &str| {
             container == self.container && self.names.iter().any(|own| own == name)
         };
         let values = self.resources().values(is_own)?;
-        if self.n_steps()? == 0 {
+        if !self.averages_count()? {
             return Ok(values);
         }
         let average = |saved: &Saved| {
@@ -283,6 +284,51 @@ impl Trainer {
         let averages: Result<Vec<Saved>> = values.iter().map(average).collect();
         self.resources().restore(averages?)?;
         Ok(values)
+    }
+
+    /// Errors when training keeps no averages and they are asked for.
+    pub(super) fn check_weights(&self, weights: Weights) -> Result<()> {
+        match self.has_averages || weights == Weights::Current {
+            true => Ok(()),
+            false => {
+                let e = Error::invalid("training keeps no averages of the variables");
+                Err(e.hint("Update { average: Some(0.999), .. } keeps them"))
+            }
+        }
+    }
+
+    /// True when averages have values of their own: steps or a file gave them. Before, averages are the weights.
+    fn averages_count(&self) -> Result<bool> {
+        Ok(self.n_steps()? > 0 || self.has_loaded.load(Ordering::Relaxed))
+    }
+
+    /// Notes that a file gave averages.
+    pub(super) fn note_averages(&self) {
+        self.has_loaded.store(true, Ordering::Relaxed);
+    }
+
+    /// Errors when an evaluation could not take examples of a data set.
+    pub(super) fn check_held_out(&self, data: &dyn Dataset, size: usize) -> Result<()> {
+        let is_fixed = self.check_batch(size)?;
+        if data.is_empty() || is_fixed && data.len() < size {
+            return Err(no_batch(data.len(), size));
+        }
+        let places: Vec<usize> = (0..size.min(data.len())).collect();
+        let batch = data.rows(&places, Epoch::default())?;
+        for (name, tensor) in &batch {
+            self.evaluation.check_input(name, tensor)?;
+        }
+        let has = |input: &String| batch.iter().any(|(name, _)| name == input);
+        let mut inputs = self.evaluation.inputs().iter();
+        match inputs.find(|(name, _)| !has(name)) {
+            None => Ok(()),
+            Some((name, ty)) => Err(Error::invalid(format!("input {name:?} ({ty}) is missing"))),
+        }
+    }
+
+    /// True for a name of [`metric_names`](Self::metric_names) that steps give too.
+    pub(super) fn is_step_metric(&self, name: &str) -> bool {
+        self.step.output_names().iter().any(|own| own == name)
     }
 
     /// Names of evaluations' results that have one element: `loss`, and those of [`Objective::metric`]. Means over batches are taken of them.
@@ -362,7 +408,11 @@ impl Trainer {
     /// The values of the model's variables and of their averages, without the optimiser's.
     pub(super) fn weights(&self) -> Result<Vec<Saved>> {
         let own = |container: &str, name: &str| self.is_weight(container, name);
-        Ok(self.resources().values(own)?)
+        let mut values = self.resources().values(own)?;
+        if !self.averages_count()? {
+            values.retain(|saved| !saved.name.starts_with("average/"));
+        }
+        Ok(values)
     }
 
     /// True for a variable of the model, or its average.

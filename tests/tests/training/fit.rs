@@ -299,13 +299,23 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(value).collect()
 }
 
-/// A training with all callbacks in a folder; goes on from its newest checkpoint.
-fn with_callbacks(folder: &Path, evaluate: Every, stop: u64) -> (FitReport, Trainer) {
+/// A training with all callbacks.
+#[derive(Clone, Copy)]
+struct Case {
+    epochs: u64,
+    evaluate: Every,
+    saved: Every,
+    stop: u64,
+}
+
+/// Trains in a folder; goes on from its newest checkpoint.
+fn with_callbacks(folder: &Path, case: Case) -> (FitReport, Trainer) {
     let (data, held_out) = (examples(100), examples(50));
     let own = complete();
     let checkpoints = Checkpoints::new(folder.join("checkpoints"), 2).unwrap();
+    let evaluate = case.evaluate;
     let fit = Fit {
-        epochs: 9,
+        epochs: case.epochs,
         held_out: Some(&held_out),
         evaluate,
         resumed: checkpoints.resume(&own).unwrap(),
@@ -320,17 +330,17 @@ fn with_callbacks(folder: &Path, evaluate: Every, stop: u64) -> (FitReport, Trai
     );
     let mut trained =
         ModelCheckpoint::best(Monitor::lowest("loss"), folder.join("trained.safetensors"));
-    let mut newest = ModelCheckpoint::newest(checkpoints, Every::Steps(1));
+    let mut newest = ModelCheckpoint::newest(checkpoints, case.saved);
     let mut log = JsonLines::new(folder.join("log.jsonl"));
-    let mut stop = stop_at(stop);
+    let mut stop = stop_at(case.stop);
     let report = own.fit(
         &fit,
         &mut [
             &mut rate,
+            &mut newest,
             &mut patience,
             &mut best,
             &mut trained,
-            &mut newest,
             &mut log,
             &mut stop,
         ],
@@ -338,39 +348,82 @@ fn with_callbacks(folder: &Path, evaluate: Every, stop: u64) -> (FitReport, Trai
     (report.unwrap(), own)
 }
 
-#[test]
-fn a_stopped_training_goes_on_bit_for_bit_with_its_callbacks() {
-    for evaluate in [Every::Epochs(1), Every::Steps(3)] {
-        let whole = tempfile::tempdir().unwrap();
-        let (report, expected) = with_callbacks(whole.path(), evaluate, u64::MAX);
-        let reason = report.stopped.unwrap();
-        assert!(
-            reason.starts_with("held_out/loss has not improved 3 times"),
-            "{reason}"
-        );
-        let best = |folder: &Path| fs::read(folder.join("best.safetensors")).unwrap();
-        let trained = |folder: &Path| fs::read(folder.join("trained.safetensors")).unwrap();
-        // In the middle of epochs, at their ends, behind the best one.
-        for stop in [1, 3, 5, 7, 10, 12, 19, 20] {
-            let folder = tempfile::tempdir().unwrap();
-            let (first, _) = with_callbacks(folder.path(), evaluate, stop);
-            assert_eq!(
-                (first.n_steps, first.stopped.as_deref()),
-                (stop, Some("enough"))
-            );
-            let (second, own) = with_callbacks(folder.path(), evaluate, u64::MAX);
+/// Trains whole, and with stops, and compares all that is left.
+fn goes_on(epochs: u64, evaluate: Every, saved: Every, stops: &[u64]) -> FitReport {
+    let case = Case {
+        epochs,
+        evaluate,
+        saved,
+        stop: u64::MAX,
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let (report, expected) = with_callbacks(whole.path(), case);
+    let file = |folder: &Path, name: &str| fs::read(folder.join(name)).unwrap();
+    for &stop in stops {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, _) = with_callbacks(folder.path(), Case { stop, ..case });
+        assert_eq!(first.n_steps, stop);
+        assert_eq!(first.stopped.as_deref(), Some("enough"));
+        // Again at the end: nothing is left to do, whatever ended it.
+        for _ in 0..2 {
+            let (second, own) = with_callbacks(folder.path(), case);
             assert_eq!(second.n_steps, report.n_steps, "from {stop}");
-            assert_eq!(second.stopped.as_deref(), Some(reason.as_str()));
+            assert_eq!(second.stopped, report.stopped, "from {stop}");
             assert_eq!(state(&own), state(&expected), "from {stop}");
-            assert!(best(folder.path()) == best(whole.path()), "from {stop}");
-            assert!(
-                trained(folder.path()) == trained(whole.path()),
-                "from {stop}"
-            );
+            for name in ["best.safetensors", "trained.safetensors"] {
+                let is_same = file(folder.path(), name) == file(whole.path(), name);
+                assert!(is_same, "{name} from {stop}");
+            }
             let log = |folder: &Path| lines(&folder.join("log.jsonl"));
             assert_eq!(log(folder.path()), log(whole.path()), "from {stop}");
         }
     }
+    report
+}
+
+#[test]
+fn a_stopped_training_goes_on_bit_for_bit_with_its_callbacks() {
+    // In the middle of epochs of five steps, at their ends, behind the best one.
+    for evaluate in [Every::Epochs(1), Every::Steps(3)] {
+        let report = goes_on(
+            9,
+            evaluate,
+            Every::Steps(1),
+            &[1, 3, 5, 7, 10, 12, 15, 19, 20],
+        );
+        let reason = report.stopped.unwrap();
+        assert!(
+            reason.starts_with("held_out/loss did not improve 3 times in a row"),
+            "{reason}"
+        );
+    }
+    // Steps are lost, with their lines in the log.
+    goes_on(9, Every::Steps(3), Every::Steps(4), &[6, 7, 10, 11]);
+    // A training that ends by itself, stopped after its last step.
+    let report = goes_on(2, Every::Epochs(1), Every::Steps(1), &[5, 9, 10]);
+    assert_eq!((report.stopped, report.epochs.len()), (None, 2));
+}
+
+#[test]
+fn the_end_of_an_epoch_comes_after_its_last_step() {
+    let case = Case {
+        epochs: 1,
+        evaluate: Every::Epochs(1),
+        saved: Every::Steps(1),
+        stop: 5,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (first, _) = with_callbacks(folder.path(), case);
+    assert_eq!((first.n_steps, first.epochs.len()), (5, 0));
+    let (second, _) = with_callbacks(folder.path(), Case { stop: 0, ..case });
+    assert_eq!((second.n_steps, second.epochs.len()), (5, 1));
+    assert_eq!(second.epochs[0].trained.n_examples(), 100);
+    let names: Vec<&str> = second.epochs[0]
+        .trained
+        .iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(names, ["loss", "accuracy"]);
 }
 
 #[test]
@@ -416,6 +469,94 @@ fn early_stopping_gives_the_best_weights_back_however_training_ends() {
 }
 
 #[test]
+fn a_resumed_training_that_cannot_begin_changes_nothing() {
+    let case = Case {
+        epochs: 9,
+        evaluate: Every::Epochs(1),
+        saved: Every::Steps(1),
+        stop: 12,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    with_callbacks(folder.path(), case);
+    let (data, held_out) = (examples(100), examples(50));
+    let own = complete();
+    let checkpoints = Checkpoints::new(folder.path().join("checkpoints"), 2).unwrap();
+    let fit = Fit {
+        epochs: 9,
+        held_out: Some(&held_out),
+        resumed: checkpoints.resume(&own).unwrap(),
+        ..short(&data)
+    };
+    let before = state(&own);
+    let mut patience = EarlyStopping::new(Monitor::lowest("held_out/loss"), 3);
+    let mut wrong = EarlyStopping::new(Monitor::lowest("lost"), 3);
+    let refused = |fit: &Fit, callbacks: &mut [&mut dyn Callback]| {
+        let e = own.fit(fit, callbacks).unwrap_err().to_string();
+        e.replace(&folder.path().display().to_string(), "FOLDER")
+    };
+    let mut other = EarlyStopping::new(Monitor::highest("held_out/accuracy"), 3);
+    let mut messages = vec![
+        refused(&fit, &mut [&mut patience, &mut wrong]),
+        refused(&fit, &mut [&mut other]),
+        refused(
+            &Fit {
+                steps: Some(11),
+                ..fit.clone()
+            },
+            &mut [],
+        ),
+        refused(
+            &Fit {
+                epochs: 2,
+                ..fit.clone()
+            },
+            &mut [],
+        ),
+        refused(
+            &Fit {
+                seed: 8,
+                ..fit.clone()
+            },
+            &mut [],
+        ),
+        refused(
+            &Fit {
+                drops_last: true,
+                ..fit.clone()
+            },
+            &mut [],
+        ),
+    ];
+    assert_eq!(state(&own), before);
+    // The trainer has moved on.
+    own.step(data.rows(&[0, 1], Epoch::default()).unwrap())
+        .unwrap();
+    messages.push(refused(&fit, &mut []));
+    let log = folder.path().join("notes.jsonl");
+    fs::write(&log, "my notes\n").unwrap();
+    let fit = Fit {
+        resumed: checkpoints.resume(&own).unwrap(),
+        ..fit.clone()
+    };
+    messages.push(refused(&fit, &mut [&mut JsonLines::new(&log)]));
+    assert_eq!(fs::read_to_string(&log).unwrap(), "my notes\n");
+    insta::assert_snapshot!(messages.join("\n"), @r#"
+callback EarlyStopping 2, train_begin: unknown metric "lost"; known: loss, accuracy, held_out/loss, held_out/accuracy; did you mean "loss"?
+FOLDER/checkpoints/step-000000000012.safetensors: callback EarlyStopping: it waited for the lowest held_out/loss, and now for the highest held_out/accuracy (try: the same monitor, or a new training)
+FOLDER/checkpoints/step-000000000012.safetensors: it has 12 steps, more than the 11 asked for
+FOLDER/checkpoints/step-000000000012.safetensors: it has 12 steps, more than the 10 asked for
+FOLDER/checkpoints/step-000000000012.safetensors: it was saved with 100 examples, batch size 24 and seed 7; this training has 100 examples, batch size 24 and seed 8
+FOLDER/checkpoints/step-000000000012.safetensors: its epochs have 5 batches, those of this training 4
+FOLDER/checkpoints/step-000000000012.safetensors is of step 12, and the trainer is at step 13 (try: Checkpoints::resume with this trainer, right before fit)
+callback JsonLines, train_begin: FOLDER/notes.jsonl: line 1 is not of such a log (try: another file)
+"#);
+    // A state that no callback takes is said.
+    let report = own.fit(&fit, &mut []).unwrap();
+    assert_eq!(report.warnings.len(), 3, "{:?}", report.warnings);
+    assert!(report.warnings[0].ends_with("no callback EarlyStopping to take its state"));
+}
+
+#[test]
 fn a_better_file_is_never_overwritten() {
     let (data, held_out) = (examples(100), examples(50));
     let folder = tempfile::tempdir().unwrap();
@@ -435,34 +576,42 @@ fn a_better_file_is_never_overwritten() {
     for lost in &checkpoints.files().unwrap()[1..] {
         fs::remove_file(lost).unwrap();
     }
-    let own = with_rate(0.0.into());
+    // What it brings is better than the first epoch, and worse than the file.
+    let own = with_rate(0.01.into());
     let resumed = checkpoints.resume(&own).unwrap();
     let mut again = ModelCheckpoint::best(Monitor::lowest("held_out/loss"), &path).weights_only();
     let again_fit = Fit {
         resumed,
         ..fit.clone()
     };
-    own.fit(&again_fit, &mut [&mut again]).unwrap();
+    let report = own.fit(&again_fit, &mut [&mut again]).unwrap();
+    let last = report.epochs[2].held_out.as_ref().unwrap().loss();
+    assert!(last > value.unwrap(), "{last}, {value:?}");
     assert!(fs::read(&path).unwrap() == bytes);
     assert_eq!(again.best_value(), value);
     // Another training does not take the file, nor the folder, nor a file by another value.
     let new = with_rate(0.1.into());
-    let refused = |callback: &mut dyn Callback, fit: &Fit| {
-        let e = new.fit(fit, &mut [callback]).unwrap_err();
+    let resumed = with_rate(0.1.into());
+    let resumed_fit = Fit {
+        resumed: checkpoints.resume(&resumed).unwrap(),
+        ..fit.clone()
+    };
+    let refused = |trainer: &Trainer, callback: &mut dyn Callback, fit: &Fit| {
+        let e = trainer.fit(fit, &mut [callback]).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidInput);
         e.to_string()
             .replace(&folder.path().display().to_string(), "FOLDER")
     };
     let mut by_accuracy = ModelCheckpoint::best(Monitor::highest("held_out/accuracy"), &path);
     let messages = [
-        refused(&mut best, &fit),
-        refused(&mut newest, &fit),
-        refused(&mut by_accuracy, &again_fit),
+        refused(&new, &mut best, &fit),
+        refused(&new, &mut newest, &fit),
+        refused(&resumed, &mut by_accuracy, &resumed_fit),
     ];
     insta::assert_snapshot!(messages.join("\n"), @r#"
-callback ModelCheckpoint, train_begin: FOLDER/best.safetensors is the best of an earlier training (try: Fit::resumed goes on from it; another place begins anew)
-callback ModelCheckpoint, train_begin: FOLDER/all has checkpoints of an earlier training (try: Fit::resumed goes on from it; another place begins anew)
-callback ModelCheckpoint, train_begin: FOLDER/best.safetensors is the best by held_out/loss, not by held_out/accuracy (try: another file)
+callback ModelCheckpoint, train_begin: FOLDER/best.safetensors is the best of an earlier training (try: Fit::resumed continues it; another path begins a new one)
+callback ModelCheckpoint, train_begin: FOLDER/all has checkpoints of an earlier training (try: Fit::resumed continues it; another path begins a new one)
+callback ModelCheckpoint, train_begin: FOLDER/best.safetensors is no file of the highest held_out/accuracy: it has the lowest held_out/loss (try: another file)
 "#);
     // The weights, in another process.
     assert_eq!(new.n_steps().unwrap(), 0);
@@ -490,16 +639,34 @@ fn the_latest_weights_are_found_and_evaluated() {
         let other = complete();
         other.load_weights(&latest).unwrap();
         let evaluate = |t: &Trainer| t.evaluate_with(weights, &held_out, BATCH).unwrap();
-        if weights == Weights::Current {
-            assert_eq!(evaluate(&other), evaluate(&own));
-        }
+        assert_eq!(evaluate(&other), evaluate(&own), "{weights:?}");
         // A whole checkpoint does, too.
         let whole = Checkpoints::new(folder.path().join("whole"), 1).unwrap();
         let position = gristmill::train::Position::start(&data, BATCH, 7);
         let path = whole.save(&own, &position).unwrap();
-        other.load_weights(&path).unwrap();
-        assert_eq!(evaluate(&other).loss(), evaluate(&other).loss());
+        let third = complete();
+        third.load_weights(&path).unwrap();
+        assert_eq!(evaluate(&third), evaluate(&own), "{weights:?}");
     }
+    // Before the first step there are no averages: they are the weights, in files too.
+    let (new, third) = (complete(), complete());
+    let start = folder.path().join("start");
+    let whole = Checkpoints::new(&start, 1).unwrap();
+    let position = gristmill::train::Position::start(&data, BATCH, 7);
+    let e = whole.save(&new, &position).unwrap_err().to_string();
+    assert!(
+        e.starts_with("variables have no values before the first step"),
+        "{e}"
+    );
+    // A step that fails leaves them as they are at first.
+    let nan = Tensor::from_slice(&[f32::NAN; 6], &[1, 6]).unwrap();
+    let y = Tensor::from_slice(&[0i64], &[1]).unwrap();
+    let failed = new.step([("x", nan), ("y", y)]).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::NotFinite);
+    let path = whole.save(&new, &position).unwrap();
+    third.load_weights(path).unwrap();
+    let averages = third.evaluate_with(Weights::Averages, &held_out, BATCH);
+    assert_eq!(averages.unwrap(), new.evaluate(&held_out, BATCH).unwrap());
     // A damaged file is passed over.
     fs::write(&latest, "half").unwrap();
     let before = latest_checkpoint(folder.path()).unwrap().unwrap();
@@ -508,6 +675,9 @@ fn the_latest_weights_are_found_and_evaluated() {
     assert!(e.contains("weights-000000000015"), "{e}");
     let resumed = Checkpoints::new(folder.path(), 2).unwrap().resume(&own);
     assert_eq!(resumed.unwrap(), None);
+    fs::write(&before, "half").unwrap();
+    let e = latest_checkpoint(folder.path()).unwrap_err().to_string();
+    assert!(e.starts_with("no checkpoint is whole"), "{e}");
 }
 
 #[test]
@@ -515,6 +685,9 @@ fn what_does_not_fit_is_refused_before_training() {
     let data = examples(40);
     let none = TensorDataset::new([("x", Tensor::zeros(gristmill::DType::F32, &[0, 6]).unwrap())]);
     let none = none.unwrap();
+    let zeros = |shape: &[usize]| Tensor::zeros(gristmill::DType::F32, shape).unwrap();
+    let unlabelled = TensorDataset::new([("x", zeros(&[9, 6]))]).unwrap();
+    let narrow = TensorDataset::new([("x", zeros(&[9, 5])), ("y", zeros(&[9]))]).unwrap();
     let own = trainer(Setup::default());
     let before = state(&own);
     let refused = |fit: Fit, callbacks: &mut [&mut dyn Callback]| {
@@ -561,6 +734,35 @@ fn what_does_not_fit_is_refused_before_training() {
             &mut [&mut EarlyStopping::new(Monitor::lowest("loss"), 0)],
         ),
         refused(
+            Fit {
+                steps: Some(1),
+                ..short(&data)
+            },
+            &mut [&mut stopping(Monitor::lowest("loss"))],
+        ),
+        refused(
+            Fit {
+                held_out: Some(&data),
+                evaluate: Every::Steps(3),
+                ..short(&data)
+            },
+            &mut [&mut stopping(Monitor::lowest("held_out/loss"))],
+        ),
+        refused(
+            Fit {
+                held_out: Some(&unlabelled),
+                ..short(&data)
+            },
+            &mut [],
+        ),
+        refused(
+            Fit {
+                held_out: Some(&narrow),
+                ..short(&data)
+            },
+            &mut [],
+        ),
+        refused(
             short(&data),
             &mut [&mut ModelCheckpoint::newest(checkpoints, Every::Epochs(0))],
         ),
@@ -569,14 +771,39 @@ fn what_does_not_fit_is_refused_before_training() {
 an epoch: the data set has no example
 a batch of 0 examples
 an epoch: the data set has 40 examples, and whole batches take 64
-the held-out data have no example
-times of evaluation: Steps(0), expected at least 1
-callback EarlyStopping, train_begin: "held_out/loss" takes held-out data (try: Fit { held_out: Some(&data), .. })
+held-out data: the data set has no example
+evaluate every 0 steps: expected at least 1
+callback EarlyStopping, train_begin: "held_out/loss" needs held-out data (try: Fit { held_out: Some(&data), .. })
 callback EarlyStopping, train_begin: unknown metric "acuracy"; known: loss, accuracy; did you mean "accuracy"?
 callback EarlyStopping, train_begin: patience 0: expected at least 1
-callback ModelCheckpoint, train_begin: times of checkpoints: Epochs(0), expected at least 1
+callback EarlyStopping, train_begin: "loss" is first known after an epoch, and the training has 1 steps
+callback EarlyStopping, train_begin: "held_out/loss" is first known after 3 steps, and the training has 2 steps
+held-out data: input "y" (i64[batch]) is missing
+held-out data: input "x": expected f32[batch, 6], got f32[9, 5]
+callback ModelCheckpoint, train_begin: save every 0 epochs: expected at least 1
 "#);
     assert_eq!(state(&own), before);
+    // Averages that are not kept are asked for.
+    let without = with_rate(0.1.into());
+    let fit = Fit {
+        held_out: Some(&data),
+        weights: Weights::Averages,
+        ..short(&data)
+    };
+    let e = without.fit(&fit, &mut []).unwrap_err().to_string();
+    assert!(e.starts_with("training keeps no averages"), "{e}");
+    assert_eq!(without.n_steps().unwrap(), 0);
+    // Notes of a checkpoint are its own.
+    let folder = tempfile::tempdir().unwrap();
+    let facts = [("epoch", "3")].map(|(name, fact)| (name.to_owned(), fact.to_owned()));
+    let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
+    let checkpoints = checkpoints.with_facts(facts.into());
+    let mut newest = ModelCheckpoint::newest(checkpoints, Every::Epochs(1));
+    let e = own.fit(&short(&data), &mut [&mut newest]).unwrap_err();
+    assert_eq!(
+        e.to_string(),
+        "checkpoints have a note \"epoch\" of their own (try: another name for this fact)"
+    );
 }
 
 #[test]
@@ -593,7 +820,7 @@ fn the_length_is_of_epochs_or_steps() {
     };
     assert_eq!(steps(2, None), (10, 2));
     assert_eq!(steps(2, Some(7)), (7, 1));
-    assert_eq!(steps(2, Some(99)), (10, 2));
+    assert_eq!(steps(1, Some(19)), (19, 3));
     assert_eq!(steps(u64::MAX, Some(5)), (5, 1));
     assert_eq!(steps(0, None), (0, 0));
     // An incomplete batch is left out on demand.
@@ -612,7 +839,7 @@ fn a_log_that_cannot_be_written_ends_with_a_warning() {
     let own = trainer(Setup::default());
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log.jsonl");
-    fs::write(&log, "").unwrap();
+    fs::write(&log, "{}\n").unwrap();
     let e = own.fit(&short(&data), &mut [&mut JsonLines::new(&log)]);
     let e = e.unwrap_err().to_string();
     assert!(

@@ -7,16 +7,18 @@ use crate::train::data::Batch;
 use crate::train::metrics::Metrics;
 use crate::train::trainer::{StepOutputs, Trainer};
 use gristmill_runtime::Tensor;
-use gristmill_runtime::safetensors::Notes;
+use gristmill_runtime::safetensors::{Notes, Saved};
 use std::path::{Path, PathBuf};
 
-/// A part of a program for [`Trainer::fit`] to call at events. All methods but [`name`](Callback::name) do nothing by default.
+/// Code for [`Trainer::fit`] to call at events. All methods but [`name`](Callback::name) do nothing by default.
 ///
 /// The order of events: `train_begin`; for each epoch `epoch_begin`, `step_begin` and `step_end` of each step, `evaluation_begin` and
-/// `evaluation_end` where [`Fit::evaluate`](super::Fit::evaluate) says so, `epoch_end`; `train_end` in any case. Each event goes to all
-/// callbacks in the order of the list. Then come warnings, and checkpoints on request of a callback.
+/// `evaluation_end` where [`Fit::evaluate`](super::Fit::evaluate) says so, `epoch_end`; `train_end` also after an error. Each event goes to
+/// all callbacks in the order of the list. Warnings and checkpoints on request of callbacks follow: after `train_begin`, after
+/// `epoch_begin`, after a step and its evaluation, after `epoch_end`, after `train_end`.
 ///
-/// An error ends the training. The variables stay as the last step left them.
+/// An error ends the training. The variables stay as the last step left them, unless an
+/// [`EarlyStopping`](super::EarlyStopping) restores better ones.
 pub trait Callback {
     /// Its name in errors, and in checkpoints, which hold its [state](Callback::state).
     fn name(&self) -> String;
@@ -26,7 +28,7 @@ pub trait Callback {
         Ok(())
     }
 
-    /// After the last step, also if an error or a callback ended the training.
+    /// After the last step, also if an error or a callback ended the training. A callback without a successful `train_begin` has no end.
     fn train_end(&mut self, _cx: &mut FitContext, _end: &End) -> Result<()> {
         Ok(())
     }
@@ -69,7 +71,7 @@ pub trait Callback {
         CallbackState::default()
     }
 
-    /// Takes the state of a checkpoint, before `train_begin`.
+    /// Takes the state of a checkpoint, before `train_begin` of a resumed training: the default state if the checkpoint has none.
     fn restore(&mut self, _state: CallbackState) -> Result<()> {
         Ok(())
     }
@@ -123,6 +125,10 @@ pub struct FitContext<'f> {
     pub(super) stop: Option<String>,
     pub(super) warnings: Vec<String>,
     pub(super) saves: Vec<Save>,
+    /// True from the first step of this process on.
+    pub(super) has_begun: bool,
+    /// Values for the variables at the very end.
+    pub(super) restored: Vec<Saved>,
 }
 
 /// A file on request of a callback.
@@ -177,7 +183,7 @@ impl<'f> FitContext<'f> {
         self.has_held_out
     }
 
-    /// Times of evaluation on the held-out data.
+    /// When the held-out data are evaluated.
     pub fn evaluate(&self) -> Every {
         self.evaluate
     }
@@ -187,7 +193,7 @@ impl<'f> FitContext<'f> {
         self.checkpoint.as_deref()
     }
 
-    /// Ends the training after this event, for a reason to show.
+    /// Ends the training after the step in progress and its evaluation, for a reason to show. The epoch then has no end.
     pub fn stop(&mut self, reason: impl Into<String>) {
         self.stop.get_or_insert(reason.into());
     }
@@ -202,9 +208,19 @@ impl<'f> FitContext<'f> {
         self.warnings.push(text.into());
     }
 
-    /// Saves a checkpoint in a folder once all callbacks have seen this event.
+    /// Saves a checkpoint in a folder once all callbacks have seen this event, or this step and its evaluation.
     pub fn save_checkpoint(&mut self, checkpoints: &Checkpoints) {
         self.save(Target::Folder(checkpoints.clone()), false, Notes::new());
+    }
+
+    /// True between the last step of an epoch and its end.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.position.n_batches == self.n_per_epoch
+    }
+
+    /// Number of whole epochs of the training.
+    pub(super) fn n_epochs(&self) -> u64 {
+        self.n_steps / self.n_per_epoch.max(1)
     }
 
     pub(super) fn save(&mut self, target: Target, weights_alone: bool, notes: Notes) {

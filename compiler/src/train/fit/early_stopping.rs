@@ -6,9 +6,9 @@ use crate::error::{Error, Result};
 use crate::train::metrics::Metrics;
 use gristmill_runtime::safetensors::{Notes, Saved};
 
-/// Stops the training when a value has not improved for some time, and gives back the weights of the best value, however training ends.
+/// Stops the training when a value no longer improves. However the training ends, the variables then have the weights of the best value.
 ///
-/// The weights are kept in memory, and in checkpoints: variables of the model and their averages, without the optimiser's state.
+/// The weights are kept in memory and in checkpoints: variables of the model and their averages, without the optimiser's state.
 pub struct EarlyStopping {
     monitor: Monitor,
     patience: u64,
@@ -44,6 +44,16 @@ impl EarlyStopping {
         self.best
     }
 
+    /// What it waits for, and what it gives back.
+    fn by(&self) -> String {
+        let last = if self.keeps_last {
+            ", without weights"
+        } else {
+            ""
+        };
+        format!("{}{last}", self.monitor.text())
+    }
+
     fn observe(&mut self, cx: &mut FitContext, value: Option<f64>) -> Result<()> {
         let Some(value) = value else {
             return Ok(());
@@ -56,14 +66,18 @@ impl EarlyStopping {
             return Ok(());
         }
         self.n_waited += 1;
-        if self.n_waited >= self.patience {
-            let (name, n) = (self.monitor.name(), self.n_waited);
-            let best = self
-                .best
-                .map_or_else(String::new, |best| format!(", best {best}"));
-            cx.stop(format!("{name} has not improved {n} times{best}"));
-        }
+        self.stop_if_over(cx);
         Ok(())
+    }
+
+    fn stop_if_over(&self, cx: &mut FitContext) {
+        if self.n_waited < self.patience {
+            return;
+        }
+        let (name, n) = (self.monitor.name(), self.n_waited);
+        let best = self.best;
+        let best = best.map_or_else(String::new, |best| format!("; the best is {best}"));
+        cx.stop(format!("{name} did not improve {n} times in a row{best}"));
     }
 }
 
@@ -80,7 +94,9 @@ impl Callback for EarlyStopping {
             (self.best, self.n_waited) = (None, 0);
             self.weights.clear();
         }
-        self.monitor.check(cx)
+        self.monitor.check(cx)?;
+        self.stop_if_over(cx);
+        Ok(())
     }
 
     fn epoch_end(&mut self, cx: &mut FitContext, epoch: &EpochReport) -> Result<()> {
@@ -92,13 +108,14 @@ impl Callback for EarlyStopping {
     }
 
     fn train_end(&mut self, cx: &mut FitContext, _end: &End) -> Result<()> {
-        let best = std::mem::take(&mut self.weights);
-        Ok(cx.trainer().resources().restore(best)?)
+        cx.restored.clone_from(&self.weights);
+        Ok(())
     }
 
     fn state(&self) -> CallbackState {
         let mut notes = Notes::new();
         notes.insert("waited".to_owned(), self.n_waited.to_string());
+        notes.insert(BY.to_owned(), self.by());
         if let Some(best) = self.best {
             notes.insert("best".to_owned(), best.to_string());
         }
@@ -110,6 +127,11 @@ impl Callback for EarlyStopping {
     }
 
     fn restore(&mut self, state: CallbackState) -> Result<()> {
+        if let Some(by) = state.notes.get(BY).filter(|by| **by != self.by()) {
+            let own = self.by();
+            let e = Error::invalid(format!("it waited for the {by}, and now for the {own}"));
+            return Err(e.hint("the same monitor, or a new training"));
+        }
         self.best = number(&state.notes, "best")?;
         self.n_waited = number(&state.notes, "waited")?.unwrap_or(0.0) as u64;
         let saved = |(key, value): (String, _)| {
@@ -124,6 +146,9 @@ impl Callback for EarlyStopping {
         Ok(())
     }
 }
+
+/// The note with the monitor.
+const BY: &str = "by";
 
 /// Stands between the container and the name of a variable, in neither of which it is likely: the unit separator of ASCII.
 const SEPARATOR: char = '\u{1f}';

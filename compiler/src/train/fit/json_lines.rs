@@ -13,8 +13,8 @@ use std::path::PathBuf;
 /// `{"event":"epoch","epoch":0,"step":469,"trained":{"loss":0.5},"held_out":null,"learning_rate":0.001,"examples_per_s":50000}`, for an
 /// evaluation `{"event":"evaluation","epoch":0,"step":469,"held_out":{"loss":0.4}}`.
 ///
-/// A training that goes on from a checkpoint drops the lines behind it first. A write that fails ends the log with a warning, and not the
-/// training.
+/// A resumed training first removes the lines of steps after its checkpoint. If a write fails, the log ends with a warning, and the training
+/// continues.
 pub struct JsonLines {
     path: PathBuf,
     file: Option<File>,
@@ -44,19 +44,29 @@ impl JsonLines {
         Error::invalid(format!("{}: {e}", self.path.display()))
     }
 
-    /// Drops lines behind a step, and one that a crash has cut.
-    fn cut(&self, step: u64) -> Result<()> {
+    /// Removes lines of later steps, and an unfinished one at the end.
+    fn cut(&self, cx: &FitContext) -> Result<()> {
         // Devices and pipes hold no lines.
         if !self.path.is_file() {
             return Ok(());
         }
         let text = fs::read_to_string(&self.path).map_err(|e| self.error(e))?;
-        let is_kept = |line: &&str| {
+        let mut kept = String::new();
+        let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
+        for (i, line) in whole.enumerate() {
             let value: Option<Value> = serde_json::from_str(line).ok();
-            let at = value.and_then(|value| value["step"].as_u64());
-            line.ends_with('\n') && at.is_some_and(|at| at <= step)
-        };
-        let kept: String = text.split_inclusive('\n').filter(is_kept).collect();
+            let at = value.as_ref().and_then(|value| value["step"].as_u64());
+            let (Some(value), Some(at)) = (value, at) else {
+                let (path, number) = (self.path.display(), i + 1);
+                let message = format!("{path}: line {number} is not of such a log");
+                return Err(Error::invalid(message).hint("another file"));
+            };
+            // The end of an epoch comes after the step of the same number.
+            let comes_again = value["event"] == "epoch" && at == cx.step() && cx.is_at_end();
+            if at <= cx.step() && !comes_again {
+                kept.push_str(line);
+            }
+        }
         let replaced = files::replace(&self.path, |file| file.write_all(kept.as_bytes()));
         replaced.map_err(|e| self.error(e))
     }
@@ -75,25 +85,18 @@ impl Callback for JsonLines {
     }
 
     fn train_begin(&mut self, cx: &mut FitContext) -> Result<()> {
-        let mut options = OpenOptions::new();
-        match cx.is_resumed() {
-            true => {
-                self.cut(cx.step())?;
-                options.create(true).append(true);
-            }
-            false => {
-                options.create_new(true).append(true);
-            }
+        if cx.is_resumed() {
+            self.cut(cx)?;
+        } else if self.path.metadata().is_ok_and(|m| m.len() > 0) {
+            let path = self.path.display();
+            let e = Error::invalid(format!("{path} is the log of an earlier training"));
+            return Err(e.hint("another file, or remove this one"));
         }
-        let opened = options.open(&self.path);
-        self.file = Some(opened.map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => {
-                let path = self.path.display();
-                let e = Error::invalid(format!("{path} is the log of an earlier training"));
-                e.hint("another file, or remove this one")
-            }
-            _ => self.error(e),
-        })?);
+        let opened = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.path);
+        self.file = Some(opened.map_err(|e| self.error(e))?);
         Ok(())
     }
 

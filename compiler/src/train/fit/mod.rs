@@ -39,17 +39,17 @@ pub struct Fit<'d> {
     pub batch_size: usize,
     /// Passes over all examples, those before a resumed checkpoint included.
     pub epochs: u64,
-    /// Ends the training after as many steps, also within an epoch, which then has no end. Steps before a resumed checkpoint count.
+    /// Trains for this many steps instead of `epochs`, those before a resumed checkpoint included. An incomplete epoch has no end.
     pub steps: Option<u64>,
     /// Seed of the order of examples.
     pub seed: u64,
-    /// Leaves an incomplete last batch of an epoch out. Models with a fixed batch need no telling.
+    /// Leaves an incomplete last batch of an epoch out, as models with a fixed batch always do.
     pub drops_last: bool,
     /// How batches are loaded.
     pub loading: Loading,
     /// Examples to evaluate on.
     pub held_out: Option<&'d dyn Dataset>,
-    /// Times of evaluation.
+    /// When to evaluate.
     pub evaluate: Every,
     /// Values of the variables in evaluations.
     pub weights: Weights,
@@ -69,10 +69,13 @@ pub enum Every {
 impl Every {
     /// Errors on a period of 0.
     pub(super) fn check(self, what: &str) -> Result<()> {
-        let (Every::Epochs(n) | Every::Steps(n)) = self;
+        let (n, unit) = match self {
+            Every::Epochs(n) => (n, "epochs"),
+            Every::Steps(n) => (n, "steps"),
+        };
         match n {
             0 => Err(Error::invalid(format!(
-                "{what}: {self:?}, expected at least 1"
+                "{what} every 0 {unit}: expected at least 1"
             ))),
             _ => Ok(()),
         }
@@ -122,7 +125,7 @@ impl<'d> Fit<'d> {
         let at = resumed.position;
         let of = |p: &Position| {
             let (n, size, seed) = (p.n_examples, p.batch_size, p.seed);
-            format!("{n} examples by {size} with seed {seed}")
+            format!("{n} examples, batch size {size} and seed {seed}")
         };
         let path = resumed.path.display();
         let start = Position {
@@ -131,13 +134,8 @@ impl<'d> Fit<'d> {
             ..start
         };
         if start != at {
-            let message = format!("{path}: it is of {}; here they are {}", of(&at), of(&start));
-            return Err(Error::invalid(message));
-        }
-        if (at.epoch, at.n_batches.min(1)) > (self.epochs, 0) {
-            let (n, epochs) = (at.epoch, self.epochs);
-            let message =
-                format!("{path}: it has seen {n} epochs, more than the {epochs} asked for");
+            let (before, now) = (of(&at), of(&start));
+            let message = format!("{path}: it was saved with {before}; this training has {now}");
             return Err(Error::invalid(message));
         }
         Ok(start)
@@ -147,7 +145,7 @@ impl<'d> Fit<'d> {
 impl Fit<'_> {
     /// The state to begin with. Errors when a setting does not fit.
     fn context<'t>(&self, trainer: &'t Trainer, drops_last: bool) -> Result<FitContext<'t>> {
-        self.evaluate.check("times of evaluation")?;
+        self.evaluate.check("evaluate")?;
         let position = self.position()?;
         let (n, size) = (position.n_examples, position.batch_size);
         let n_per_epoch = match drops_last {
@@ -157,16 +155,20 @@ impl Fit<'_> {
         if n_per_epoch == 0 {
             return Err(no_batch(n as usize, self.batch_size).context("an epoch"));
         }
-        if self.held_out.is_some_and(|data| data.is_empty()) {
-            return Err(Error::invalid("the held-out data have no example"));
+        if let Some(data) = self.held_out {
+            let checked = trainer.check_held_out(data, self.batch_size);
+            checked.map_err(|e| e.context("held-out data"))?;
+            trainer.check_weights(self.weights)?;
         }
-        let n_steps = n_per_epoch.saturating_mul(self.epochs);
+        let all_epochs = n_per_epoch.saturating_mul(self.epochs);
+        let n_steps = self.steps.unwrap_or(all_epochs);
+        self.check_resumed(trainer, n_per_epoch, n_steps)?;
         let resumed = self.resumed.as_ref();
         Ok(FitContext {
             trainer,
             position,
             n_per_epoch,
-            n_steps: self.steps.map_or(n_steps, |most| most.min(n_steps)),
+            n_steps,
             has_held_out: self.held_out.is_some(),
             evaluate: self.evaluate,
             is_resumed: resumed.is_some(),
@@ -174,7 +176,37 @@ impl Fit<'_> {
             stop: None,
             warnings: Vec::new(),
             saves: Vec::new(),
+            has_begun: false,
+            restored: Vec::new(),
         })
+    }
+
+    /// Errors when the checkpoint to go on from does not fit the trainer or the length.
+    fn check_resumed(&self, trainer: &Trainer, n_per_epoch: u64, n_steps: u64) -> Result<()> {
+        let Some(resumed) = &self.resumed else {
+            return Ok(());
+        };
+        let (path, at) = (resumed.path.display(), resumed.position);
+        let (has, expected) = (trainer.n_steps()?, resumed.n_steps);
+        if has != expected {
+            let message = format!("{path} is of step {expected}, and the trainer is at step {has}");
+            let e = Error::invalid(message);
+            return Err(e.hint("Checkpoints::resume with this trainer, right before fit"));
+        }
+        let before = resumed.state.n_per_epoch;
+        if ![0, n_per_epoch].contains(&before) {
+            return Err(Error::invalid(format!(
+                "{path}: its epochs have {before} batches, those of this training {n_per_epoch}"
+            )));
+        }
+        let done = at.epoch.saturating_mul(n_per_epoch);
+        let done = done.saturating_add(at.n_batches);
+        match done > n_steps {
+            true => Err(Error::invalid(format!(
+                "{path}: it has {done} steps, more than the {n_steps} asked for"
+            ))),
+            false => Ok(()),
+        }
     }
 }
 
@@ -197,7 +229,8 @@ impl Trainer {
     /// Trains over epochs, with evaluations, and calls the callbacks at their events.
     ///
     /// Errors, and trains nothing, when a setting does not fit the data or the checkpoint; ends with the error of a step, a callback or a
-    /// file, and the variables are as the last step left them. The error names the newest checkpoint.
+    /// file. The variables then are as the last step left them, unless an [`EarlyStopping`] restores better ones. The error names the
+    /// newest checkpoint.
     pub fn fit(&self, fit: &Fit, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
         let mut training = Training::new(self, fit, callbacks)?;
         let mut ended = training.run();
@@ -208,13 +241,22 @@ impl Trainer {
             },
             Err(e) => End::Failed(e.to_string()),
         };
-        for i in 0..training.callbacks.len() {
+        for i in 0..training.n_begun {
             let result = training.call(i, "train_end", |c, cx| c.train_end(cx, &end));
-            ended = ended.and(result);
+            ended = and(ended, result);
         }
-        ended = ended.and_then(|()| training.settle());
+        ended = and(ended, training.settle());
+        ended = and(ended, training.restore_best());
         ended.map_err(|e| training.with_checkpoint(e))?;
         Ok(training.report())
+    }
+}
+
+/// The first error, with the second.
+fn and(first: Result<()>, second: Result<()>) -> Result<()> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(first.addition(second)),
+        (first, second) => first.and(second),
     }
 }
 
@@ -227,8 +269,8 @@ struct Training<'f, 'c, 'd> {
     cx: FitContext<'f>,
     drops_last: bool,
     loader: Arc<Loader>,
-    /// True from the first step of this process on.
-    has_begun: bool,
+    /// Callbacks whose training has begun.
+    n_begun: usize,
     /// The epoch so far.
     trained: Metrics,
     learning_rate: f64,
@@ -254,7 +296,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             cx: fit.context(trainer, drops_last)?,
             drops_last,
             loader: Arc::new(Loader::new(fit.loading)?),
-            has_begun: false,
+            n_begun: 0,
             trained: state.trained,
             learning_rate: state.learning_rate,
             time: Duration::ZERO,
@@ -277,7 +319,10 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
 
     fn run(&mut self) -> Result<()> {
         self.restore()?;
-        self.event("train_begin", |c, cx| c.train_begin(cx))?;
+        for i in 0..self.callbacks.len() {
+            self.call(i, "train_begin", |c, cx| c.train_begin(cx))?;
+            self.n_begun += 1;
+        }
         self.settle()?;
         while !self.is_over() {
             self.epoch()?;
@@ -285,8 +330,20 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         Ok(())
     }
 
+    /// An epoch whose last step is done still has its end.
     fn is_over(&self) -> bool {
-        self.cx.stop.is_some() || self.cx.step() >= self.cx.n_steps
+        let is_done = self.cx.step() >= self.cx.n_steps && !self.cx.is_at_end();
+        self.cx.stop.is_some() || is_done
+    }
+
+    /// Gives the variables the values of [`EarlyStopping`], after all files were written. A training that failed before its first step
+    /// changes nothing.
+    fn restore_best(&mut self) -> Result<()> {
+        let best = std::mem::take(&mut self.cx.restored);
+        match self.cx.has_begun || self.n_begun == self.callbacks.len() {
+            true => Ok(self.cx.trainer.resources().restore(best)?),
+            false => Ok(()),
+        }
     }
 
     /// Gives the callbacks the states of the checkpoint.
@@ -294,13 +351,15 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         let Some(resumed) = &self.fit.resumed else {
             return Ok(());
         };
+        let mut states = resumed.state.callbacks.clone();
+        let path = resumed.path.display();
         for (callback, name) in self.callbacks.iter_mut().zip(&self.names) {
-            if let Some(state) = resumed.state.callbacks.get(name) {
-                let restored = callback.restore(state.clone());
-                restored.map_err(|e| {
-                    e.context(format!("{}: callback {name}", resumed.path.display()))
-                })?;
-            }
+            let restored = callback.restore(states.remove(name).unwrap_or_default());
+            restored.map_err(|e| e.context(format!("{path}: callback {name}")))?;
+        }
+        for name in states.keys() {
+            let warning = format!("{path}: this training has no callback {name} to take its state");
+            self.cx.warn(warning);
         }
         Ok(())
     }
@@ -328,12 +387,14 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             }
             self.settle()?;
             begin = Instant::now();
-            Ok(match self.is_over() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            })
+            Ok(
+                match self.cx.stop.is_some() || self.cx.step() >= self.cx.n_steps {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                },
+            )
         })?;
-        if self.cx.position.n_batches < self.cx.n_per_epoch {
+        if !self.cx.is_at_end() {
             return Ok(());
         }
         match self.cx.stop {
@@ -343,7 +404,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
     }
 
     fn step(&mut self, batch: Batch, n: usize) -> Result<()> {
-        self.has_begun = true;
+        self.cx.has_begun = true;
         self.event("step_begin", |c, cx| c.step_begin(cx, &batch))?;
         let step = self.cx.trainer.step(batch);
         let step = step.map_err(|e| match e.kind() {
@@ -420,14 +481,15 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             self.callbacks.iter_mut().for_each(|c| c.warning(&warning));
             self.warnings.push(warning);
         }
-        for save in std::mem::take(&mut self.cx.saves) {
-            self.save(save)?;
-        }
-        Ok(())
+        // A checkpoint with the best value comes after the file with it: a crash between them loses nothing.
+        let mut saves = std::mem::take(&mut self.cx.saves);
+        saves.sort_by_key(|save| matches!(save.target, Target::Folder(_)));
+        saves.into_iter().try_for_each(|save| self.save(save))
     }
 
     fn save(&mut self, save: Save) -> Result<()> {
         let state = FitState {
+            n_per_epoch: self.cx.n_per_epoch,
             trained: self.trained.clone(),
             learning_rate: self.learning_rate,
             callbacks: self.states(),
@@ -468,7 +530,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
     /// The error of a training that has begun, with its newest checkpoint.
     fn with_checkpoint(&self, e: Error) -> Error {
         match &self.cx.checkpoint {
-            Some(path) if self.has_begun => {
+            Some(path) if self.cx.has_begun => {
                 e.addition(format!("the last checkpoint is {}", path.display()))
             }
             _ => e,
@@ -476,8 +538,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
     }
 }
 
-const LOWER: &str =
-    "a lower learning rate, gradients clipped by their norm, or a look at the values of the data";
+const LOWER: &str = "a lower learning rate, clipping of gradients by their norm, or a check of the data for extreme values";
 
 /// Names, with numbers behind those that others have too.
 fn unique(names: impl Iterator<Item = String>) -> Vec<String> {

@@ -36,8 +36,8 @@ impl ModelCheckpoint {
         }
     }
 
-    /// Saves in one file, which is replaced atomically, whenever the value is better than all before. A training that goes on from a checkpoint
-    /// keeps a file with a better value.
+    /// Saves in one file, which is replaced atomically, whenever the value is better than all before. A resumed training
+    /// keeps a file with a better value. [`Checkpoints::resume_from`] continues from the file.
     pub fn best(monitor: Monitor, path: impl Into<PathBuf>) -> ModelCheckpoint {
         ModelCheckpoint {
             target: Wanted::Best {
@@ -88,13 +88,13 @@ impl ModelCheckpoint {
             return;
         };
         *best = Some(value);
-        let notes = [(BY, monitor.name().to_owned()), (BEST, value.to_string())];
+        let notes = [(BY, monitor.text()), (BEST, value.to_string())];
         let notes = notes.map(|(name, text)| (name.to_owned(), text));
         cx.save(Target::File(path.clone()), self.weights_alone, notes.into());
     }
 }
 
-/// Notes of a file of the best: the name of the value, and the value.
+/// Notes of a file of the best: what it is the best by, and the value.
 const BY: &str = "best by";
 const BEST: &str = "best";
 
@@ -106,7 +106,7 @@ impl Callback for ModelCheckpoint {
     fn train_begin(&mut self, cx: &mut FitContext) -> Result<()> {
         match &mut self.target {
             Wanted::Newest { folder, every } => {
-                every.check("times of checkpoints")?;
+                every.check("save")?;
                 match cx.is_resumed() {
                     true => Ok(()),
                     false => folder.check_unused().map_err(|e| e.hint(ANOTHER)),
@@ -137,10 +137,11 @@ impl Callback for ModelCheckpoint {
                     }
                 };
                 let by = contents.notes.get(BY).map(String::as_str);
-                if by != Some(monitor.name()) {
-                    let (by, name) = (by.unwrap_or("nothing"), monitor.name());
-                    let e = Error::invalid(format!("{shown} is the best by {by}, not by {name}"));
-                    return Err(e.hint("another file"));
+                if by != Some(&monitor.text()) {
+                    let has = by.map_or_else(String::new, |by| format!(": it has the {by}"));
+                    let own = monitor.text();
+                    let message = format!("{shown} is no file of the {own}{has}");
+                    return Err(Error::invalid(message).hint("another file"));
                 }
                 *best = number(&contents.notes, BEST)?;
                 Ok(())
@@ -184,4 +185,4 @@ impl Callback for ModelCheckpoint {
     }
 }
 
-const ANOTHER: &str = "Fit::resumed goes on from it; another place begins anew";
+const ANOTHER: &str = "Fit::resumed continues it; another path begins a new one";

@@ -1,5 +1,6 @@
 //! A value that callbacks wait for.
 
+use super::Every;
 use super::callback::FitContext;
 use crate::error::{Error, Result};
 use crate::train::metrics::Metrics;
@@ -36,7 +37,7 @@ impl Monitor {
         }
     }
 
-    /// Takes improvements by `delta` or less for none.
+    /// Ignores improvements of `delta` or less.
     pub fn min_delta(self, delta: f64) -> Monitor {
         Monitor {
             min_delta: delta,
@@ -52,6 +53,15 @@ impl Monitor {
     /// True for a value on held-out data.
     fn is_held_out(&self) -> bool {
         self.name.starts_with(HELD_OUT)
+    }
+
+    /// The name, with what is best.
+    pub(super) fn text(&self) -> String {
+        let (name, best) = (
+            &self.name,
+            if self.is_highest { "highest" } else { "lowest" },
+        );
+        format!("{best} {name}")
     }
 
     /// The value among the means of an epoch's batches.
@@ -87,19 +97,36 @@ impl Monitor {
             )));
         }
         if self.is_held_out() && !cx.has_held_out() {
-            let e = Error::invalid(format!("{:?} takes held-out data", self.name));
+            let e = Error::invalid(format!("{:?} needs held-out data", self.name));
             return Err(e.hint("Fit { held_out: Some(&data), .. }"));
         }
         let own = cx.trainer().metric_names();
-        let mut known = own.to_vec();
+        let trained = own.iter().filter(|name| cx.trainer().is_step_metric(name));
+        let mut known: Vec<String> = trained.cloned().collect();
         if cx.has_held_out() {
             known.extend(own.iter().map(|name| format!("{HELD_OUT}{name}")));
         }
-        match known.contains(&self.name) {
+        if !known.contains(&self.name) {
+            let known = known.iter().map(String::as_str);
+            return Err(Error::invalid(unknown("metric", &self.name, known)));
+        }
+        self.check_time(cx)
+    }
+
+    /// Errors when the value comes first after the training's end.
+    fn check_time(&self, cx: &FitContext) -> Result<()> {
+        let (has, when) = match (self.is_held_out(), cx.evaluate()) {
+            (true, Every::Steps(n)) => (cx.n_steps() >= n, format!("{n} steps")),
+            (true, Every::Epochs(n)) => (cx.n_epochs() >= n, format!("{n} epochs")),
+            (false, _) => (cx.n_epochs() > 0, "an epoch".to_owned()),
+        };
+        match has || cx.step() >= cx.n_steps() {
             true => Ok(()),
             false => {
-                let known = known.iter().map(String::as_str);
-                Err(Error::invalid(unknown("metric", &self.name, known)))
+                let (name, n) = (&self.name, cx.n_steps());
+                Err(Error::invalid(format!(
+                    "{name:?} is first known after {when}, and the training has {n} steps"
+                )))
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::callback::{Callback, FitContext};
 use crate::error::Result;
 
-/// Sets the learning rate at the begin of each epoch, as Keras' callback of this name does. The optimiser's schedule is
+/// Sets the learning rate at the beginning of each epoch, as Keras' callback of this name does. The optimiser's schedule is
 /// [`Schedule::Variable`](crate::train::Schedule::Variable).
 pub struct LearningRateScheduler<F> {
     rate: F,
@@ -26,6 +26,10 @@ impl<F: FnMut(u64) -> f64> Callback for LearningRateScheduler<F> {
     }
 
     fn epoch_begin(&mut self, cx: &mut FitContext) -> Result<()> {
-        cx.set_learning_rate((self.rate)(cx.epoch()))
+        match cx.position().n_batches {
+            0 => cx.set_learning_rate((self.rate)(cx.epoch())),
+            // An epoch that is resumed has its rate.
+            _ => Ok(()),
+        }
     }
 }
