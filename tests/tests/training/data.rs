@@ -289,6 +289,28 @@ fn examples_that_cannot_be_loaded_end_a_training_with_their_place() {
         });
         assert!(names.contains("its tensors have other names"), "{names}");
     }
+    // A data set that gives fewer rows than it is asked for.
+    struct Short(TensorDataset);
+    impl Dataset for Short {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn rows(&self, places: &[usize], epoch: Epoch) -> Result<Batch> {
+            self.0.rows(&places[1..], epoch)
+        }
+    }
+    let short = Short(examples(100));
+    for drops_last in [false, true] {
+        let fit = Fit {
+            drops_last,
+            ..Fit::new(&short, 24)
+        };
+        let e = trainer(Setup::default()).fit(&fit, &mut []).unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "the data set gave \"x\" of shape [23, 6] for 24 examples"
+        );
+    }
     let none = images(3).images("picture", []).rows(&[0], EPOCH);
     assert_eq!(
         none.unwrap_err().to_string(),

@@ -1,6 +1,6 @@
 //! Batches that are ready before they are needed.
 
-use super::{Batch, Batches};
+use super::{Batch, Batches, load};
 use crate::error::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::VecDeque;
@@ -71,7 +71,7 @@ impl Loader {
                 {
                     let (ready, batch) = sync_channel(1);
                     // Nobody waits any more after an error or an early end.
-                    scope.spawn(move |_| drop(ready.send(data.rows(&places, epoch))));
+                    scope.spawn(move |_| drop(ready.send(load(data, &places, epoch))));
                     ahead.push_back(batch);
                 }
                 let Some(batch) = ahead.pop_front() else {

@@ -238,7 +238,27 @@ impl Iterator for Batches<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let places = self.next_places()?;
-        Some(self.data.rows(&places, self.epoch))
+        Some(load(self.data, &places, self.epoch))
+    }
+}
+
+/// The rows of a batch. Errors when a data set gives another number of them, or none.
+fn load(data: &dyn Dataset, places: &[usize], epoch: Epoch) -> Result<Batch> {
+    let batch = data.rows(places, epoch)?;
+    let n = places.len();
+    if batch.is_empty() {
+        return Err(Error::invalid(format!(
+            "the data set gave no tensor for {n} examples"
+        )));
+    }
+    match batch.iter().find(|(_, t)| t.shape().first() != Some(&n)) {
+        None => Ok(batch),
+        Some((name, t)) => {
+            let shape = t.shape();
+            Err(Error::invalid(format!(
+                "the data set gave {name:?} of shape {shape:?} for {n} examples"
+            )))
+        }
     }
 }
 
