@@ -576,7 +576,7 @@ fn a_better_file_is_never_overwritten() {
     for lost in &checkpoints.files().unwrap()[1..] {
         fs::remove_file(lost).unwrap();
     }
-    // What it brings is better than the first epoch, and worse than the file.
+    // Its values are better than those of the first epoch, and worse than the file's.
     let own = with_rate(0.01.into());
     let resumed = checkpoints.resume(&own).unwrap();
     let mut again = ModelCheckpoint::best(Monitor::lowest("held_out/loss"), &path).weights_only();

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::mpsc::sync_channel;
 
-/// How batches are loaded and their examples changed. Neither number has an effect on the batches or their order.
+/// Threads and memory for the loading of batches. Neither number has an effect on the batches or their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loading {
     /// Threads, each with a batch at a time. With 0, the training thread loads each batch when it needs it.

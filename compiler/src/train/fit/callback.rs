@@ -66,7 +66,7 @@ pub trait Callback {
     /// A [warning](FitContext::warn) to show.
     fn warning(&mut self, _text: &str) {}
 
-    /// What a resumed training needs to go on as this one would, such as the best value so far. Checkpoints hold it.
+    /// The state for a resumed training, such as the best value so far. Checkpoints hold it.
     fn state(&self) -> CallbackState {
         CallbackState::default()
     }
@@ -86,7 +86,7 @@ pub struct CallbackState {
     pub tensors: Vec<(String, Tensor)>,
 }
 
-/// How a training ended.
+/// The end of a training.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// It has all its epochs or steps.

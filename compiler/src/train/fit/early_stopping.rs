@@ -44,7 +44,7 @@ impl EarlyStopping {
         self.best
     }
 
-    /// What it waits for, and what it gives back.
+    /// The monitor, and whether it keeps weights.
     fn by(&self) -> String {
         let last = if self.keeps_last {
             ", without weights"
@@ -108,7 +108,10 @@ impl Callback for EarlyStopping {
     }
 
     fn train_end(&mut self, cx: &mut FitContext, _end: &End) -> Result<()> {
-        cx.restored.clone_from(&self.weights);
+        // Another callback of this kind may have weights.
+        if !self.weights.is_empty() {
+            cx.restored.clone_from(&self.weights);
+        }
         Ok(())
     }
 

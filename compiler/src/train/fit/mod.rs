@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What [`Trainer::fit`] trains on, and for how long.
+/// The data and the length of a training by [`Trainer::fit`].
 ///
 /// Batches, steps and metrics are those of the whole training, whatever devices compute them.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ pub struct Fit<'d> {
     pub seed: u64,
     /// Leaves an incomplete last batch of an epoch out, as models with a fixed batch always do.
     pub drops_last: bool,
-    /// How batches are loaded.
+    /// Threads and memory for the loading of batches.
     pub loading: Loading,
     /// Examples to evaluate on.
     pub held_out: Option<&'d dyn Dataset>,
