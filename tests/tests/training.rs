@@ -6,6 +6,7 @@ mod data;
 #[path = "../../compiler/examples/digits.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod digits;
+mod events;
 mod fit;
 mod loops;
 mod random;
@@ -35,7 +36,9 @@ fn perceptron(m: &mut Model) -> Result<Objective> {
     let x = m.scope("first", |m| {
         let x = m.dense(x, 16)?;
         let x = m.batch_norm(x, BatchNorm::default())?;
-        m.builder().map(ScalarOp::Tanh, &[x])
+        let x = m.builder().map(ScalarOp::Tanh, &[x])?;
+        m.collect("summaries", x)?;
+        Ok(x)
     })?;
     let logits = m.scope("second", |m| m.dense(x, 3))?;
     let accuracy = loss::accuracy(m.builder(), logits, y)?;

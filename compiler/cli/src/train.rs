@@ -21,7 +21,7 @@ use gristmill::Source;
 use gristmill::onnx::{self, Converted};
 use gristmill::train::{
     Batch, Callback, Checkpoints, End, EpochReport, Every, Fit, FitContext, FitReport,
-    ModelCheckpoint, Resumed, StepOutputs, Trainer, Training, Weight,
+    ModelCheckpoint, Resumed, StepOutputs, Summaries, TensorBoard, Trainer, Training, Weight,
 };
 use gristmill::{Error, Result};
 use gristmill_runtime::command::given::check_target;
@@ -82,6 +82,12 @@ pub struct TrainArgs {
     /// Number of checkpoints to keep, the newest.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::OUTPUT)]
     keep_checkpoints: u32,
+    /// Folder of a log for TensorBoard, with the runs `train` and `validation`.
+    #[arg(long, value_name = "DIR", help_heading = heading::OUTPUT)]
+    logdir: Option<PathBuf>,
+    /// Also log histograms and sparsity of gradients and weights after each N steps.
+    #[arg(long, value_name = "N", requires = "logdir", value_parser = clap::value_parser!(u64).range(1..), help_heading = heading::OUTPUT)]
+    histograms: Option<u64>,
     /// Continue from the newest checkpoint.
     #[arg(long, help_heading = heading::TRAINING)]
     resume: bool,
@@ -380,11 +386,22 @@ impl Run<'_> {
             false => None,
         };
         let mut callbacks: Vec<&mut dyn Callback> = vec![&mut watch];
+        let mut log = self.log();
+        callbacks.extend(log.as_mut().map(|own| own as &mut dyn Callback));
         callbacks.extend(newest.as_mut().map(|own| own as &mut dyn Callback));
         let report = self.trainer.fit(&fit, &mut callbacks)?;
         let is_whole = report.stopped.is_none();
         self.report = report;
         Ok(is_whole)
+    }
+
+    /// The log of `--logdir`.
+    fn log(&self) -> Option<TensorBoard> {
+        let log = TensorBoard::new(self.args.logdir.as_ref()?);
+        Some(match self.args.histograms {
+            Some(n) => log.summaries(Summaries::new(Every::Steps(n))),
+            None => log,
+        })
     }
 
     /// The folder of checkpoints, given or not.

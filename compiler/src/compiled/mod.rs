@@ -282,6 +282,14 @@ impl Compiled {
         &self.inputs
     }
 
+    /// The graph as it was given, if it was one.
+    pub(crate) fn built_graph(&self) -> Option<&Graph> {
+        match &self.source {
+            Source::Graph(g) => Some(g),
+            Source::Onnx(_) => None,
+        }
+    }
+
     /// Names of the outputs. A sequence is one; its elements are results of their own, see [`Outputs::elements`].
     pub fn output_names(&self) -> &[String] {
         &self.outputs

@@ -2,12 +2,13 @@
 
 use super::Init;
 use super::model::{Model, Variable};
+use super::names::Names;
 use crate::error::{Error, Result};
 use crate::ir::{ScalarOp, ValueId};
 use gristmill_runtime::DType;
 
 /// True for the path of a scope and for paths below it. All paths are below the empty scope.
-fn is_within(path: &str, scope: &str) -> bool {
+pub(super) fn is_within(path: &str, scope: &str) -> bool {
     let rest = path.strip_prefix(scope);
     scope.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
@@ -30,6 +31,17 @@ impl Model {
         let all = self.collections.get(collection).into_iter().flatten();
         let within = all.filter(|(at, _)| is_within(at, scope));
         within.map(|&(_, value)| value).collect()
+    }
+
+    /// The values of a collection as `SCOPE/activations`, with a number behind it where a scope has several.
+    pub(super) fn tagged(&self, collection: &str) -> Vec<(String, ValueId)> {
+        let all = self.collections.get(collection).into_iter().flatten();
+        let mut names = Names::default();
+        let tag = |(scope, value): &(String, ValueId)| {
+            let wanted = format!("{scope}/activations");
+            (names.unique(wanted.trim_start_matches('/')), *value)
+        };
+        all.map(tag).collect()
     }
 
     /// The variables whose names are within a scope, or all if it is empty, in the order in which they were made.

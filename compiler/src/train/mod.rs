@@ -37,14 +37,17 @@ mod checkpoint;
 mod collection;
 mod data;
 mod dropout;
+mod events;
 mod fit;
 mod fit_state;
 mod idx;
 mod init;
+mod inspection;
 pub mod loss;
 mod lrn;
 mod metrics;
 mod model;
+mod names;
 mod norm;
 mod optimizer;
 mod philox;
@@ -65,9 +68,10 @@ pub use data::{
     Batch, Batches, Dataset, Epoch, Example, FileDataset, ImageOp, Images, Loading, Map, Random,
     TensorDataset, Tokens, Vocabulary,
 };
+pub use events::{EventLog, Histogram, LoggedStep};
 pub use fit::{
     Callback, CallbackState, EarlyStopping, End, EpochReport, Every, Fit, FitContext, FitReport,
-    JsonLines, LearningRateScheduler, ModelCheckpoint, Monitor,
+    JsonLines, LearningRateScheduler, ModelCheckpoint, Monitor, Summaries, TensorBoard,
 };
 pub use idx::read_idx;
 pub use init::Init;

@@ -1,6 +1,7 @@
 //! Steps of training over batches.
 
 use super::data::{Batches, Dataset, Epoch, Loader, Loading, n_examples};
+use super::inspection::{Inspected, SUMMARIES};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
 use super::schedule::{self, Schedule};
@@ -31,6 +32,8 @@ pub struct Trainer {
     container: String,
     schedule: Schedule,
     has_averages: bool,
+    /// Values of the step's graph to show.
+    inspected: Inspected,
     /// Names of evaluations' results of one element: the loss, then the metrics.
     metrics: Vec<String>,
     /// True once averages were loaded, which then count before the first step.
@@ -153,7 +156,11 @@ impl Trainer {
         let objective = build(&mut used)?;
         let (mut b, _) = used.into_parts();
         objective.add_outputs(&mut b)?;
-        let (mut step, names) = step(name, training, build)?;
+        let StepGraph {
+            graph: mut step,
+            names,
+            inspected,
+        } = step_of(name, training, build)?;
         step.set_container(&options.container);
         let state = step.variables();
         let evaluation = b.finish()?;
@@ -174,6 +181,7 @@ impl Trainer {
             container: options.container.clone(),
             schedule: training.update.optimizer.learning_rate().clone(),
             has_averages: training.update.average.is_some(),
+            inspected,
             metrics,
             has_loaded: AtomicBool::new(false),
         })
@@ -448,6 +456,17 @@ impl Trainer {
         &self.names
     }
 
+    /// Values of the step's graph to show.
+    pub(super) fn inspected(&self) -> &Inspected {
+        &self.inspected
+    }
+
+    /// The graph of a step.
+    pub(super) fn graph(&self) -> Result<&Graph> {
+        let graph = self.step.built_graph();
+        graph.ok_or_else(|| Error::internal("a step is built as a graph"))
+    }
+
     /// The program of a step.
     pub fn program(&self) -> &Compiled {
         &self.step
@@ -485,17 +504,25 @@ pub fn step_graph(
     training: &Training,
     build: impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<Graph> {
-    Ok(step(name, training, build)?.0)
+    Ok(step_of(name, training, build)?.graph)
 }
 
-/// The graph of a step, and the names of its trainable variables.
-fn step(
+/// The graph of a step.
+struct StepGraph {
+    graph: Graph,
+    /// Names of its trainable variables.
+    names: Vec<String>,
+    inspected: Inspected,
+}
+
+fn step_of(
     name: &str,
     training: &Training,
     build: impl Fn(&mut Model) -> Result<Objective>,
-) -> Result<(Graph, Vec<String>)> {
+) -> Result<StepGraph> {
     let mut model = Model::new(name, training.seed, true);
     let objective = build(&mut model)?;
+    let activations = model.tagged(SUMMARIES);
     let (mut b, mut variables) = model.into_parts();
     let loss = objective.loss;
     let objective = Objective {
@@ -513,8 +540,15 @@ fn step(
     if let Some(norm) = step.norm {
         b.output(NORM, norm);
     }
-    let names = variables.into_iter().map(|v| v.name).collect();
-    Ok((b.finish()?, names))
+    let gradient = |p: &Parameter| (format!("{}/gradients", p.name), p.gradient);
+    Ok(StepGraph {
+        graph: b.finish()?,
+        names: variables.into_iter().map(|v| v.name).collect(),
+        inspected: Inspected {
+            activations,
+            gradients: parameters.iter().map(gradient).collect(),
+        },
+    })
 }
 
 /// The variables with the gradients of the loss.

@@ -2,6 +2,7 @@
 
 use super::{data, run};
 use crate::process::{Ended, Start, gristmill, start};
+use gristmill::train::EventLog;
 use gristmill::{DType, Tensor, write_npz};
 use std::fs;
 use std::path::Path;
@@ -393,4 +394,31 @@ fn stages_of_a_step_are_shown() {
     ]);
     assert_eq!(code, 0, "{err}");
     assert!(out.contains("assign_variable"), "{out}");
+}
+
+#[test]
+fn a_log_ends_with_a_warning_where_the_disk_is_full() {
+    let folder = tempfile::tempdir().unwrap();
+    // The model that is written has 40 KB.
+    let limited = Start {
+        folder: folder.path(),
+        shell: "trap '' XFSZ; ulimit -f 256",
+        ..Start::default()
+    };
+    let more = ["--epochs", "4", "--logdir", "log", "--histograms", "1"];
+    let (model, examples) = (data("digits/model.onnx"), data("digits/train.npz"));
+    let ended = start(limited, &digits(&model, &examples, &more));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let lines = ended.stderr.lines();
+    let warnings: Vec<&str> = lines.filter(|l| l.contains("the log ends here")).collect();
+    assert_eq!(warnings.len(), 1, "{}", ended.stderr);
+    let log = EventLog::read(folder.path().join("log/train")).unwrap();
+    assert!(!log.steps.is_empty());
+    let ended = train(folder.path(), &["--logdir", "log"]);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("is of an earlier training"),
+        "{}",
+        ended.stderr
+    );
 }

@@ -3,10 +3,10 @@
 use super::{examples, perceptron, state, trainer};
 use gristmill::testing::Setup;
 use gristmill::train::{
-    Adam, Batch, Callback, Checkpoints, Dataset, EarlyStopping, End, Epoch, EpochReport, Every,
-    Fit, FitContext, FitReport, JsonLines, LearningRateScheduler, Metrics, ModelCheckpoint,
-    Monitor, Schedule, Sgd, StepOutputs, TensorDataset, Trainer, Training, Update, Weights,
-    latest_checkpoint,
+    Adam, Batch, Callback, Checkpoints, Dataset, EarlyStopping, End, Epoch, EpochReport, EventLog,
+    Every, Fit, FitContext, FitReport, JsonLines, LearningRateScheduler, LoggedStep, Metrics,
+    ModelCheckpoint, Monitor, Schedule, Sgd, StepOutputs, Summaries, TensorBoard, TensorDataset,
+    Trainer, Training, Update, Weights, latest_checkpoint,
 };
 use gristmill::{Error, ErrorKind, Options, Result, Tensor};
 use serde_json::Value;
@@ -299,6 +299,16 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(value).collect()
 }
 
+/// Steps of a log without times.
+fn events(folder: &Path) -> Vec<LoggedStep> {
+    let mut steps = EventLog::read(folder).unwrap().steps;
+    for step in &mut steps {
+        step.wall_time = 0.0;
+        step.scalars.retain(|(tag, _)| tag != "examples_per_s");
+    }
+    steps
+}
+
 /// A training with all callbacks.
 #[derive(Clone, Copy)]
 struct Case {
@@ -332,6 +342,20 @@ fn with_callbacks(folder: &Path, case: Case) -> (FitReport, Trainer) {
         ModelCheckpoint::best(Monitor::lowest("loss"), folder.join("trained.safetensors"));
     let mut newest = ModelCheckpoint::newest(checkpoints, case.saved);
     let mut log = JsonLines::new(folder.join("log.jsonl"));
+    let shown = match evaluate {
+        Every::Epochs(_) => Every::Epochs(1),
+        Every::Steps(_) => Every::Steps(2),
+    };
+    // Gradients take a program of their own: only where steps are lost.
+    let inspects = case.saved != Every::Steps(1);
+    let summaries = Summaries {
+        activations: inspects,
+        gradients: inspects,
+        ..Summaries::new(Every::Steps(4))
+    };
+    let mut board = TensorBoard::new(folder.join("events"))
+        .scalars(shown)
+        .summaries(summaries);
     let mut stop = stop_at(case.stop);
     let report = own.fit(
         &fit,
@@ -342,6 +366,7 @@ fn with_callbacks(folder: &Path, case: Case) -> (FitReport, Trainer) {
             &mut best,
             &mut trained,
             &mut log,
+            &mut board,
             &mut stop,
         ],
     );
@@ -376,6 +401,13 @@ fn goes_on(epochs: u64, evaluate: Every, saved: Every, stops: &[u64]) -> FitRepo
             }
             let log = |folder: &Path| lines(&folder.join("log.jsonl"));
             assert_eq!(log(folder.path()), log(whole.path()), "from {stop}");
+            for run in ["train", "validation"] {
+                let events = |folder: &Path| events(&folder.join("events").join(run));
+                let (found, expected) = (events(folder.path()), events(whole.path()));
+                let steps = |log: &[LoggedStep]| log.iter().map(|s| s.step).collect::<Vec<_>>();
+                assert_eq!(steps(&found), steps(&expected), "{run} from {stop}");
+                assert!(found == expected, "{run} from {stop}");
+            }
         }
     }
     report

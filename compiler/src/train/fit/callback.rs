@@ -9,6 +9,7 @@ use crate::train::trainer::{StepOutputs, Trainer};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::safetensors::{Notes, Saved};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Code for [`Trainer::fit`] to call at events. All methods but [`name`](Callback::name) do nothing by default.
 ///
@@ -127,6 +128,9 @@ pub struct FitContext<'f> {
     pub(super) saves: Vec<Save>,
     /// True from the first step of this process on.
     pub(super) has_begun: bool,
+    /// Time of the epoch's steps in this process, and their examples.
+    pub(super) time: Duration,
+    pub(super) n_timed: usize,
     /// Values for the variables at the very end.
     pub(super) restored: Vec<Saved>,
 }
@@ -216,6 +220,16 @@ impl<'f> FitContext<'f> {
     /// True between the last step of an epoch and its end.
     pub(super) fn is_at_end(&self) -> bool {
         self.position.n_batches == self.n_per_epoch
+    }
+
+    /// True before a step after which something happens.
+    pub(super) fn is_next(&self, every: Every) -> bool {
+        let n = self.step() + 1;
+        let per_epoch = self.n_per_epoch;
+        match every {
+            Every::Steps(_) => every.is_step(n),
+            Every::Epochs(_) => n.is_multiple_of(per_epoch) && every.is_epoch(n / per_epoch),
+        }
     }
 
     /// Number of whole epochs of the training.

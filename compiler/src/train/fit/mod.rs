@@ -6,6 +6,7 @@ mod json_lines;
 mod model_checkpoint;
 mod monitor;
 mod scheduler;
+mod tensor_board;
 
 pub use callback::{Callback, CallbackState, End, EpochReport, FitContext};
 pub use early_stopping::EarlyStopping;
@@ -13,6 +14,7 @@ pub use json_lines::JsonLines;
 pub use model_checkpoint::ModelCheckpoint;
 pub use monitor::Monitor;
 pub use scheduler::LearningRateScheduler;
+pub use tensor_board::{Summaries, TensorBoard};
 
 use super::checkpoint::{Position, Resumed, Snapshot};
 use super::data::{Batch, Dataset, Loader, Loading, n_examples};
@@ -177,6 +179,8 @@ impl Fit<'_> {
             warnings: Vec::new(),
             saves: Vec::new(),
             has_begun: false,
+            time: Duration::ZERO,
+            n_timed: 0,
             restored: Vec::new(),
         })
     }
@@ -274,9 +278,6 @@ struct Training<'f, 'c, 'd> {
     /// The epoch so far.
     trained: Metrics,
     learning_rate: f64,
-    /// Time of the epoch's steps in this process, and their examples.
-    time: Duration,
-    n_timed: usize,
     epochs: Vec<EpochReport>,
     warnings: Vec<String>,
 }
@@ -299,8 +300,6 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             n_begun: 0,
             trained: state.trained,
             learning_rate: state.learning_rate,
-            time: Duration::ZERO,
-            n_timed: 0,
             epochs: Vec::new(),
             warnings: Vec::new(),
             fit,
@@ -366,7 +365,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
 
     /// The rest of an epoch.
     fn epoch(&mut self) -> Result<()> {
-        (self.time, self.n_timed) = (Duration::ZERO, 0);
+        (self.cx.time, self.cx.n_timed) = (Duration::ZERO, 0);
         self.event("epoch_begin", |c, cx| c.epoch_begin(cx))?;
         self.settle()?;
         if self.cx.stop.is_some() {
@@ -380,8 +379,8 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
                 return Ok(ControlFlow::Break(()));
             }
             self.step(batch, n)?;
-            self.time += begin.elapsed();
-            self.n_timed += n;
+            self.cx.time += begin.elapsed();
+            self.cx.n_timed += n;
             if self.fit.evaluate.is_step(self.cx.step()) {
                 self.evaluate()?;
             }
@@ -432,7 +431,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             trained: std::mem::take(&mut self.trained),
             held_out,
             learning_rate: self.learning_rate,
-            examples_per_s: self.n_timed as f64 / self.time.as_secs_f64().max(1e-9),
+            examples_per_s: self.cx.n_timed as f64 / self.cx.time.as_secs_f64().max(1e-9),
         };
         self.event("epoch_end", |c, cx| c.epoch_end(cx, &epoch))?;
         self.epochs.push(epoch);
