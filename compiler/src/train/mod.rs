@@ -79,7 +79,7 @@ pub use lrn::Lrn;
 pub use metrics::Metrics;
 pub use model::{Conv2d, Model, Variable};
 pub use norm::BatchNorm;
-pub use optimizer::{Adam, Optimizer, Sgd};
+pub use optimizer::{Adagrad, Adam, Optimizer, RmsProp, Sgd};
 pub use pool::Pool2d;
 pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};

@@ -1,6 +1,7 @@
 //! Steps of optimisers beside loops over single elements.
 
 mod layers;
+mod updates;
 
 use super::{
     Adam, Curve, Decay, Exponential, Group, Model, Optimizer, Parameter, Piecewise, Schedule, Sgd,

@@ -331,6 +331,31 @@ impl Slots<'_> {
         self.own(self.rate)
     }
 
+    /// The learning rate divided by `1 + t * decay` in step `t`, from 0, in the parameter's dtype.
+    pub(super) fn decayed_rate(&mut self, decay: f64) -> Result<ValueId> {
+        let (decay, one) = (
+            self.b.scalar(DType::F64, decay),
+            self.b.scalar(DType::F64, 1.0),
+        );
+        let growth = self.b.mul(self.number, decay)?;
+        let divisor = self.b.add_(one, growth)?;
+        let rate = self.b.div(self.rate, divisor)?;
+        self.own(rate)
+    }
+
+    /// `x / (sqrt(square) + epsilon)`.
+    pub(super) fn over_root(
+        &mut self,
+        x: ValueId,
+        square: ValueId,
+        epsilon: f64,
+    ) -> Result<ValueId> {
+        let root = self.b.map(ScalarOp::Sqrt, &[square])?;
+        let epsilon = self.real(epsilon);
+        let root = self.b.add_(root, epsilon)?;
+        self.b.div(x, root)
+    }
+
     /// `x + k * y`.
     pub(super) fn add_scaled(&mut self, x: ValueId, y: ValueId, k: f64) -> Result<ValueId> {
         let k = self.real(k);
@@ -353,16 +378,27 @@ impl Slots<'_> {
         format!("optimizer/{}/{slot}", self.parameter.name)
     }
 
-    fn read_named(&mut self, name: &str) -> Result<ValueId> {
+    fn read_named(&mut self, name: &str, initial: f64) -> Result<ValueId> {
         let ty = self.b.operand(self.parameter.value)?;
         let shape = ty.static_shape().unwrap_or_default();
-        let zeros = Tensor::zeros(self.dtype, &shape)?;
-        self.b.variable(name, zeros)
+        let mut value = Tensor::zeros(self.dtype, &shape)?;
+        // Zeros take no memory until something writes them.
+        match (self.dtype, initial) {
+            (_, 0.0) => {}
+            (DType::F32, _) => value.as_mut_slice::<f32>().fill(initial as f32),
+            _ => value.as_mut_slice::<f64>().fill(initial),
+        }
+        self.b.variable(name, value)
     }
 
     /// A slot as the last step left it, zero at first.
     pub(super) fn read(&mut self, slot: &str) -> Result<ValueId> {
-        self.read_named(&self.slot(slot))
+        self.read_from(slot, 0.0)
+    }
+
+    /// A slot as the last step left it, with all elements `initial` at first.
+    pub(super) fn read_from(&mut self, slot: &str, initial: f64) -> Result<ValueId> {
+        self.read_named(&self.slot(slot), initial)
     }
 
     /// Keeps a value in a slot, and gives it.
@@ -384,7 +420,7 @@ impl Slots<'_> {
     /// Moves the parameter's average towards its new value.
     fn follow(&mut self, before: ValueId, new: ValueId, decay: f64) -> Result<ValueId> {
         let name = format!("average/{}", self.parameter.name);
-        let old = self.read_named(&name)?;
+        let old = self.read_named(&name, 0.0)?;
         let old = self
             .b
             .map(ScalarOp::Select, &[self.is_first, before, old])?;

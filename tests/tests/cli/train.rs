@@ -93,6 +93,27 @@ fn json_has_every_epoch() {
     assert_eq!(value["weights"].as_array().unwrap().len(), 10);
 }
 
+#[test]
+fn every_optimiser_learns() {
+    let choices = [
+        "adamw",
+        "sgd --momentum 0.9",
+        "rmsprop --momentum 0.5",
+        "adagrad",
+    ];
+    for choice in choices {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = format!("--json --epochs 2 --weight-decay 1e-4 --optimizer {choice}");
+        let ended = train(folder.path(), &flags.split(' ').collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{choice}: {}", ended.stderr);
+        let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        let losses: Vec<f64> = (0..2)
+            .map(|i| value["epochs"][i]["trained"]["loss"].as_f64().unwrap())
+            .collect();
+        assert!(losses[1] < losses[0], "{choice}: {losses:?}");
+    }
+}
+
 /// Bytes of the model that a training of four epochs writes.
 fn whole(folder: &Path) -> Vec<u8> {
     let ended = train(folder, &["--epochs", "4"]);
@@ -342,6 +363,12 @@ fn data_that_do_not_fit_are_refused_before_the_first_step() {
         labels(4, 1),
         &["--momentum", "0.9"],
         "--optimizer sgd",
+    );
+    check(
+        &[4, 1, 8, 8],
+        labels(4, 1),
+        &["--optimizer", "adagrad", "--momentum", "0.9"],
+        "--momentum is for --optimizer sgd and --optimizer rmsprop",
     );
     check(
         &[4, 1, 8, 8],

@@ -7,8 +7,8 @@ use gristmill::DType;
 use gristmill::ir::{Bindings, Op, ScalarOp, Type, ValueId};
 use gristmill::onnx;
 use gristmill::train::{
-    Adam, FineTuning, Model, Objective, Optimizer, Pretrained, Schedule, Sgd, Update, WeightDecay,
-    loss,
+    Adagrad, Adam, FineTuning, Model, Objective, Optimizer, Pretrained, RmsProp, Schedule, Sgd,
+    Update, WeightDecay, loss,
 };
 use gristmill::{Error, Result};
 use gristmill_runtime::nearest::unknown;
@@ -60,10 +60,10 @@ pub struct UpdateArgs {
     /// Steps over which the learning rate rises from 0.
     #[arg(long, value_name = "STEPS", default_value_t = 0, help_heading = heading::TRAINING)]
     pub warmup: u64,
-    /// Momentum, for --optimizer sgd.
+    /// Momentum, for --optimizer sgd and rmsprop.
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub momentum: f64,
-    /// Weight decay: an L2 term of the gradient for sgd and adam, decoupled for adamw. Default: 0, or 0.01 for adamw.
+    /// Weight decay: decoupled for adamw, otherwise an L2 term of the gradient. Default: 0, or 0.01 for adamw.
     #[arg(long, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub weight_decay: Option<f64>,
     /// Clip all gradients together to this norm.
@@ -80,6 +80,10 @@ pub enum OptimizerArg {
     Adamw,
     /// Gradient descent, with --momentum.
     Sgd,
+    /// RMSProp, with --momentum.
+    Rmsprop,
+    /// Adagrad.
+    Adagrad,
 }
 
 /// `--schedule`.
@@ -128,6 +132,15 @@ impl UpdateArgs {
                 momentum: self.momentum,
                 ..Sgd::default()
             }),
+            OptimizerArg::Rmsprop => Optimizer::from(RmsProp {
+                learning_rate,
+                momentum: self.momentum,
+                ..RmsProp::default()
+            }),
+            OptimizerArg::Adagrad => Optimizer::from(Adagrad {
+                learning_rate,
+                ..Adagrad::default()
+            }),
         }
     }
 
@@ -141,8 +154,10 @@ impl UpdateArgs {
 
     /// Errors on flags that the optimiser does not have.
     pub fn check(&self) -> Result<()> {
-        if self.momentum != 0.0 && self.optimizer != OptimizerArg::Sgd {
-            return Err(Error::invalid("--momentum is for --optimizer sgd"));
+        let takes_momentum = matches!(self.optimizer, OptimizerArg::Sgd | OptimizerArg::Rmsprop);
+        if self.momentum != 0.0 && !takes_momentum {
+            let message = "--momentum is for --optimizer sgd and --optimizer rmsprop";
+            return Err(Error::invalid(message));
         }
         Ok(())
     }
