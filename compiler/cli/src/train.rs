@@ -424,7 +424,7 @@ impl Run<'_> {
         let facts = [
             ("model", format!("{:016x}", self.aim.net.digest())),
             ("data", format!("{:016x}", self.examples.data.digest())),
-            ("loss", objective::name(objective.loss)),
+            ("loss", objective.loss_fact()),
             ("optimizer", objective::name(update.optimizer)),
         ];
         let named = facts

@@ -1,6 +1,7 @@
 //! Steps of optimisers beside loops over single elements.
 
 mod layers;
+mod losses;
 mod updates;
 
 use super::{

@@ -114,6 +114,63 @@ fn every_optimiser_learns() {
     }
 }
 
+#[test]
+fn a_training_goes_on_with_the_same_label_smoothing_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |checkpoints: &str, flags: &str| {
+        let flags = format!("--checkpoint-dir {checkpoints} {flags}");
+        train(folder.path(), &flags.split(' ').collect::<Vec<_>>())
+    };
+    let ended = run("smoothed", "--label-smoothing 0.1");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = run("plain", "--epochs 1");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let smoothed = "cross-entropy with label smoothing 0.1";
+    let cases = [
+        ("smoothed", "0", smoothed, "cross-entropy"),
+        (
+            "smoothed",
+            "0.2",
+            smoothed,
+            "cross-entropy with label smoothing 0.2",
+        ),
+        ("plain", "0.1", "cross-entropy", smoothed),
+    ];
+    for (checkpoints, smoothing, there, here) in cases {
+        let flags = format!("--epochs 2 --resume --label-smoothing {smoothing}");
+        let ended = run(checkpoints, &flags);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        let expected = format!("loss was {there}, here it is {here} (try");
+        assert!(ended.stderr.contains(&expected), "{}", ended.stderr);
+    }
+    let ended = run("smoothed", "--epochs 2 --resume --label-smoothing 0.1");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
+fn huber_loss_is_between_both_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("train.npz");
+    let images = Tensor::zeros(DType::F32, &[4, 1, 8, 8]).unwrap();
+    let labels: Vec<f32> = (0..40).map(|i| (i % 7) as f32 - 3.0).collect();
+    let labels = Tensor::from_slice(&labels, &[4, 10]).unwrap();
+    write_npz(&path, [("image", &images), ("label", &labels)]).unwrap();
+    let model = data("digits/model.onnx");
+    let loss = |flags: &str| {
+        let flags = format!("train {model} --data train.npz -o out.onnx --json --loss {flags}");
+        let ended = gristmill(folder.path(), &flags.split(' ').collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{flags}: {}", ended.stderr);
+        let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        value["epochs"][0]["trained"]["loss"].as_f64().unwrap()
+    };
+    let (mse, mae) = (loss("mse"), loss("mae"));
+    let near = |x: f64, y: f64| assert!((x - y).abs() <= 1e-4 * y, "{x} {y}");
+    near(loss("huber --huber-delta 100"), mse / 2.0);
+    near(loss("huber --huber-delta 1e-6"), mae * 1e-6);
+    let middle = loss("huber");
+    assert!(mae - 0.5 < middle && middle < mae, "{middle} {mae}");
+}
+
 /// Bytes of the model that a training of four epochs writes.
 fn whole(folder: &Path) -> Vec<u8> {
     let ended = train(folder, &["--epochs", "4"]);
@@ -370,6 +427,23 @@ fn data_that_do_not_fit_are_refused_before_the_first_step() {
         &["--optimizer", "adagrad", "--momentum", "0.9"],
         "--momentum is for --optimizer sgd and --optimizer rmsprop",
     );
+    let flags = [
+        ("mse --label-smoothing 0.1", "is for --loss cross-entropy"),
+        ("cross-entropy --huber-delta 2", "is for --loss huber"),
+        (
+            "cross-entropy --label-smoothing 1.5",
+            "label smoothing: 1.5, expected a number from 0 to 1",
+        ),
+        (
+            "huber --huber-delta 0",
+            "delta is 0, expected a finite number above 0",
+        ),
+    ];
+    for (flags, expected) in flags {
+        let flags = format!("--loss {flags}");
+        let flags: Vec<&str> = flags.split(' ').collect();
+        check(&[4, 1, 8, 8], labels(4, 1), &flags, expected);
+    }
     check(
         &[4, 1, 8, 8],
         labels(4, 1),

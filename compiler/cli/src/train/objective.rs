@@ -27,6 +27,12 @@ pub struct ObjectiveArgs {
     /// Axis of the classes, for --loss cross-entropy.
     #[arg(long, value_name = "AXIS", default_value_t = -1, allow_negative_numbers = true, help_heading = heading::TRAINING)]
     pub class_axis: i64,
+    /// Part of each label's probability to spread over all classes, from 0 to 1, for --loss cross-entropy.
+    #[arg(long, value_name = "PART", default_value_t = 0.0, allow_negative_numbers = true, help_heading = heading::TRAINING)]
+    pub label_smoothing: f64,
+    /// Error beyond which the loss grows linearly, for --loss huber.
+    #[arg(long, value_name = "DELTA", default_value_t = 1.0, allow_negative_numbers = true, help_heading = heading::TRAINING)]
+    pub huber_delta: f64,
     /// Train only the weights whose names match a regular expression. Default: all float weights except scalars and factors of one element.
     #[arg(long, value_name = "REGEX", help_heading = heading::TRAINING)]
     pub trainable: Option<String>,
@@ -43,6 +49,34 @@ pub enum Loss {
     Mse,
     /// Mean absolute error; labels have the output's dtype.
     Mae,
+    /// Huber loss: squared for small errors, linear for large ones. Labels have the output's dtype.
+    Huber,
+}
+
+impl ObjectiveArgs {
+    /// Errors on flags of another loss.
+    fn check(&self) -> Result<()> {
+        if self.label_smoothing != 0.0 && self.loss != Loss::CrossEntropy {
+            let message = "--label-smoothing is for --loss cross-entropy";
+            return Err(Error::invalid(message));
+        }
+        if self.huber_delta != 1.0 && self.loss != Loss::Huber {
+            return Err(Error::invalid("--huber-delta is for --loss huber"));
+        }
+        Ok(())
+    }
+
+    /// The loss with its settings. Without label smoothing it is the name alone, as in checkpoints of earlier versions.
+    pub fn loss_fact(&self) -> String {
+        let (name, smoothing) = (name(self.loss), self.label_smoothing);
+        match self.loss {
+            Loss::CrossEntropy if smoothing != 0.0 => {
+                format!("{name} with label smoothing {smoothing}")
+            }
+            Loss::Huber => format!("{name} with delta {}", self.huber_delta),
+            _ => name,
+        }
+    }
 }
 
 /// Flags of an update.
@@ -175,6 +209,8 @@ pub struct Aim {
     pub net: Pretrained,
     output: String,
     loss: Loss,
+    label_smoothing: f64,
+    huber_delta: f64,
     class_axis: i64,
     label: String,
     /// True when `--trainable` says which weights learn.
@@ -189,6 +225,7 @@ impl Aim {
         dims: Bindings,
         label: &str,
     ) -> Result<Aim> {
+        args.check()?;
         let outputs = model.declared_outputs()?;
         let known = || outputs.iter().map(|o| o.name.as_str());
         let output = match &args.output {
@@ -215,6 +252,8 @@ impl Aim {
             net,
             output,
             loss: args.loss,
+            label_smoothing: args.label_smoothing,
+            huber_delta: args.huber_delta,
             class_axis: args.class_axis,
             label: label.to_owned(),
             is_chosen: args.trainable.is_some(),
@@ -319,13 +358,14 @@ impl Aim {
         let guess = match self.loss {
             Loss::CrossEntropy => return self.cross_entropy(m, output, label),
             Loss::BinaryCrossEntropy => loss::sigmoid_logits(m.builder(), output),
-            Loss::Mse | Loss::Mae => output,
+            Loss::Mse | Loss::Mae | Loss::Huber => output,
         };
         let y = self.like(m, guess);
         let b = m.builder();
         let loss = match self.loss {
             Loss::BinaryCrossEntropy => loss::binary_cross_entropy(b, guess, y)?,
             Loss::Mae => loss::mean_absolute_error(b, guess, y)?,
+            Loss::Huber => loss::huber(b, guess, y, self.huber_delta)?,
             _ => loss::mean_squared_error(b, guess, y)?,
         };
         Ok(Objective::new(loss))
@@ -358,7 +398,11 @@ impl Aim {
         }
         let y = m.input(&self.label, label, shape);
         let accuracy = loss::accuracy(m.builder(), logits, y)?;
-        let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+        let loss = loss::CrossEntropy {
+            label_smoothing: self.label_smoothing,
+            ..Default::default()
+        };
+        let loss = loss.build(m.builder(), logits, y)?;
         Ok(Objective::new(loss).metric("accuracy", accuracy))
     }
 
