@@ -8,7 +8,7 @@
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss, step_graph};
-use gristmill::{DType, Options, Result, Session, Settings, Tensor, write_npz};
+use gristmill::{DType, Result, Session, Settings, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
 use std::time::Instant;
 
@@ -88,11 +88,7 @@ fn run() -> Result<()> {
 }
 
 fn training() -> Training {
-    Training {
-        seed: 0,
-        update: Adam::default().into(),
-        options: Options::default(),
-    }
+    Training::from(Adam::default())
 }
 
 /// Writes the graph of a step, and inputs of a batch.

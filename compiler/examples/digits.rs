@@ -8,7 +8,7 @@ use gristmill::train::{
     Adam, BatchNorm, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, Model, Objective,
     Schedule, TensorDataset, Trainer, Training, Update, WeightDecay, loss,
 };
-use gristmill::{DType, Options, Result, Tensor};
+use gristmill::{DType, Result, Tensor};
 use std::path::Path;
 use std::time::Instant;
 
@@ -79,11 +79,10 @@ fn trainer(steps_per_epoch: u64) -> Result<Trainer> {
     };
     let training = Training {
         seed: SEED,
-        update: Update {
+        ..Training::from(Update {
             weight_decay: WeightDecay::Decoupled(0.01),
             ..adam.into()
-        },
-        options: Options::default(),
+        })
     };
     Trainer::new("digits", &training, digits)
 }

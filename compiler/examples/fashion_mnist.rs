@@ -8,7 +8,7 @@ use gristmill::train::{
     Adam, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, ImageOp, Model, Objective,
     Schedule, TensorDataset, Trainer, Training, Update, WeightDecay, loss, read_idx,
 };
-use gristmill::{DType, Options, Result};
+use gristmill::{DType, Result};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -52,11 +52,10 @@ fn train(folder: &Path, net: Net, seed: u64) -> Result<f64> {
     };
     let training = Training {
         seed,
-        update: Update {
+        ..Training::from(Update {
             weight_decay: WeightDecay::Decoupled(0.01),
             ..adam.into()
-        },
-        options: Options::default(),
+        })
     };
     let trainer = Trainer::new("fashion", &training, |m| objective(m, net))?;
     let fit = Fit {

@@ -40,8 +40,7 @@ pub fn tune(tuned: &Path) -> Result<(f64, f64)> {
     let net = Pretrained::new(&model, &FineTuning::default())?;
     let training = Training {
         seed: SEED,
-        update: Adam::default().into(),
-        options: Options::default(),
+        ..Training::from(Adam::default())
     };
     let trainer = Trainer::new("turned digits", &training, |m| objective(m, &net))?;
     let fit = Fit {

@@ -199,8 +199,8 @@ fn a_model_of_the_session_computes_with_trained_variables() {
     let trainer = |container: &str| {
         let training = Training {
             seed: 1,
-            update: Sgd::default().into(),
             options: in_container(container),
+            ..Training::from(Sgd::default())
         };
         let trainer = Trainer::in_session(&session, "line", &training, line_of(1));
         trainer.unwrap()

@@ -1,5 +1,6 @@
 //! Training: the digits, state between processes, runs that fail.
 
+mod accumulation;
 mod checkpoints;
 mod curves;
 mod data;
@@ -49,12 +50,12 @@ fn perceptron(m: &mut Model) -> Result<Objective> {
 fn trainer(setup: Setup) -> Trainer {
     let training = Training {
         seed: 5,
-        update: Update {
+        options: setup.options.clone(),
+        ..Training::from(Update {
             clip_norm: Some(1.0),
             average: Some(0.9),
             ..Adam::default().into()
-        },
-        options: setup.options.clone(),
+        })
     };
     Trainer::in_session(&setup.session(), "perceptron", &training, perceptron).unwrap()
 }
@@ -169,8 +170,8 @@ fn a_step_that_is_not_finite_changes_nothing() {
     for (device, level) in [("cpu:1", 0), ("cpu:1", 2), ("cpu:2", 2)] {
         let training = Training {
             seed: 1,
-            update: Adam::default().into(),
             options: setup(device, level).options,
+            ..Training::from(Adam::default())
         };
         let session = setup(device, level).session();
         let trainer = Trainer::in_session(&session, "root", &training, root).unwrap();
@@ -263,12 +264,11 @@ fn transformer(m: &mut Model) -> Result<Objective> {
 fn a_transformer_learns_from_earlier_tokens_alone() {
     let training = Training {
         seed: 2,
-        update: Adam {
+        options: setup("cpu:1", 2).options,
+        ..Training::from(Adam {
             learning_rate: 0.02.into(),
             ..Adam::default()
-        }
-        .into(),
-        options: setup("cpu:1", 2).options,
+        })
     };
     let trainer = Trainer::new("transformer", &training, transformer).unwrap();
     // Each token is the one two places before, which it takes attention to know.
@@ -324,12 +324,11 @@ fn memory(m: &mut Model) -> Result<Objective> {
 fn an_lstm_remembers() {
     let training = Training {
         seed: 3,
-        update: Adam {
+        options: setup("cpu:1", 2).options,
+        ..Training::from(Adam {
             learning_rate: 0.02.into(),
             ..Adam::default()
-        }
-        .into(),
-        options: setup("cpu:1", 2).options,
+        })
     };
     let trainer = Trainer::new("memory", &training, memory).unwrap();
     let mut rng = gristmill::testing::Rng(4);
@@ -391,12 +390,11 @@ fn towers(m: &mut Model) -> Result<Objective> {
 fn towers_share_variables_and_find_their_losses() {
     let training = Training {
         seed: 1,
-        update: Sgd {
+        options: setup("cpu:1", 2).options,
+        ..Training::from(Sgd {
             learning_rate: 0.5.into(),
             ..Sgd::default()
-        }
-        .into(),
-        options: setup("cpu:1", 2).options,
+        })
     };
     let trainer = Trainer::new("towers", &training, towers).unwrap();
     assert_eq!(trainer.variables(), ["w"]);
@@ -416,9 +414,8 @@ fn towers_share_variables_and_find_their_losses() {
 fn models_that_cannot_be_trained_are_refused() {
     let refused = |build: &dyn Fn(&mut Model) -> Result<Objective>| {
         let training = Training {
-            seed: 0,
-            update: Adam::default().into(),
             options: setup("cpu:1", 2).options,
+            ..Training::from(Adam::default())
         };
         Trainer::new("refused", &training, build)
             .err()

@@ -64,9 +64,12 @@ pub struct TrainArgs {
     /// Passes over all examples.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)), help_heading = heading::TRAINING)]
     epochs: u64,
-    /// Examples per step. Default: 32, or the model's fixed batch size. The last batch of an epoch may be smaller, unless the size is fixed.
+    /// Examples per step. Default: 32, or the model's fixed batch size, times --accumulate. The last batch of an epoch may be smaller, unless the size is fixed.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     batch: Option<u32>,
+    /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
+    #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
+    accumulate: u32,
     /// Seed of the order of examples and of the masks of `Dropout`.
     #[arg(long, default_value_t = 0, help_heading = heading::TRAINING)]
     seed: u64,
@@ -229,14 +232,15 @@ impl<'a> Setup<'a> {
         let label = self.archive.get(&self.args.label)?;
         let n_examples = label.shape().first().copied().unwrap_or(0);
         let n_batches = match self.fixed {
-            Some(size) => n_examples / size,
+            Some(_) => n_examples / self.size,
             None => n_examples.div_ceil(self.size),
         };
         let n_steps = (n_batches as u64).saturating_mul(self.args.epochs);
         let training = Training {
             seed: self.args.seed,
-            update: self.args.update.update(n_steps),
             options: self.options.clone(),
+            accumulate: self.args.accumulate as usize,
+            ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.
         let dtype = match label.dtype() {
@@ -263,7 +267,8 @@ impl<'a> Setup<'a> {
         }
     }
 
-    fn examples(&self, trainer: &Trainer, archive: &Archive) -> Result<Examples> {
+    /// The examples of an archive, used so many at once by a model of a fixed batch.
+    fn examples(&self, trainer: &Trainer, archive: &Archive, n: usize) -> Result<Examples> {
         let label = &self.args.label;
         let n_classes = self.aim.n_classes();
         if let (Some(n), Some((rank, axis))) = (n_classes, self.aim.class_axis()) {
@@ -276,8 +281,8 @@ impl<'a> Setup<'a> {
         if self.aim.takes_probabilities() {
             archive.check_probabilities(label)?;
         }
-        if let Some(size) = self.fixed {
-            archive.check_fixed(&examples, size)?;
+        if self.fixed.is_some() {
+            archive.check_fixed(&examples, n)?;
         }
         Ok(examples)
     }
@@ -288,9 +293,12 @@ impl<'a> Run<'a> {
         let setup = Setup::new(args)?;
         let trainer = setup.trainer()?;
         setup.check_keys(&trainer)?;
-        let examples = setup.examples(&trainer, &setup.archive)?;
+        let examples = setup.examples(&trainer, &setup.archive, setup.size)?;
         let held_out = match &args.eval {
-            Some(path) => Some(setup.examples(&trainer, &Archive::read(path)?)?),
+            Some(path) => {
+                let n = setup.fixed.unwrap_or(1);
+                Some(setup.examples(&trainer, &Archive::read(path)?, n)?)
+            }
             None => None,
         };
         Ok(Run {
@@ -338,14 +346,17 @@ fn fixed_batch(aim: &Aim) -> Result<Option<usize>> {
 }
 
 fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
+    let parts = args.accumulate as usize;
     match (args.batch, fixed) {
-        (Some(given), Some(own)) if given as usize != own => {
-            let e = Error::invalid(format!(
-                "--batch {given}: the model takes {own} examples at once"
-            ));
+        (Some(given), Some(own)) if given as usize != own.saturating_mul(parts) => {
+            let message = format!("--batch {given}: the model takes {own} examples at once");
+            let e = Error::invalid(match parts {
+                1 => message,
+                parts => format!("{message}, and --accumulate {parts} so many parts"),
+            });
             Err(e.hint("export it with a symbolic first dim"))
         }
-        (_, Some(own)) => Ok(own),
+        (_, Some(own)) => Ok(own.saturating_mul(parts)),
         (given, None) => Ok(given.unwrap_or(32) as usize),
     }
 }

@@ -37,8 +37,10 @@ pub struct GraphBuilder {
     pub(super) scopes: Scopes,
     origin: Option<Origin>,
     id: BuilderId,
-    /// The first result that is no value of this builder.
+    /// The first result from elsewhere.
     misfit: Option<Error>,
+    /// The number of batches so far; none for the number of steps.
+    pub(super) batches_done: Option<ValueId>,
 }
 
 /// A number that no other builder of the process has.
@@ -60,6 +62,7 @@ impl GraphBuilder {
             origin: None,
             id: next_id(),
             misfit: None,
+            batches_done: None,
         }
     }
 

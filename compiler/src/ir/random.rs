@@ -4,7 +4,7 @@ use super::{GraphBuilder, Op, ScalarOp, Type, ValueId};
 use crate::error::{Error, Result};
 use gristmill_runtime::{DType, Tensor};
 
-/// The variable that has the number of training steps that are done.
+/// The variable with the number of completed training steps.
 pub const STEP: &str = "optimizer/step";
 
 /// The seed of a name's own numbers.
@@ -20,9 +20,22 @@ fn fnv1a(name: &str) -> u64 {
 }
 
 impl GraphBuilder {
-    /// The number of training steps that are done, `i64`: the variable [`STEP`], which is 0 at first.
+    /// The number of completed training steps, `i64`: the variable [`STEP`], which is 0 at first.
     pub fn steps_done(&mut self) -> Result<ValueId> {
         self.variable(STEP, Tensor::from_slice(&[0i64], &[])?)
+    }
+
+    /// The number of batches in all training steps so far, `i64`: [`steps_done`](GraphBuilder::steps_done), unless a step takes several.
+    pub(crate) fn batches_done(&mut self) -> Result<ValueId> {
+        match self.batches_done {
+            Some(done) => Ok(done),
+            None => self.steps_done(),
+        }
+    }
+
+    /// Sets the number of batches.
+    pub(crate) fn set_batches_done(&mut self, done: Option<ValueId>) {
+        self.batches_done = done;
     }
 
     /// Each element of floats with probability `1 - rate` divided by it, and else 0 (Srivastava et al., 2014, section 10); and where
@@ -31,7 +44,7 @@ impl GraphBuilder {
     /// Errors with `InvalidInput` when the rate is not from 0 to below 1 and when `x` is not of floats.
     pub fn dropout(&mut self, x: ValueId, rate: f64, seed: u64) -> Result<[ValueId; 2]> {
         self.check_dropout(x, rate)?;
-        let step = self.steps_done()?;
+        let step = self.batches_done()?;
         self.dropout_at(x, rate, seed, step)
     }
 

@@ -50,7 +50,7 @@ impl Model {
         all.filter(move |v| is_within(&v.name, scope))
     }
 
-    /// The moving average of a value of floats over steps, which starts at the value of the first of a training, and at 0 if it is added later: `a -= (1 - decay) * (a - x)`. Evaluations give the
+    /// The moving average of a value of floats over batches, which starts at the value of the first of a training, and at 0 if it is added later: `a -= (1 - decay) * (a - x)`. Evaluations give the
     /// average as steps left it, 0 before the first. The variable `name` has it, `f32`.
     ///
     /// Errors with `InvalidInput` on a decay that is not from 0 to below 1, on values of no known extents, and as
@@ -69,7 +69,7 @@ impl Model {
             return Ok(old);
         }
         let b = self.builder();
-        let (step, zero) = (b.steps_done()?, b.scalar(DType::I64, 0.0));
+        let (step, zero) = (b.batches_done()?, b.scalar(DType::I64, 0.0));
         let is_first = b.map(ScalarOp::Eq, &[step, zero])?;
         let x = b.cast(x, DType::F32)?;
         let old = b.map(ScalarOp::Select, &[is_first, x, old])?;

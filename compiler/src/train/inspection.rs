@@ -1,12 +1,12 @@
 //! Values of a step for inspection: what a model has collected, and gradients. Nothing is assigned.
 
 use super::collection::is_within;
+use super::data::Batch;
 use super::trainer::Trainer;
 use crate::compiled::{Compiled, Outputs};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, NodeId, Op, Output, ValueId};
 use crate::passes::{Rebuild, forward_state};
-use gristmill_runtime::Tensor;
 
 /// Values of the graph of a step, by tag.
 #[derive(Clone, Debug, Default)]
@@ -24,10 +24,9 @@ pub(super) const SUMMARIES: &str = "summaries";
 pub(super) struct Inspection(Compiled);
 
 impl Inspection {
-    /// The values for a batch, by tag.
-    pub(super) fn run(&self, batch: &[(String, Tensor)]) -> Result<Outputs> {
-        let batch = batch.iter().map(|(name, t)| (name, t.clone()));
-        self.0.run(batch)
+    /// The values for a batch, or its first micro-batch, by tag.
+    pub(super) fn run(&self, trainer: &Trainer, batch: &Batch) -> Result<Outputs> {
+        self.0.run(trainer.first_micro_batch(batch)?)
     }
 }
 
@@ -79,7 +78,7 @@ impl Trainer {
     }
 }
 
-/// The graph without checks and assignments: reads behind one have the value that it would assign.
+/// The graph without checks and assignments: a read behind an assignment has its value.
 ///
 /// Errors with `Unsupported` when a value depends on an assignment within a loop or a branch.
 fn without_effects(g: &Graph) -> Result<Graph> {
@@ -102,7 +101,7 @@ fn without_effects(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-/// The nodes that outputs are computed from, and those that give symbols their sizes.
+/// The nodes behind the outputs, and those with the sizes of symbols.
 fn needed(g: &Graph) -> Vec<bool> {
     let mut needed = vec![false; g.n_nodes()];
     let need = |v: ValueId, needed: &mut [bool]| {

@@ -9,7 +9,7 @@
 //! use gristmill::ir::Dim;
 //!
 //! let adam = Adam { learning_rate: 0.1.into(), ..Adam::default() };
-//! let training = Training { seed: 0, update: adam.into(), options: Options::default() };
+//! let training = Training::from(adam);
 //! let trainer = Trainer::new("line", &training, |m| {
 //!     let x = m.input("x", DType::F32, [Dim::from("batch"), 1.into()]);
 //!     let y = m.input("y", DType::F32, [Dim::from("batch"), 1.into()]);
@@ -32,6 +32,7 @@
 //!
 //! The formulas are PyTorch's; where Keras' differ, the documentation of the item says so.
 
+mod accumulation;
 mod activation;
 mod checkpoint;
 mod collection;

@@ -1,5 +1,6 @@
 //! Fine-tuning of models from files.
 
+use super::accumulation;
 use super::model::Model;
 use super::trainer::Trainer;
 use crate::autodiff::{unreached, without_gradient};
@@ -240,7 +241,7 @@ fn candidates(model: &onnx::Model, tuning: &FineTuning) -> Result<Vec<Weight>> {
 }
 
 fn is_reserved(name: &str) -> bool {
-    let folders = ["optimizer/", "average/"];
+    let folders = ["optimizer/", "average/", accumulation::FOLDER];
     folders.iter().any(|folder| name.starts_with(folder))
 }
 
@@ -413,11 +414,11 @@ impl Model {
 mod tests {
     use super::super::{Objective, Sgd, Trainer, Training, loss};
     use super::*;
+    use crate::Tensor;
     use crate::onnx::proto::{
         AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
         TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
     };
-    use crate::{Options, Tensor};
 
     fn node(op_type: &str, input: &[&str], output: &str) -> NodeProto {
         NodeProto {
@@ -597,11 +598,7 @@ mod tests {
             why,
             "it is one factor, as a scalar is; only a pattern chooses it"
         );
-        let training = Training {
-            seed: 0,
-            update: Sgd::default().into(),
-            options: Options::default(),
-        };
+        let training = Training::from(Sgd::default());
         let trainer = Trainer::new("shared", &training, |m| {
             let y = m.pretrained(&net, &[])?["y"];
             let zero = m.builder().scalar(DType::F32, 0.0);
@@ -628,11 +625,7 @@ mod tests {
             learning_rate: 0.0.into(),
             ..Sgd::default()
         };
-        let training = Training {
-            seed: 0,
-            update: sgd.into(),
-            options: Options::default(),
-        };
+        let training = Training::from(sgd);
         let trainer = Trainer::new("norm", &training, |m| {
             let y = m.pretrained(&net, &[])?["y"];
             let zero = m.builder().scalar(DType::F32, 0.0);
@@ -694,8 +687,7 @@ mod tests {
     fn dropped(net: &Pretrained, seed: u64) -> [Vec<f64>; 3] {
         let training = Training {
             seed,
-            update: Sgd::default().into(),
-            options: Options::default(),
+            ..Training::from(Sgd::default())
         };
         let trainer = Trainer::new("dropout", &training, |m| {
             let outputs = m.pretrained(net, &[])?;

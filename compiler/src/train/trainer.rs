@@ -1,6 +1,7 @@
 //! Steps of training over batches.
 
-use super::data::{Batches, Dataset, Epoch, Loader, Loading, n_examples};
+use super::accumulation::{self, Accumulation, Part};
+use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::inspection::{Inspected, SUMMARIES};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
@@ -25,6 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The first batch of each size generates code.
 pub struct Trainer {
     step: Compiled,
+    /// The program of further micro-batches.
+    accumulation: Option<Accumulation>,
     evaluation: Compiled,
     names: Vec<String>,
     /// The state between steps, by container and name.
@@ -124,8 +127,27 @@ pub struct Training {
     pub seed: u64,
     /// The use of gradients.
     pub update: Update,
-    /// Options of compilation for both programs.
+    /// Options of compilation for all programs.
     pub options: Options,
+    /// Micro-batches of a step; 1 for none. A step cuts its batch into so many parts of equal size (the last may be smaller), computes one
+    /// after the other, and moves the variables once, by the mean of their gradients: as one batch does, with less memory. Loss and metrics are
+    /// means over the parts by examples.
+    ///
+    /// What counts examples itself differs: batch normalisation and moving averages take each part by itself, dropout has a mask for each, and the
+    /// mean of a loss with ignored labels is that of each part. If a later part fails, the moving averages of layers have moved.
+    pub accumulate: usize,
+}
+
+impl<U: Into<Update>> From<U> for Training {
+    /// Training by an update, with seed 0 and default options.
+    fn from(update: U) -> Training {
+        Training {
+            seed: 0,
+            update: update.into(),
+            options: Options::default(),
+            accumulate: 1,
+        }
+    }
 }
 
 impl Trainer {
@@ -152,30 +174,27 @@ impl Trainer {
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Trainer> {
         let options = &training.options;
-        let mut used = Model::new(name, training.seed, false);
-        let objective = build(&mut used)?;
-        let (mut b, _) = used.into_parts();
-        objective.add_outputs(&mut b)?;
-        let StepGraph {
-            graph: mut step,
-            names,
-            inspected,
-        } = step_of(name, training, build)?;
-        step.set_container(&options.container);
-        let state = step.variables();
-        let evaluation = b.finish()?;
+        let evaluation = evaluation_of(name, training, &build)?;
         let metrics = metrics(&evaluation);
-        let evaluation = session.undeclared((&evaluation).into(), options)?;
-        let step = session.undeclared((&step).into(), options)?;
-        for program in [&evaluation, &step] {
-            program.compile_static()?;
-        }
-        // Both or none: a step that cannot be compiled leaves no variables in the session.
-        step.declare_variables()?;
-        evaluation.declare_variables()?;
-        Ok(Trainer {
+        let evaluation = program(session, options, evaluation)?;
+        let part = Part::last_of(training.accumulate)?;
+        let accumulation = match training.accumulate {
+            1 => None,
+            n => {
+                let adds = step_of(name, training, Part::Adds(n), &build)?.graph;
+                let adds = program(session, options, adds)?;
+                Some(Accumulation::new(n, adds, &options.container))
+            }
+        };
+        let step = step_of(name, training, part, &build)?;
+        let (names, inspected) = (step.names, step.inspected);
+        let step = program(session, options, step.graph)?;
+        let adds = accumulation.as_ref().map(Accumulation::adds);
+        declare([&evaluation, &step].into_iter().chain(adds))?;
+        let mut trainer = Trainer {
             evaluation,
-            state,
+            accumulation,
+            state: BTreeMap::new(),
             step,
             names,
             container: options.container.clone(),
@@ -184,7 +203,11 @@ impl Trainer {
             inspected,
             metrics,
             has_loaded: AtomicBool::new(false),
-        })
+        };
+        trainer.state = trainer.graph()?.variables();
+        let is_kept = |name: &str| !name.starts_with(accumulation::FOLDER);
+        trainer.state.retain(|(_, name), _| is_kept(name));
+        Ok(trainer)
     }
 
     /// A step on a batch: inputs by name.
@@ -194,7 +217,14 @@ impl Trainer {
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Result<StepOutputs> {
-        let outputs = self.step.run(batch)?;
+        let outputs = match &self.accumulation {
+            None => self.step.run(batch)?,
+            Some(accumulation) => {
+                let batch = batch.into_iter();
+                let batch = batch.map(|(name, t)| (name.as_ref().to_owned(), t));
+                accumulation.run(&self.step, batch.collect())?
+            }
+        };
         Ok(StepOutputs {
             number: scalar(&outputs, NUMBER)? as u64,
             loss: scalar(&outputs, LOSS)?,
@@ -356,8 +386,30 @@ impl Trainer {
         self.metrics.iter().filter_map(own)
     }
 
+    /// Micro-batches of a step.
+    pub(super) fn n_micro_batches(&self) -> usize {
+        self.accumulation.as_ref().map_or(1, Accumulation::n)
+    }
+
+    /// The part of a batch that is computed at once, made ready for programs of micro-batches.
+    pub(super) fn first_micro_batch(&self, batch: &Batch) -> Result<Batch> {
+        match &self.accumulation {
+            Some(accumulation) => accumulation.first(&self.step, batch),
+            None => Ok(batch.clone()),
+        }
+    }
+
     /// Errors when the model takes another number of examples at once; true when it takes exactly this one.
     pub(super) fn check_batch(&self, size: usize) -> Result<bool> {
+        self.check_micro_batches(size, 1)
+    }
+
+    /// The same for the batch of a step.
+    pub(super) fn check_step_batch(&self, size: usize) -> Result<bool> {
+        self.check_micro_batches(size, self.n_micro_batches())
+    }
+
+    fn check_micro_batches(&self, size: usize, n: usize) -> Result<bool> {
         if size == 0 {
             return Err(Error::invalid("a batch of 0 examples"));
         }
@@ -365,10 +417,15 @@ impl Trainer {
         let mut fixed = inputs.filter_map(|(name, ty)| Some((name, ty.shape.first()?.as_usize()?)));
         match fixed.next() {
             None => Ok(false),
-            Some((_, own)) if own == size => Ok(true),
-            Some((name, own)) => Err(Error::invalid(format!(
-                "batches of {size}: input {name:?} takes {own} examples at once"
-            ))),
+            Some((_, own)) if own.saturating_mul(n) == size => Ok(true),
+            Some((name, own)) => {
+                let message =
+                    format!("batches of {size}: input {name:?} takes {own} examples at once");
+                Err(Error::invalid(match n {
+                    1 => message,
+                    n => format!("{message}, and a step {n} times as many"),
+                }))
+            }
         }
     }
 
@@ -473,6 +530,31 @@ impl Trainer {
     }
 }
 
+/// The graph of an evaluation.
+fn evaluation_of(
+    name: &str,
+    training: &Training,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Graph> {
+    let mut used = Model::new(name, training.seed, false);
+    let objective = build(&mut used)?;
+    let (mut b, _) = used.into_parts();
+    objective.add_outputs(&mut b)?;
+    b.finish()
+}
+
+/// A graph as a program, whose variables the session does not know yet.
+fn program(session: &Session, options: &Options, mut graph: Graph) -> Result<Compiled> {
+    graph.set_container(&options.container);
+    session.undeclared((&graph).into(), options)
+}
+
+/// Compiles programs, and declares their variables: those of all or of none, so that a step that cannot be compiled leaves none in the session.
+fn declare<'p>(programs: impl Iterator<Item = &'p Compiled> + Clone) -> Result<()> {
+    programs.clone().try_for_each(Compiled::compile_static)?;
+    programs.clone().try_for_each(Compiled::declare_variables)
+}
+
 /// The outputs of one element, by name.
 fn metrics(evaluation: &Graph) -> Vec<String> {
     let outputs = evaluation.outputs.iter();
@@ -504,7 +586,7 @@ pub fn step_graph(
     training: &Training,
     build: impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<Graph> {
-    Ok(step_of(name, training, build)?.graph)
+    Ok(step_of(name, training, Part::Step, &build)?.graph)
 }
 
 /// The graph of a step.
@@ -518,9 +600,39 @@ struct StepGraph {
 fn step_of(
     name: &str,
     training: &Training,
-    build: impl Fn(&mut Model) -> Result<Objective>,
+    part: Part,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<StepGraph> {
+    let (mut b, mut parameters, inspected) = differentiated(name, training, part, build)?;
+    b.with_origin("/gradients", |b| part.sum(b, &mut parameters))?;
+    if !matches!(part, Part::Adds(_)) {
+        let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);
+        let step = b.with_origin("/optimizer", apply)?;
+        b.output(NUMBER, step.number);
+        b.output(RATE, step.learning_rate);
+        b.output(LARGEST, step.largest_gradient);
+        if let Some(norm) = step.norm {
+            b.output(NORM, norm);
+        }
+    }
+    Ok(StepGraph {
+        graph: b.finish()?,
+        names: parameters.into_iter().map(|p| p.name).collect(),
+        inspected,
+    })
+}
+
+/// A model with its outputs, and the gradients of its loss.
+fn differentiated(
+    name: &str,
+    training: &Training,
+    part: Part,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<(GraphBuilder, Vec<Parameter>, Inspected)> {
     let mut model = Model::new(name, training.seed, true);
+    let b = model.builder();
+    let done = part.batches_done(b)?;
+    b.set_batches_done(done);
     let objective = build(&mut model)?;
     let activations = model.tagged(SUMMARIES);
     let (mut b, mut variables) = model.into_parts();
@@ -530,25 +642,18 @@ fn step_of(
         ..objective
     };
     objective.add_outputs(&mut b)?;
+    if part != Part::Step {
+        let mut metrics = objective.metrics.iter();
+        metrics.try_for_each(|(name, v)| accumulation::check_metric(&b, name, *v))?;
+    }
     variables.retain(|v| v.is_trained);
     let parameters = parameters(&mut b, objective.loss, &variables)?;
-    let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);
-    let step = b.with_origin("/optimizer", apply)?;
-    b.output(NUMBER, step.number);
-    b.output(RATE, step.learning_rate);
-    b.output(LARGEST, step.largest_gradient);
-    if let Some(norm) = step.norm {
-        b.output(NORM, norm);
-    }
     let gradient = |p: &Parameter| (format!("{}/gradients", p.name), p.gradient);
-    Ok(StepGraph {
-        graph: b.finish()?,
-        names: variables.into_iter().map(|v| v.name).collect(),
-        inspected: Inspected {
-            activations,
-            gradients: parameters.iter().map(gradient).collect(),
-        },
-    })
+    let inspected = Inspected {
+        activations,
+        gradients: parameters.iter().map(gradient).collect(),
+    };
+    Ok((b, parameters, inspected))
 }
 
 /// The variables with the gradients of the loss.

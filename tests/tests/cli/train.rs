@@ -62,6 +62,15 @@ fn a_fixed_batch_leaves_out_a_rest() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let left = "so each epoch leaves out 29 examples";
     assert!(ended.stderr.contains(left), "{}", ended.stderr);
+    // 16 at once, four times for a step.
+    let more = ["--set", "batch=16", "--accumulate", "4", "--json"];
+    let ended = train(folder.path(), &more);
+    assert!(ended.stderr.contains(left), "{}", ended.stderr);
+    let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&value["steps"], &value["batch"]), (&22.into(), &64.into()));
+    let ended = train(folder.path(), &["--set", "batch=16", "--accumulate", "3"]);
+    let said = "--batch 64: the model takes 16 examples at once, and --accumulate 3 so many parts";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
 }
 
 #[test]
@@ -388,7 +397,7 @@ fn data_that_do_not_fit_are_refused_before_the_first_step() {
         &[4, 1, 8, 8],
         labels(4, 1),
         &["--set", "batch=8"],
-        "the model takes 8 at once",
+        "4 examples, and a batch takes 8",
     );
     check(
         &[4, 1, 8, 8],

@@ -5,7 +5,7 @@ use gristmill::testing::Setup;
 use gristmill::train::{
     Checkpoints, Dataset, Model, Position, Sgd, TensorDataset, Trainer, Training,
 };
-use gristmill::{DType, ErrorKind, Options, Tensor};
+use gristmill::{DType, ErrorKind, Tensor};
 use gristmill_runtime::safetensors::{self, Saved};
 use std::fs;
 use std::path::Path;
@@ -100,8 +100,7 @@ fn the_newest_checkpoint_that_is_whole_counts() {
 fn metrics_have_names_of_their_own() {
     let training = Training {
         seed: 5,
-        update: Sgd::default().into(),
-        options: Options::default(),
+        ..Training::from(Sgd::default())
     };
     let refused = |names: &[&str]| {
         let build = |m: &mut Model| {
@@ -135,8 +134,7 @@ fn checkpoints_of_others_are_refused() {
     train(&own, &data, &checkpoints, &mut position, 3);
     let training = Training {
         seed: 5,
-        update: Sgd::default().into(),
-        options: Options::default(),
+        ..Training::from(Sgd::default())
     };
     let other = Trainer::new("perceptron", &training, perceptron).unwrap();
     let message = checkpoints.resume(&other).unwrap_err().to_string();

@@ -6,7 +6,7 @@ use gristmill::train::{
     Adam, Batch, Checkpoints, Dataset, Epoch, Every, Example, FileDataset, Fit, ImageOp, Loading,
     ModelCheckpoint, Random, TensorDataset, Tokens, Trainer, Training, Vocabulary,
 };
-use gristmill::{DType, Options, Result, Tensor};
+use gristmill::{DType, Result, Tensor};
 use std::fs;
 use std::path::Path;
 
@@ -495,8 +495,7 @@ fn a_file_larger_than_memory_is_no_load() {
     assert_eq!(batch[0].1, Tensor::zeros(DType::F32, &[2, 6]).unwrap());
     let training = Training {
         seed: 5,
-        update: Adam::default().into(),
-        options: Options::default(),
+        ..Training::from(Adam::default())
     };
     // The labels come with the examples.
     let data = data.map(|mut example, _| {

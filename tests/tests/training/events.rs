@@ -6,7 +6,7 @@ use gristmill::train::{
     Callback, Checkpoints, Dataset, EventLog, Every, Fit, Histogram, ModelCheckpoint, Sgd,
     Summaries, TensorBoard, Trainer, Training,
 };
-use gristmill::{Options, Result, Tensor};
+use gristmill::{Result, Tensor};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -119,8 +119,7 @@ fn histograms_are_of_the_values_at_the_beginning_of_a_step() {
     };
     let training = Training {
         seed: 5,
-        update: sgd.into(),
-        options: Options::default(),
+        ..Training::from(sgd)
     };
     let new = || Trainer::new("perceptron", &training, perceptron).unwrap();
     let (own, plain) = (new(), new());
@@ -338,8 +337,7 @@ fn a_training_goes_on_in_its_own_log_or_a_new_one() {
     let (data, held_out) = (examples(100), examples(50));
     let training = Training {
         seed: 5,
-        update: Sgd::default().into(),
-        options: Options::default(),
+        ..Training::from(Sgd::default())
     };
     let other = Trainer::new("perceptron", &training, perceptron).unwrap();
     let mut board = TensorBoard::new(at("other"));
@@ -380,8 +378,7 @@ fn values_that_are_not_finite_are_warned_of_once() {
     let data = examples(100);
     let training = Training {
         seed: 5,
-        update: Sgd::default().into(),
-        options: Options::default(),
+        ..Training::from(Sgd::default())
     };
     let own = Trainer::new("perceptron", &training, |m| {
         let objective = perceptron(m)?;

@@ -8,7 +8,7 @@ use gristmill::train::{
     ModelCheckpoint, Monitor, Schedule, Sgd, StepOutputs, Summaries, TensorBoard, TensorDataset,
     Trainer, Training, Update, Weights, latest_checkpoint,
 };
-use gristmill::{Error, ErrorKind, Options, Result, Tensor};
+use gristmill::{Error, ErrorKind, Result, Tensor};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -237,8 +237,7 @@ fn with_rate(learning_rate: Schedule) -> Trainer {
 fn with_update(update: Update) -> Trainer {
     let training = Training {
         seed: 5,
-        update,
-        options: Options::default(),
+        ..Training::from(update)
     };
     Trainer::new("perceptron", &training, perceptron).unwrap()
 }

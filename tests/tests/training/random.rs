@@ -146,8 +146,8 @@ fn masks(seed: u64, setup: Setup) -> Trainer {
     };
     let training = Training {
         seed,
-        update: update.into(),
         options: setup.options.clone(),
+        ..Training::from(update)
     };
     Trainer::new("masks", &training, two_masks).unwrap()
 }
@@ -221,8 +221,7 @@ fn training_with_dropout_is_the_same_on_one_and_two_threads() {
     let run = |threads| {
         let training = Training {
             seed: 5,
-            update: gristmill::train::Adam::default().into(),
-            options: Options::default(),
+            ..Training::from(gristmill::train::Adam::default())
         };
         let session = Setup::with_threads(threads).session();
         let trainer = Trainer::in_session(&session, "perceptron", &training, perceptron).unwrap();

@@ -41,11 +41,7 @@ fn inputs(folder: &Path, net: &Pretrained) -> Vec<(String, Tensor)> {
 }
 
 pub(super) fn training(update: impl Into<Update>) -> Training {
-    Training {
-        seed: 0,
-        update: update.into(),
-        options: Options::default(),
-    }
+    Training::from(update)
 }
 
 /// The squares of an output, to become small.

@@ -116,12 +116,12 @@ impl Archive {
     pub fn check_fixed(&self, examples: &Examples, size: usize) -> Result<()> {
         let (n, path) = (examples.data.len(), self.path.display());
         if n < size {
-            let message = format!("{path}: {n} examples, and the model takes {size} at once");
+            let message = format!("{path}: {n} examples, and a batch takes {size}");
             return Err(Error::invalid(message));
         }
         if n % size > 0 {
             let left = plural(n % size, "example");
-            noteln!("{path}: the model takes {size} at once, so each epoch leaves out {left}");
+            noteln!("{path}: a batch takes {size}, so each epoch leaves out {left}");
         }
         Ok(())
     }

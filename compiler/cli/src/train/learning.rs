@@ -4,7 +4,6 @@ use super::super::args::DimFlags;
 use super::super::output::outln;
 use super::objective::{Aim, ObjectiveArgs, UpdateArgs};
 use gristmill::DType;
-use gristmill::Options;
 use gristmill::ir::{Bindings, Graph};
 use gristmill::onnx::Model;
 use gristmill::train::{FixedTensor, Training, Weight, step_graph};
@@ -103,10 +102,6 @@ pub fn step_of(
     update.check()?;
     let aim = Aim::new(model, objective, dims, LABEL)?;
     aim.check_learning()?;
-    let training = Training {
-        seed: 0,
-        update: update.update(1),
-        options: Options::default(),
-    };
+    let training = Training::from(update.update(1));
     step_graph("train", &training, |m| aim.build(m, DType::I64))
 }

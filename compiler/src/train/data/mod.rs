@@ -263,7 +263,7 @@ fn load(data: &dyn Dataset, places: &[usize], epoch: Epoch) -> Result<Batch> {
 }
 
 /// Rows of a tensor.
-fn rows(t: &Tensor, places: &[usize]) -> Result<Tensor> {
+pub(super) fn rows(t: &Tensor, places: &[usize]) -> Result<Tensor> {
     let mut shape = t.shape().to_vec();
     let row_bytes = t.size_bytes().checked_div(shape[0]).unwrap_or(0);
     shape[0] = places.len();

@@ -158,7 +158,8 @@ impl Fit<'_> {
             return Err(no_batch(n as usize, self.batch_size).context("an epoch"));
         }
         if let Some(data) = self.held_out {
-            let checked = trainer.check_held_out(data, self.batch_size);
+            let size = trainer.evaluation_size(self.batch_size);
+            let checked = trainer.check_held_out(data, size);
             checked.map_err(|e| e.context("held-out data"))?;
             trainer.check_weights(self.weights)?;
         }
@@ -288,7 +289,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         fit: &'f Fit<'d>,
         callbacks: &'f mut [&'c mut dyn Callback],
     ) -> Result<Training<'f, 'c, 'd>> {
-        let drops_last = trainer.check_batch(fit.batch_size)? || fit.drops_last;
+        let drops_last = trainer.check_step_batch(fit.batch_size)? || fit.drops_last;
         let resumed = fit.resumed.as_ref();
         let state = resumed.map_or_else(FitState::default, |r| r.state.clone());
         Ok(Training {
@@ -445,7 +446,8 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             return Ok(None);
         };
         self.event("evaluation_begin", |c, cx| c.evaluation_begin(cx))?;
-        let (weights, size) = (self.fit.weights, self.fit.batch_size);
+        let weights = self.fit.weights;
+        let size = self.cx.trainer.evaluation_size(self.fit.batch_size);
         let means = self
             .cx
             .trainer

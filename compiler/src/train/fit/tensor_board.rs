@@ -39,7 +39,7 @@ pub struct TensorBoard {
 
 /// Histograms and sparsity of tensors in a step: the tags `TAG` and `TAG/sparsity`, the fraction of zeros.
 ///
-/// They are those at the begin of the step, on its batch. A program of its own computes them, which costs about a step more and changes
+/// They are those at the beginning of the step, on its batch, or its first micro-batch. A program of its own computes them, which costs about a step more and changes
 /// nothing: a training has the same bits with them and without.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summaries {
@@ -176,7 +176,7 @@ impl TensorBoard {
             }
         }
         if let Some(inspection) = &self.inspection {
-            match inspection.run(batch) {
+            match inspection.run(cx.trainer(), batch) {
                 Ok(outputs) => {
                     let pairs = outputs.iter().map(|(tag, t)| (tag.to_owned(), t.clone()));
                     values.extend(pairs);

@@ -7,7 +7,7 @@ use crate::interp::run;
 use crate::ir::{Dim, GraphBuilder, ValueId};
 use crate::train::loss::{self, CrossEntropy};
 use crate::train::{Model, Objective, Sgd, Trainer, Training};
-use crate::{DType, ErrorKind, Options, Tensor};
+use crate::{DType, ErrorKind, Tensor};
 
 type Loss<'a> = &'a dyn Fn(&mut GraphBuilder, &[ValueId]) -> Result<ValueId>;
 
@@ -103,11 +103,7 @@ fn labels_out_of_range_are_errors_unless_ignored() {
 /// The mean of no row is NaN, and ends a training.
 #[test]
 fn ignored_rows_alone_are_an_error_of_the_step() {
-    let training = Training {
-        seed: 0,
-        update: Sgd::default().into(),
-        options: Options::default(),
-    };
+    let training = Training::from(Sgd::default());
     let settings = CrossEntropy {
         label_smoothing: 0.1,
         ignored_label: Some(-100),
