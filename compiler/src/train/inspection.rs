@@ -1,16 +1,19 @@
-//! Values of a step for inspection: what a model has collected, and gradients. Nothing is assigned.
+//! Values of a step for inspection: collected ones, and gradients. Nothing is assigned.
 
 use super::collection::is_within;
 use super::data::Batch;
 use super::trainer::Trainer;
 use crate::compiled::{Compiled, Outputs};
 use crate::error::{Error, Result};
-use crate::ir::{Def, Graph, NodeId, Op, Output, ValueId};
-use crate::passes::{Rebuild, forward_state};
+use crate::ir::{Graph, Node, Op, Output, ValueId};
+use crate::options::Options;
+use crate::passes::{Rebuild, forward_state, prune};
+use crate::place::PinTarget;
+use std::collections::BTreeSet;
 
 /// Values of the graph of a step, by tag.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Inspected {
+pub(super) struct StepValues {
     /// Values of the collection [`SUMMARIES`].
     pub(super) activations: Vec<(String, ValueId)>,
     /// Gradients of variables.
@@ -30,7 +33,7 @@ impl Inspection {
     }
 }
 
-impl Inspected {
+impl StepValues {
     /// The values within any of the scopes, or all if there is none.
     fn outputs(&self, activations: bool, gradients: bool, scopes: &[String]) -> Vec<Output> {
         let activations = self.activations.iter().filter(|_| activations);
@@ -43,12 +46,6 @@ impl Inspected {
         };
         chosen.map(output).collect()
     }
-
-    /// True when something is within a scope.
-    pub(super) fn has_scope(&self, scope: &str) -> bool {
-        let all = self.activations.iter().chain(&self.gradients);
-        all.into_iter().any(|(tag, _)| is_within(tag, scope))
-    }
 }
 
 /// True for a tag within any of the scopes, or if there is none.
@@ -57,14 +54,22 @@ pub(super) fn is_within_any(tag: &str, scopes: &[String]) -> bool {
 }
 
 impl Trainer {
+    /// Tags of the chosen values.
+    pub(super) fn step_tags(&self, activations: bool, gradients: bool) -> Vec<String> {
+        let outputs = self.step_values().outputs(activations, gradients, &[]);
+        outputs.into_iter().map(|output| output.name).collect()
+    }
+
     /// The program of the chosen values; `None` when no value is chosen.
+    ///
+    /// Errors with `Unsupported` when a branch or a loop depends on an assignment.
     pub(super) fn inspection(
         &self,
         activations: bool,
         gradients: bool,
         scopes: &[String],
     ) -> Result<Option<Inspection>> {
-        let outputs = self.inspected().outputs(activations, gradients, scopes);
+        let outputs = self.step_values().outputs(activations, gradients, scopes);
         if outputs.is_empty() {
             return Ok(None);
         }
@@ -72,50 +77,64 @@ impl Trainer {
         graph.outputs = outputs;
         let graph = without_effects(&graph)?;
         let program = self.program();
-        let session = program.session();
-        let program = session.undeclared((&graph).into(), &program.options)?;
+        let options = options_for(&graph, &program.options);
+        let program = program.session().undeclared((&graph).into(), &options)?;
+        program.compile_static()?;
         Ok(Some(Inspection(program)))
     }
 }
 
+/// The options of a step for a part of its graph: pins of other nodes mean nothing here, and neither does a plan.
+fn options_for(g: &Graph, options: &Options) -> Options {
+    let paths: BTreeSet<&str> = g.nodes().map(|(_, n)| n.origin.as_str()).collect();
+    let mut options = options.clone();
+    options.plan = None;
+    options.pins.retain(|pin| {
+        let has_target = match &pin.target {
+            PinTarget::Device(_) => true,
+            PinTarget::With(path) => paths.contains(&**path),
+        };
+        has_target && paths.iter().any(|path| pin.pattern.is_match(path))
+    });
+    options
+}
+
 /// The graph without checks and assignments: a read behind an assignment has its value.
-///
-/// Errors with `Unsupported` when a value depends on an assignment within a loop or a branch.
 fn without_effects(g: &Graph) -> Result<Graph> {
     let g = &forward_state(g)?;
-    let needed = needed(g);
     let mut r = Rebuild::new(g);
-    for (id, node) in g.nodes().filter(|(id, _)| needed[id.0 as usize]) {
-        if node.regions.iter().any(Graph::assigns) {
-            let message = "it assigns a variable, and its results are to be shown without";
-            return Err(Error::unsupported(message).at_origin(&node.origin));
-        }
-        match node.op {
-            Op::AssignVariable { .. } | Op::CheckFinite => {
+    let mut assigned: BTreeSet<(&str, &str)> = BTreeSet::new();
+    for (id, node) in g.nodes() {
+        check_regions(node, &assigned)?;
+        match &node.op {
+            Op::AssignVariable { container, name } => {
+                assigned.insert((container, name));
+                let value = r.get(node.inputs[0]);
+                r.set(node.outputs[0], value);
+            }
+            Op::CheckFinite => {
                 let value = r.get(node.inputs[0]);
                 r.set(node.outputs[0], value);
             }
             _ => r.copy(id, node)?,
         }
     }
-    Ok(r.finish(g))
+    prune(&r.finish(g))
 }
 
-/// The nodes behind the outputs, and those with the sizes of symbols.
-fn needed(g: &Graph) -> Vec<bool> {
-    let mut needed = vec![false; g.n_nodes()];
-    let need = |v: ValueId, needed: &mut [bool]| {
-        if let Def::Node(NodeId(n), _) = g.value(v).def {
-            needed[n as usize] = true;
-        }
+/// Errors when a branch or a loop assigns a variable, or reads one that was assigned before.
+fn check_regions(node: &Node, assigned: &BTreeSet<(&str, &str)>) -> Result<()> {
+    let is_old = |region: &Graph| {
+        let mut used = region.variables().into_keys();
+        used.any(|(container, name)| assigned.contains(&(&*container, &*name)))
     };
-    let outputs = g.outputs.iter();
-    outputs.for_each(|output| need(output.value, &mut needed));
-    for (NodeId(id), node) in g.nodes().rev() {
-        needed[id as usize] |= matches!(node.op, Op::Extent { .. });
-        if needed[id as usize] {
-            node.inputs.iter().for_each(|&v| need(v, &mut needed));
+    let mut regions = node.regions.iter();
+    match regions.find(|region| region.assigns() || is_old(region)) {
+        None => Ok(()),
+        Some(_) => {
+            let message = "activations and gradients cannot be shown: this branch or loop depends on assigned variables";
+            let e = Error::unsupported(message).at_origin(&node.origin);
+            Err(e.hint("Summaries { activations: false, gradients: false, .. } shows weights"))
         }
     }
-    needed
 }

@@ -49,7 +49,7 @@ pub struct CrossEntropy {
     /// `p = softmax(logits)`, a row's term is `-(1 - e) * log p[label] - e * mean(log p)`.
     pub label_smoothing: f64,
     /// The label of rows that neither count nor have a gradient, inside or outside of the classes. PyTorch's default is -100. If all
-    /// rows are ignored, the mean is NaN, and a training ends with an error.
+    /// rows are ignored, the mean is NaN, and a training ends with an error. Means over a data set weight a batch by all of its rows.
     pub ignored_label: Option<i64>,
 }
 
@@ -174,7 +174,13 @@ pub fn mean_absolute_error(b: &mut GraphBuilder, x: ValueId, y: ValueId) -> Resu
 ///
 /// Errors with `InvalidInput` unless `delta` is finite and above 0.
 pub fn huber(b: &mut GraphBuilder, x: ValueId, y: ValueId, delta: f64) -> Result<ValueId> {
-    if !(delta.is_finite() && delta > 0.0) {
+    let dtype = b.operand(x)?.dtype;
+    let smallest = if dtype == DType::F64 {
+        f64::MIN_POSITIVE
+    } else {
+        f32::MIN_POSITIVE.into()
+    };
+    if !(delta.is_finite() && delta >= smallest) {
         return Err(Error::invalid(format!(
             "Huber loss: delta is {delta}, expected a finite number above 0"
         )));

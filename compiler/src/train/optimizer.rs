@@ -46,7 +46,7 @@ pub struct Adam {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment. With 0, an element without a gradient so far becomes NaN.
     pub epsilon: f64,
 }
 
@@ -73,7 +73,7 @@ pub struct RmsProp {
     pub learning_rate: Schedule,
     /// Decay of the averages.
     pub decay: f64,
-    /// Added to the root.
+    /// Added to the root. With 0, an element without a gradient so far becomes NaN.
     pub epsilon: f64,
     /// Fraction of the velocity kept by the next step; 0 for none.
     pub momentum: f64,
@@ -106,7 +106,7 @@ pub struct Adagrad {
     pub rate_decay: f64,
     /// `s` before the first step.
     pub initial: f64,
-    /// Added to the root.
+    /// Added to the root. With 0, an element without a gradient so far becomes NaN.
     pub epsilon: f64,
 }
 

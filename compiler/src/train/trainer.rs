@@ -2,7 +2,7 @@
 
 use super::accumulation::{self, Accumulation, Part};
 use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
-use super::inspection::{Inspected, SUMMARIES};
+use super::inspection::{SUMMARIES, StepValues};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
 use super::schedule::{self, Schedule};
@@ -36,7 +36,7 @@ pub struct Trainer {
     schedule: Schedule,
     has_averages: bool,
     /// Values of the step's graph to show.
-    inspected: Inspected,
+    step_values: StepValues,
     /// Names of evaluations' results of one element: the loss, then the metrics.
     metrics: Vec<String>,
     /// True once averages were loaded, which then count before the first step.
@@ -71,12 +71,14 @@ pub struct StepOutputs {
 }
 
 /// Names of outputs of the step's graph, reserved from metrics.
-const LOSS: &str = "loss";
+pub(super) const LOSS: &str = "loss";
 const NUMBER: &str = STEP;
 const RATE: &str = schedule::RATE;
-const NORM: &str = "optimizer/norm";
-const LARGEST: &str = "optimizer/largest_gradient";
-const RESERVED: [&str; 5] = [LOSS, NUMBER, RATE, NORM, LARGEST];
+pub(super) const NORM: &str = "optimizer/norm";
+pub(super) const LARGEST: &str = "optimizer/largest_gradient";
+/// Not an output: examples per second in logs.
+pub(super) const SPEED: &str = "examples_per_s";
+const RESERVED: [&str; 6] = [LOSS, NUMBER, RATE, NORM, LARGEST, SPEED];
 
 /// The loss and the metrics of a graph.
 #[derive(Clone, Debug)]
@@ -186,9 +188,12 @@ impl Trainer {
                 Some(Accumulation::new(n, adds, &options.container))
             }
         };
-        let step = step_of(name, training, part, &build)?;
-        let (names, inspected) = (step.names, step.inspected);
-        let step = program(session, options, step.graph)?;
+        let StepGraph {
+            graph,
+            names,
+            step_values,
+        } = step_of(name, training, part, &build)?;
+        let step = program(session, options, graph)?;
         let adds = accumulation.as_ref().map(Accumulation::adds);
         declare([&evaluation, &step].into_iter().chain(adds))?;
         let mut trainer = Trainer {
@@ -200,7 +205,7 @@ impl Trainer {
             container: options.container.clone(),
             schedule: training.update.optimizer.learning_rate().clone(),
             has_averages: training.update.average.is_some(),
-            inspected,
+            step_values,
             metrics,
             has_loaded: AtomicBool::new(false),
         };
@@ -514,8 +519,8 @@ impl Trainer {
     }
 
     /// Values of the step's graph to show.
-    pub(super) fn inspected(&self) -> &Inspected {
-        &self.inspected
+    pub(super) fn step_values(&self) -> &StepValues {
+        &self.step_values
     }
 
     /// The graph of a step.
@@ -594,7 +599,7 @@ struct StepGraph {
     graph: Graph,
     /// Names of its trainable variables.
     names: Vec<String>,
-    inspected: Inspected,
+    step_values: StepValues,
 }
 
 fn step_of(
@@ -603,7 +608,7 @@ fn step_of(
     part: Part,
     build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<StepGraph> {
-    let (mut b, mut parameters, inspected) = differentiated(name, training, part, build)?;
+    let (mut b, mut parameters, step_values) = differentiated(name, training, part, build)?;
     b.with_origin("/gradients", |b| part.sum(b, &mut parameters))?;
     if !matches!(part, Part::Adds(_)) {
         let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);
@@ -618,7 +623,7 @@ fn step_of(
     Ok(StepGraph {
         graph: b.finish()?,
         names: parameters.into_iter().map(|p| p.name).collect(),
-        inspected,
+        step_values,
     })
 }
 
@@ -628,7 +633,7 @@ fn differentiated(
     training: &Training,
     part: Part,
     build: &impl Fn(&mut Model) -> Result<Objective>,
-) -> Result<(GraphBuilder, Vec<Parameter>, Inspected)> {
+) -> Result<(GraphBuilder, Vec<Parameter>, StepValues)> {
     let mut model = Model::new(name, training.seed, true);
     let b = model.builder();
     let done = part.batches_done(b)?;
@@ -649,11 +654,11 @@ fn differentiated(
     variables.retain(|v| v.is_trained);
     let parameters = parameters(&mut b, objective.loss, &variables)?;
     let gradient = |p: &Parameter| (format!("{}/gradients", p.name), p.gradient);
-    let inspected = Inspected {
+    let values = StepValues {
         activations,
         gradients: parameters.iter().map(gradient).collect(),
     };
-    Ok((b, parameters, inspected))
+    Ok((b, parameters, values))
 }
 
 /// The variables with the gradients of the loss.

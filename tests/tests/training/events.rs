@@ -1,12 +1,15 @@
 //! Event files: their numbers, what TensorBoard reads of them, logs that cannot be written.
 
+use super::fit::AtStep;
 use super::{examples, perceptron, state, trainer};
+use gristmill::ir::{GraphBuilder, Op, ReduceKind, ScalarOp};
 use gristmill::testing::Setup;
 use gristmill::train::{
-    Callback, Checkpoints, Dataset, EventLog, Every, Fit, Histogram, ModelCheckpoint, Sgd,
-    Summaries, TensorBoard, Trainer, Training,
+    Adam, Callback, Checkpoints, Dataset, EarlyStopping, EventLog, Every, Fit, FitContext,
+    Histogram, Model, ModelCheckpoint, Monitor, Objective, Sgd, Summaries, TensorBoard, Trainer,
+    Training, Update,
 };
-use gristmill::{Result, Tensor};
+use gristmill::{DType, ErrorKind, Result, Tensor};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,15 +55,15 @@ fn a_log_has_the_numbers_of_shown_steps() {
         text += &format!("step {}: {}\n", step.step, numbers.join(" "));
     }
     insta::assert_snapshot!(text, @r#"
-step 2: loss accuracy learning_rate examples_per_s largest_gradient norm
+step 2: loss accuracy optimizer/learning_rate examples_per_s optimizer/largest_gradient optimizer/norm
 step 3: first/weights/sparsity first/bias/sparsity first/scale/sparsity first/shift/sparsity second/weights/sparsity second/bias/sparsity first/activations/sparsity first/weights/gradients/sparsity first/bias/gradients/sparsity first/scale/gradients/sparsity first/shift/gradients/sparsity second/weights/gradients/sparsity second/bias/gradients/sparsity [first/weights 96] [first/bias 16] [first/scale 16] [first/shift 16] [second/weights 48] [second/bias 3] [first/activations 384] [first/weights/gradients 96] [first/bias/gradients 16] [first/scale/gradients 16] [first/shift/gradients 16] [second/weights/gradients 48] [second/bias/gradients 3]
-step 4: loss accuracy learning_rate examples_per_s largest_gradient norm
-step 5: loss accuracy learning_rate examples_per_s largest_gradient norm
+step 4: loss accuracy optimizer/learning_rate examples_per_s optimizer/largest_gradient optimizer/norm
+step 5: loss accuracy optimizer/learning_rate examples_per_s optimizer/largest_gradient optimizer/norm
 step 6: first/weights/sparsity first/bias/sparsity first/scale/sparsity first/shift/sparsity second/weights/sparsity second/bias/sparsity first/activations/sparsity first/weights/gradients/sparsity first/bias/gradients/sparsity first/scale/gradients/sparsity first/shift/gradients/sparsity second/weights/gradients/sparsity second/bias/gradients/sparsity [first/weights 96] [first/bias 16] [first/scale 16] [first/shift 16] [second/weights 48] [second/bias 3] [first/activations 384] [first/weights/gradients 96] [first/bias/gradients 16] [first/scale/gradients 16] [first/shift/gradients 16] [second/weights/gradients 48] [second/bias/gradients 3]
-step 6: loss accuracy learning_rate largest_gradient norm
-step 8: loss accuracy learning_rate examples_per_s largest_gradient norm
+step 6: loss accuracy optimizer/learning_rate optimizer/largest_gradient optimizer/norm
+step 8: loss accuracy optimizer/learning_rate examples_per_s optimizer/largest_gradient optimizer/norm
 step 9: first/weights/sparsity first/bias/sparsity first/scale/sparsity first/shift/sparsity second/weights/sparsity second/bias/sparsity first/activations/sparsity first/weights/gradients/sparsity first/bias/gradients/sparsity first/scale/gradients/sparsity first/shift/gradients/sparsity second/weights/gradients/sparsity second/bias/gradients/sparsity [first/weights 96] [first/bias 16] [first/scale 16] [first/shift 16] [second/weights 48] [second/bias 3] [first/activations 384] [first/weights/gradients 96] [first/bias/gradients 16] [first/scale/gradients 16] [first/shift/gradients 16] [second/weights/gradients 48] [second/bias/gradients 3]
-step 10: loss accuracy learning_rate examples_per_s largest_gradient norm
+step 10: loss accuracy optimizer/learning_rate examples_per_s optimizer/largest_gradient optimizer/norm
 "#);
     let validation = EventLog::read(folder.path().join("validation")).unwrap();
     let steps: Vec<u64> = validation.steps.iter().map(|s| s.step).collect();
@@ -85,7 +88,13 @@ fn a_graph_has_nodes_by_scope() {
     logged(folder.path());
     let nodes = EventLog::read(folder.path().join("train")).unwrap().nodes;
     let has = |name: &str| nodes.iter().any(|node| node == name);
-    for name in ["x", "first/weights", "first/weights/assign", "outputs/loss"] {
+    for name in [
+        "x",
+        "first/weights",
+        "first/weights/assign",
+        "outputs/loss",
+        "outputs/optimizer/step",
+    ] {
         assert!(has(name), "{name} of {nodes:?}");
     }
     let within = |scope: &str| nodes.iter().filter(|n| n.starts_with(scope)).count();
@@ -99,14 +108,33 @@ fn a_graph_has_nodes_by_scope() {
     assert_eq!(names.len(), nodes.len());
 }
 
-/// Checks a histogram against numbers, one bucket after the other.
+/// Checks a histogram of numbers that are known up to rounding.
 fn check(tag: &str, h: &Histogram, values: &[f64]) {
-    let sum: f64 = values.iter().sum();
+    let near = |name: &str, found: f64, expected: f64, size: f64| {
+        let is_near = (found - expected).abs() <= 1e-4 * size;
+        assert!(is_near, "{name} of {tag}: {found}, expected {expected}");
+    };
     let size: f64 = values.iter().map(|x| x.abs()).sum();
     assert_eq!(h.n, values.len() as u64, "{tag}");
-    assert!((h.sum - sum).abs() <= 1e-4 * size, "{tag}: {h:?}, {sum}");
+    near("sum", h.sum, values.iter().sum(), size);
+    let squares: f64 = values.iter().map(|x| x * x).sum();
+    near("squares", h.sum_of_squares, squares, 2.0 * squares);
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    assert!((h.min - least).abs() <= 1e-4 * least.abs(), "{tag}");
+    let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    near("min", h.min, least, size);
+    near("max", h.max, greatest, size);
+    assert_eq!(h.buckets.iter().map(|(_, n)| n).sum::<u64>(), h.n, "{tag}");
+    // As many numbers below each limit, those next to it apart.
+    let mut below = 0;
+    for (limit, n) in &h.buckets {
+        below += n;
+        let count = |limit: f64| values.iter().filter(|x| **x <= limit).count() as u64;
+        let (least, most) = (limit - 1e-4 * size, limit + 1e-4 * size);
+        assert!(
+            (count(least)..=count(most)).contains(&below),
+            "{tag} below {limit}"
+        );
+    }
 }
 
 #[test]
@@ -153,7 +181,6 @@ fn histograms_are_of_the_values_at_the_beginning_of_a_step() {
             }
         }
     }
-    assert_eq!(state(&own).len(), state(&plain).len());
     let activations = logged(1, "first/activations");
     assert!(activations.min >= -1.0 && activations.max <= 1.0);
     assert_eq!(activations.n, (BATCH * 16) as u64);
@@ -272,7 +299,7 @@ fn logs_that_do_not_fit_are_refused() {
     insta::assert_snapshot!(messages.join("\n"), @r#"
 callback TensorBoard, train_begin: FOLDER/file is a file (try: a folder for the log)
 callback TensorBoard, train_begin: FOLDER/log/train/FILE is of an earlier training (try: another folder for the log, or remove this one)
-callback TensorBoard, train_begin: summaries: nothing is within the scope "firs" (try: scopes are those of trainable variables and of Model::collect("summaries", ..))
+callback TensorBoard, train_begin: summaries: nothing to show is within the scope "firs" (try: the scope of a trainable variable or of Model::collect("summaries", ..))
 callback TensorBoard, train_begin: scalars every 0 steps: expected at least 1
 callback TensorBoard, train_begin: summaries every 0 epochs: expected at least 1
 "#);
@@ -286,21 +313,22 @@ callback TensorBoard, train_begin: summaries every 0 epochs: expected at least 1
     assert_eq!(empty, EventLog::default());
 }
 
-/// A folder with the checkpoint of step 5.
+/// The checkpoint of step 3, in a folder with the log `own` of 5 steps.
 fn checkpoints(folder: &Path) -> Checkpoints {
     let (data, held_out) = (examples(100), examples(50));
     let checkpoints = Checkpoints::new(folder.join("checkpoints"), 1).unwrap();
-    let mut newest = ModelCheckpoint::newest(checkpoints.clone(), Every::Epochs(1));
+    let mut newest = ModelCheckpoint::newest(checkpoints.clone(), Every::Steps(3));
+    let mut board = TensorBoard::new(folder.join("own")).scalars(Every::Steps(2));
     let first = Fit {
         epochs: 1,
         ..fit(&data, &held_out)
     };
     let own = trainer(Setup::default());
-    own.fit(&first, &mut [&mut newest]).unwrap();
+    own.fit(&first, &mut [&mut board, &mut newest]).unwrap();
     checkpoints
 }
 
-/// Trains on from step 5 with a log in a folder.
+/// Trains on from step 3 with a log in a folder.
 fn goes_on(checkpoints: &Checkpoints, log: &Path) -> Result<Vec<String>> {
     let (data, held_out) = (examples(100), examples(50));
     let own = trainer(Setup::default());
@@ -312,49 +340,230 @@ fn goes_on(checkpoints: &Checkpoints, log: &Path) -> Result<Vec<String>> {
     Ok(own.fit(&fit, &mut [&mut board])?.warnings)
 }
 
+/// The only file of a run.
+fn bytes(log: &Path, run: &str) -> Vec<u8> {
+    fs::read(file_of(&log.join(run))).unwrap()
+}
+
 #[test]
 fn a_training_goes_on_in_its_own_log_or_a_new_one() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let steps = |name: &str| -> Vec<u64> {
-        let log = EventLog::read(at(name).join("train")).unwrap();
-        assert!(!log.nodes.is_empty());
+    let steps = |name: &str, run: &str| -> Vec<u64> {
+        let log = EventLog::read(at(name).join(run)).unwrap();
         let loss = log.scalar("loss").into_iter();
         loss.map(|(step, _)| step).collect()
     };
     let saved = checkpoints(folder.path());
     goes_on(&saved, &at("new")).unwrap();
-    assert_eq!(steps("new"), [6, 8, 10]);
-    logged(&at("own"));
+    assert_eq!(steps("new", "train"), [4, 5, 6, 8, 10]);
+    let log = EventLog::read(at("new/train")).unwrap();
+    assert!(!log.nodes.is_empty());
     // A crash has left half a record.
-    let file = file_of(&at("own/train"));
-    let bytes = fs::read(&file).unwrap();
-    fs::write(&file, &bytes[..bytes.len() - 7]).unwrap();
+    assert_eq!(steps("own", "train"), [2, 4, 5]);
+    let own = bytes(&at("own"), "train");
+    fs::write(file_of(&at("own/train")), &own[..own.len() - 7]).unwrap();
     goes_on(&saved, &at("own")).unwrap();
-    assert_eq!(steps("own"), [2, 4, 5, 6, 8, 10]);
+    assert_eq!(steps("own", "train"), [2, 4, 5, 6, 8, 10]);
+    assert_eq!(steps("own", "validation"), [5, 10]);
     assert_eq!(fs::read_dir(at("own/train")).unwrap().count(), 2);
-    // The same names of variables, without averages.
+}
+
+#[test]
+fn a_log_of_another_training_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let saved = checkpoints(folder.path());
     let (data, held_out) = (examples(100), examples(50));
+    let log = |name: &str, training: &Training| {
+        let other = Trainer::new("perceptron", training, perceptron).unwrap();
+        let mut board = TensorBoard::new(at(name)).scalars(Every::Steps(2));
+        other
+            .fit(&fit(&data, &held_out), &mut [&mut board])
+            .unwrap();
+    };
+    // Without averages; another seed; from another program.
+    log("state", &Training::from(Sgd::default()));
+    let update = Update {
+        clip_norm: Some(1.0),
+        average: Some(0.9),
+        ..Adam::default().into()
+    };
+    log(
+        "seed",
+        &Training {
+            seed: 6,
+            ..Training::from(update)
+        },
+    );
+    fs::create_dir_all(at("strange/train")).unwrap();
+    fs::write(at("strange/train/events.out.tfevents.1.host"), "?").unwrap();
+    for log in ["state", "seed", "strange"] {
+        let before = bytes(&at(log), "train");
+        let e = goes_on(&saved, &at(log)).unwrap_err().to_string();
+        assert!(
+            e.contains("is of another training (try: go on with the folder"),
+            "{e}"
+        );
+        assert_eq!(bytes(&at(log), "train"), before);
+    }
+}
+
+#[test]
+fn a_refused_training_leaves_every_log_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let saved = checkpoints(folder.path());
+    let (data, held_out) = (examples(100), examples(50));
+    let own = trainer(Setup::default());
+    let mut wrong = EarlyStopping::new(Monitor::lowest("lost"), 3);
+    let mut board = TensorBoard::new(at("new"));
+    let refused = own.fit(&fit(&data, &held_out), &mut [&mut board, &mut wrong]);
+    assert!(refused.unwrap_err().to_string().contains("lost"));
+    assert!(!at("new").exists());
+    // Records after the checkpoint, which a training that goes on removes.
+    let before = [bytes(&at("own"), "train"), bytes(&at("own"), "validation")];
+    let fit = Fit {
+        resumed: saved.resume(&own).unwrap(),
+        ..fit(&data, &held_out)
+    };
+    let mut board = TensorBoard::new(at("own"));
+    own.fit(&fit, &mut [&mut board, &mut wrong]).unwrap_err();
+    let strange = at("own/validation/events.out.tfevents.2.host");
+    fs::write(&strange, "?").unwrap();
+    goes_on(&saved, &at("own")).unwrap_err();
+    fs::remove_file(strange).unwrap();
+    let after = [bytes(&at("own"), "train"), bytes(&at("own"), "validation")];
+    assert_eq!(after, before);
+    // A damaged record of a step before the checkpoint.
+    let path = file_of(&at("own/train"));
+    let mut changed = before[0].clone();
+    changed[200] ^= 1;
+    fs::write(&path, &changed).unwrap();
+    let e = goes_on(&saved, &at("own")).unwrap_err().to_string();
+    assert!(e.ends_with("is damaged"), "{e}");
+    assert_eq!(bytes(&at("own"), "train"), changed);
+}
+
+#[test]
+fn a_log_has_one_writer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, held_out) = (examples(100), examples(50));
+    let own = trainer(Setup::default());
+    let saved = Checkpoints::new(folder.path().join("checkpoints"), 1).unwrap();
+    let mut newest = ModelCheckpoint::newest(saved.clone(), Every::Steps(1));
+    let log = folder.path().join("log");
+    let messages = std::cell::RefCell::new(Vec::new());
+    let mut nested = AtStep(|cx: &mut FitContext| {
+        if cx.step() == 3 {
+            let second = trainer(Setup::default());
+            let fit = Fit {
+                resumed: saved.resume(&second)?,
+                ..fit(&data, &held_out)
+            };
+            let mut board = TensorBoard::new(&log).scalars(Every::Steps(1));
+            let e = second.fit(&fit, &mut [&mut board]).unwrap_err();
+            messages.borrow_mut().push(e.to_string());
+        }
+        Ok(())
+    });
+    let mut board = TensorBoard::new(&log).scalars(Every::Steps(1));
+    own.fit(
+        &fit(&data, &held_out),
+        &mut [&mut board, &mut newest, &mut nested],
+    )
+    .unwrap();
+    let said = messages.borrow().join("\n");
+    assert!(
+        said.contains("another training writes to this log"),
+        "{said}"
+    );
+    assert_eq!(
+        EventLog::read(log.join("train"))
+            .unwrap()
+            .scalar("loss")
+            .len(),
+        10
+    );
+}
+
+/// A model with dropout and a branch, whose values are shown.
+fn branching(m: &mut Model, reads: bool) -> Result<Objective> {
+    let objective = perceptron(m)?;
+    let b = m.builder();
+    let one = b.scalar(DType::F32, 1.0);
+    let ones = b.broadcast(one, [512])?;
+    let dropped = m.scope("dropped", |m| {
+        let dropped = m.dropout(ones, 0.5)?;
+        m.collect("summaries", dropped)?;
+        Ok(dropped)
+    })?;
+    let kept = m.builder().reduce(ReduceKind::Mean, dropped, &[0], false)?;
+    let b = m.builder();
+    let count = b.variable("count", Tensor::scalar(0f32))?;
+    let next = b.add_(count, one)?;
+    let next = b.assign_variable("count", next)?;
+    m.scope("count", |m| m.collect("summaries", next))?;
+    if reads {
+        let b = m.builder();
+        let zero = b.scalar(DType::F32, 0.0);
+        let is_late = b.map(ScalarOp::Gt, &[next, zero])?;
+        let branch = |reads: bool| {
+            let mut inner = GraphBuilder::new("branch");
+            let y = match reads {
+                true => inner.variable("count", Tensor::scalar(0f32))?,
+                false => inner.scalar(DType::F32, -1.0),
+            };
+            inner.output("y", y);
+            inner.finish()
+        };
+        let branches = vec![branch(true)?, branch(false)?];
+        let y = b.add_with_regions(Op::If, &[is_late], branches)?[0];
+        m.scope("branch", |m| m.collect("summaries", y))?;
+    }
+    Ok(objective.metric("kept", kept))
+}
+
+#[test]
+fn shown_values_are_those_of_the_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = examples(100);
     let training = Training {
         seed: 5,
         ..Training::from(Sgd::default())
     };
-    let other = Trainer::new("perceptron", &training, perceptron).unwrap();
-    let mut board = TensorBoard::new(at("other"));
-    other
-        .fit(&fit(&data, &held_out), &mut [&mut board])
-        .unwrap();
-    fs::create_dir_all(at("strange/train")).unwrap();
-    fs::write(at("strange/train/events.out.tfevents.1.host"), "?").unwrap();
-    for log in ["other", "strange"] {
-        let before: Vec<u8> = fs::read(file_of(&at(log).join("train"))).unwrap();
-        let e = goes_on(&saved, &at(log)).unwrap_err().to_string();
-        assert!(
-            e.contains("is of another training (try: the log of this"),
-            "{e}"
-        );
-        assert!(fs::read(file_of(&at(log).join("train"))).unwrap() == before);
-    }
+    let own = Trainer::new("branching", &training, |m| branching(m, false)).unwrap();
+    let summaries = Summaries {
+        scopes: vec!["dropped".into(), "count".into()],
+        weights: false,
+        ..Summaries::new(Every::Steps(1))
+    };
+    let mut board = TensorBoard::new(folder.path())
+        .scalars(Every::Steps(1))
+        .summaries(summaries.clone());
+    own.fit(&Fit::new(&data, BATCH), &mut [&mut board]).unwrap();
+    let log = EventLog::read(folder.path().join("train")).unwrap();
+    let kept = log.scalar("kept");
+    assert_eq!(kept.len(), 5);
+    let shown = |tag: &str| -> Vec<f64> {
+        let all = log.steps.iter().flat_map(|s| &s.histograms);
+        let own = all.filter(|(own, _)| own == tag);
+        own.map(|(_, h)| h.sum / h.n as f64).collect()
+    };
+    let kept: Vec<f64> = kept.into_iter().map(|(_, x)| x.into()).collect();
+    assert_eq!(shown("dropped/activations"), kept);
+    assert_eq!(shown("count/activations"), [1.0, 2.0, 3.0, 4.0, 5.0]);
+    // A branch that reads what was assigned would show an older value.
+    let own = Trainer::new("branching", &training, |m| branching(m, true)).unwrap();
+    let mut board = TensorBoard::new(folder.path().join("b")).summaries(summaries);
+    let e = own
+        .fit(&Fit::new(&data, BATCH), &mut [&mut board])
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(
+        e.to_string().contains("depends on assigned variables"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -396,7 +605,7 @@ fn values_that_are_not_finite_are_warned_of_once() {
     };
     let mut board = TensorBoard::new(folder.path()).summaries(summaries);
     let report = own.fit(&Fit::new(&data, BATCH), &mut [&mut board]).unwrap();
-    let warning = "activations: in step 2, 1 element NaN or infinite; histograms leave such out";
+    let warning = "activations: 1 element NaN or infinite in step 2; its histograms leave them out";
     assert_eq!(report.warnings, [warning]);
     let log = EventLog::read(folder.path().join("train")).unwrap();
     let sparsity = [2, 4].map(|n| (n, 1f32 / 3.0));

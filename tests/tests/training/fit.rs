@@ -16,7 +16,7 @@ use std::path::Path;
 const BATCH: usize = 24;
 
 /// Calls a function at the end of each step.
-struct AtStep<F>(F);
+pub(super) struct AtStep<F>(pub(super) F);
 
 impl<F: FnMut(&mut FitContext) -> Result<()>> Callback for AtStep<F> {
     fn name(&self) -> String {
@@ -583,7 +583,7 @@ callback JsonLines, train_begin: FOLDER/notes.jsonl: line 1 is not of such a log
 "#);
     // A state that no callback takes is said.
     let report = own.fit(&fit, &mut []).unwrap();
-    assert_eq!(report.warnings.len(), 3, "{:?}", report.warnings);
+    assert_eq!(report.warnings.len(), 4, "{:?}", report.warnings);
     assert!(report.warnings[0].ends_with("no callback EarlyStopping to take its state"));
 }
 

@@ -11,7 +11,6 @@ mod ctx;
 mod fold;
 mod interface;
 mod nodes;
-mod prune;
 mod run_time;
 mod subgraphs;
 mod symbolic;
@@ -28,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::interp::WorkBudget;
 use crate::ir::verify::verify;
 use crate::ir::{Dim, Graph, GraphBuilder, Ranges, Type, ValueId};
+use crate::passes;
 use conditions::Condition;
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeSet, HashMap};
@@ -325,7 +325,7 @@ impl<'m> Importer<'m> {
         let draft = self.frames.pop().expect("the main frame").b.into_graph();
         let mut graph = None;
         if self.errors.is_empty() {
-            let mut g = prune::prune(&draft)?;
+            let mut g = passes::prune(&draft)?;
             conditions::add(&mut g, &self.conditions)?;
             let symbols = &self.symbols;
             g.ranges = self.ranges.clone();

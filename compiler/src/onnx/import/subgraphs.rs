@@ -2,9 +2,10 @@
 
 use super::super::load::opsets_of;
 use super::super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
-use super::{Call, Frame, Importer, MAX_DEPTH, Region, Scope, Slot, V, prune};
+use super::{Call, Frame, Importer, MAX_DEPTH, Region, Scope, Slot, V};
 use crate::error::{Error, Result};
 use crate::ir::{Type, ValueId};
+use crate::passes;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -157,7 +158,7 @@ impl<'m> Importer<'m> {
         captured?;
         self.last_error_since(n_errors)?;
         Ok(Region {
-            graph: prune::prune(&frame.b.into_graph())?,
+            graph: passes::prune(&frame.b.into_graph())?,
             captures: frame.captures,
         })
     }

@@ -1,9 +1,9 @@
 //! The event files of one run: a folder, to which each process of a training adds a file.
 
-use super::proto::{Event, SessionLog, What};
-use super::record::{self, Flaw, Records};
+use super::proto::{Event, Number, Payload, SessionLog};
+use super::record::{self, Next, Records};
 use crate::error::{Error, Result};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,33 +24,36 @@ pub(in crate::train) struct EventFile {
     /// The length of all whole records.
     n_bytes: u64,
     buffer: Vec<u8>,
+    /// Holds the lock of the folder.
+    _lock: Option<File>,
 }
 
 impl EventFile {
-    /// A new file in the folder of a run, which is made if there is none, behind the kept records. True for the first file.
+    /// A new file in the folder of a run, which is made if there is none. A training that goes on does so behind the step `last`.
     ///
-    /// Errors when the folder has the log of another training.
-    pub(in crate::train) fn create(
-        folder: &Path,
-        training: &str,
-        kept: Option<Kept>,
-    ) -> Result<(EventFile, bool)> {
-        let is_first = ready(folder, training, kept)?;
-        let last = kept.map_or(0, |kept| kept.step);
+    /// Errors when another training writes to the folder.
+    pub(in crate::train) fn create(folder: &Path, training: &str, last: u64) -> Result<EventFile> {
         let created = EventFile::open(folder, training, last);
-        Ok((created.map_err(|e| error(folder, e))?, is_first))
+        created.map_err(|e| match e.kind() {
+            ErrorKind::WouldBlock => {
+                let message = format!("{}: another training writes to this log", folder.display());
+                Error::invalid(message).hint("another folder for the log")
+            }
+            _ => error(folder, e),
+        })
     }
 
     fn open(folder: &Path, training: &str, last: u64) -> io::Result<EventFile> {
         static N_FILES: AtomicU32 = AtomicU32::new(0);
         fs::create_dir_all(folder)?;
+        let lock = lock(folder)?;
         let earlier = event_files(folder)?.last().and_then(|path| seconds(path));
         let now = wall_time() as u64;
         let begin = earlier.map_or(now, |earlier| now.max(earlier + 1));
         let (path, file) = loop {
             let (process, n) = (std::process::id(), N_FILES.fetch_add(1, Ordering::Relaxed));
             let path = folder.join(format!("{PREFIX}{begin:010}{WRITER}{process}.{n}"));
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
+            match OpenOptions::new().append(true).create_new(true).open(&path) {
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 opened => break (path, opened?),
             }
@@ -60,13 +63,14 @@ impl EventFile {
             file,
             n_bytes: 0,
             buffer: Vec::new(),
+            _lock: lock,
         };
-        file.add(0, What::FileVersion(VERSION.to_owned()))?;
+        file.add(0, Payload::FileVersion(VERSION.to_owned()))?;
         let session = SessionLog {
             status: START,
             msg: training.to_owned(),
         };
-        file.add(last + 1, What::Session(session))?;
+        file.add(last + 1, Payload::Session(session))?;
         Ok(file)
     }
 
@@ -76,11 +80,11 @@ impl EventFile {
     }
 
     /// Appends an event of now. An error leaves the file with whole records.
-    pub(super) fn add(&mut self, step: u64, what: What) -> io::Result<()> {
+    pub(super) fn add(&mut self, step: u64, payload: Payload) -> io::Result<()> {
         let event = Event {
             wall_time: wall_time(),
             step: step as i64,
-            what: Some(what),
+            payload: Some(payload),
         };
         self.buffer.clear();
         record::append(&event, &mut self.buffer);
@@ -91,6 +95,18 @@ impl EventFile {
         }
         self.n_bytes += self.buffer.len() as u64;
         Ok(())
+    }
+}
+
+/// The lock of a folder, until it is dropped. None where folders have no locks. `WouldBlock` when another process has it.
+fn lock(folder: &Path) -> io::Result<Option<File>> {
+    let Ok(file) = File::open(folder) else {
+        return Ok(None);
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(ErrorKind::WouldBlock.into()),
+        Err(TryLockError::Error(_)) => Ok(None),
     }
 }
 
@@ -133,85 +149,147 @@ fn event_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The last records that a log keeps when its training goes on.
-#[derive(Clone, Copy)]
-pub(in crate::train) struct Kept {
-    /// Steps up to this one.
+/// The training that a log goes on with.
+pub(in crate::train) struct GoesOn<'a> {
+    /// What the first record of a file says of its training.
+    pub(in crate::train) training: &'a str,
+    /// The first loss of its log, as the checkpoint has it; none for a run without a check of it.
+    pub(in crate::train) first: Option<Option<FirstLoss>>,
+    /// The last step to keep.
     pub(in crate::train) step: u64,
-    /// Without the loss of this step, which is that of an epoch and comes again.
-    pub(in crate::train) ends_before_loss: bool,
+    /// True where the loss of that step is of an epoch, and comes again.
+    pub(in crate::train) repeats_loss: bool,
 }
 
-impl Kept {
-    fn has(self, event: &Event) -> bool {
+/// The step and the number of the first loss in a log.
+pub(in crate::train) type FirstLoss = (u64, f32);
+
+/// The tag of a loss.
+const LOSS: &str = "loss";
+
+impl GoesOn<'_> {
+    fn keeps(&self, event: &Event) -> bool {
         let step = event.step as u64;
-        match &event.what {
-            // What a file begins with stays.
-            Some(What::Session(_)) => true,
-            Some(What::Summary(s)) if step == self.step && self.ends_before_loss => {
-                s.value.iter().all(|value| value.tag != LOSS)
+        match &event.payload {
+            // The beginning of a file stays.
+            Some(Payload::Session(_)) => true,
+            Some(Payload::Summary(_)) if step == self.step && self.repeats_loss => {
+                first_loss(event).is_none()
             }
             _ => step <= self.step,
         }
     }
 }
 
-/// The tag of a loss.
-pub(in crate::train) const LOSS: &str = "loss";
-
-/// Makes a folder ready for the log of a training: records that it does not keep are removed, and unfinished ones. True for a folder without a
-/// log.
-///
-/// Errors when the folder has a log and the training is a new one, or another one than the log's.
-fn ready(folder: &Path, training: &str, kept: Option<Kept>) -> Result<bool> {
-    let files = event_files(folder).map_err(|e| error(folder, e))?;
-    let Some(first) = files.first() else {
-        return Ok(true);
+/// The loss of a record.
+fn first_loss(event: &Event) -> Option<FirstLoss> {
+    let Some(Payload::Summary(summary)) = &event.payload else {
+        return None;
     };
-    let Some(kept) = kept else {
-        let message = format!("{} is of an earlier training", first.display());
-        return Err(Error::invalid(message).hint("another folder for the log, or remove this one"));
-    };
-    for path in &files {
-        let is_own =
-            name(path).contains(WRITER) && training_of(path)?.is_none_or(|t| t == training);
-        if !is_own {
-            let message = format!("{} is of another training", path.display());
-            let e = Error::invalid(message);
-            return Err(
-                e.hint("the log of this model, seed, batch size and data, or an empty folder")
-            );
-        }
-    }
-    for path in &files {
-        cut(path, kept).map_err(|e| error(path, e))?;
-    }
-    Ok(false)
-}
-
-/// The training of a file; `None` when a crash has left the file without it.
-fn training_of(path: &Path) -> Result<Option<String>> {
-    let bytes = fs::read(path).map_err(|e| error(path, e))?;
-    let session = |event: Event| match event.what {
-        Some(What::Session(log)) => Some(log.msg),
+    let found = summary.value.iter().find(|value| value.tag == LOSS)?;
+    match found.number {
+        Some(Number::Scalar(x)) => Some((event.step as u64, x)),
         _ => None,
-    };
-    Ok(Records::new(&bytes)
-        .map_while(std::result::Result::ok)
-        .find_map(session))
+    }
 }
 
-fn cut(path: &Path, kept: Kept) -> io::Result<()> {
-    let bytes = fs::read(path)?;
-    let mut records = Records::new(&bytes);
+/// Parts of the log in a folder.
+pub(in crate::train) struct Log {
+    files: Vec<PathBuf>,
+    /// Lengths of files to cut.
+    cuts: Vec<(PathBuf, u64)>,
+}
+
+impl Log {
+    /// True for a folder without a log.
+    pub(in crate::train) fn is_new(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Checks the folder of a run, and changes nothing. Without a training that goes on, the folder must have no log.
+    ///
+    /// Errors also when the log is of another training, and with the file and the place of a damaged record.
+    pub(in crate::train) fn check(folder: &Path, goes_on: Option<&GoesOn>) -> Result<Log> {
+        let files = event_files(folder).map_err(|e| error(folder, e))?;
+        let mut log = Log {
+            files,
+            cuts: Vec::new(),
+        };
+        let Some(first) = log.files.first() else {
+            return Ok(log);
+        };
+        let Some(goes_on) = goes_on else {
+            let message = format!("{} is of an earlier training", first.display());
+            let e = Error::invalid(message);
+            return Err(e.hint("another folder for the log, or remove this one"));
+        };
+        let mut first = None;
+        for path in &log.files {
+            let read = read_part(path, goes_on, &mut first);
+            if let Some(n_bytes) = read? {
+                log.cuts.push((path.clone(), n_bytes));
+            }
+        }
+        Ok(log)
+    }
+
+    /// Removes the records that a training which goes on does not keep.
+    pub(in crate::train) fn cut(&self) -> Result<()> {
+        for (path, n_bytes) in &self.cuts {
+            let opened = OpenOptions::new().write(true).open(path);
+            let cut = opened.and_then(|file| file.set_len(*n_bytes));
+            cut.map_err(|e| error(path, e))?;
+        }
+        Ok(())
+    }
+}
+
+/// The number of bytes to keep of a file; `None` for all.
+fn read_part(path: &Path, goes_on: &GoesOn, first: &mut Option<FirstLoss>) -> Result<Option<u64>> {
+    if !name(path).contains(WRITER) {
+        return Err(another(path));
+    }
+    let mut records = Records::open(path).map_err(|e| error(path, e))?;
     loop {
-        let at = records.at() as u64;
-        match records.next() {
-            None => return Ok(()),
-            Some(Ok(event)) if kept.has(&event) => {}
-            Some(_) => return OpenOptions::new().write(true).open(path)?.set_len(at),
+        let at = records.at();
+        let event = match records.next().map_err(|e| error(path, e))? {
+            None => return Ok(None),
+            Some(Next::Unfinished) => return Ok(Some(at)),
+            Some(Next::Damaged) => return Err(damaged(path, at)),
+            Some(Next::Event(event)) => event,
+        };
+        if let Some(Payload::Session(session)) = &event.payload
+            && session.msg != goes_on.training
+        {
+            return Err(another(path));
+        }
+        if let (None, Some(loss), Some(own)) = (&first, first_loss(&event), goes_on.first) {
+            *first = Some(loss);
+            // Another rate or seed gives another loss. Without one in the checkpoint, the log has none before it.
+            let is_own = match own {
+                Some(own) => (own.0, own.1.to_bits()) == (loss.0, loss.1.to_bits()),
+                None => !goes_on.keeps(&event),
+            };
+            if !is_own {
+                return Err(another(path));
+            }
+        }
+        if !goes_on.keeps(&event) {
+            return Ok(Some(at));
         }
     }
+}
+
+fn another(path: &Path) -> Error {
+    let message = format!("{} is of another training", path.display());
+    Error::invalid(message).hint("go on with the folder of this training's log, or an empty one")
+}
+
+fn damaged(path: &Path, at: u64) -> Error {
+    Error::invalid(format!(
+        "{}: the record at byte {at} is damaged",
+        path.display()
+    ))
 }
 
 /// The events of all files of a run, in order. An unfinished record at the end of a file is left out, as a running training has one at times.
@@ -220,17 +298,12 @@ fn cut(path: &Path, kept: Kept) -> io::Result<()> {
 pub(super) fn read(folder: &Path) -> Result<Vec<Event>> {
     let mut events = Vec::new();
     for path in event_files(folder).map_err(|e| error(folder, e))? {
-        let bytes = fs::read(&path).map_err(|e| error(&path, e))?;
-        let mut records = Records::new(&bytes);
-        while let Some(event) = records.next() {
-            match event {
-                Ok(event) => events.push(event),
-                Err(Flaw::Unfinished) => break,
-                Err(Flaw::Damaged) => {
-                    let at = records.at();
-                    let message = format!("{}: the record at byte {at} is damaged", path.display());
-                    return Err(Error::invalid(message));
-                }
+        let mut records = Records::open(&path).map_err(|e| error(&path, e))?;
+        loop {
+            match records.next().map_err(|e| error(&path, e))? {
+                Some(Next::Event(event)) => events.push(event),
+                Some(Next::Damaged) => return Err(damaged(&path, records.at())),
+                None | Some(Next::Unfinished) => break,
             }
         }
     }

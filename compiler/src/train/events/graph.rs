@@ -35,14 +35,15 @@ struct Drawing<'g> {
 
 impl<'g> Drawing<'g> {
     fn new(graph: &'g Graph) -> Drawing<'g> {
-        let mut names = Names::default();
+        let mut taken = Names::default();
+        let mut names = |name: &str| taken.unique(&plain(name));
         let inputs = graph.input_names.iter();
-        let inputs = inputs.map(|name| names.unique(name)).collect();
+        let inputs = inputs.map(|name| names(name)).collect();
         let nodes = graph.nodes();
-        let nodes = nodes.map(|(_, node)| names.unique(&node_name(node)));
+        let nodes = nodes.map(|(_, node)| names(&node_name(node)));
         let nodes = nodes.collect();
         let outputs = graph.outputs.iter();
-        let outputs = outputs.map(|o| names.unique(&format!("outputs/{}", o.name)));
+        let outputs = outputs.map(|o| names(&format!("outputs/{}", o.name)));
         Drawing {
             outputs: outputs.collect(),
             graph,
@@ -84,6 +85,13 @@ impl<'g> Drawing<'g> {
             attr: attributes(self.graph, &node.outputs),
         }
     }
+}
+
+/// A name without the characters that stand for results and waiting in operands, and others that no node of TensorFlow has.
+fn plain(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_.-/>".contains(c);
+    let plain = |c: char| if is_plain(c) { c } else { '_' };
+    name.chars().map(plain).collect()
 }
 
 /// The op as TensorFlow calls it, where readers draw it in a form of its own.

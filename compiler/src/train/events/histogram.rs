@@ -3,7 +3,7 @@
 use super::proto::HistogramProto;
 use gristmill_runtime::{DType, Tensor};
 
-/// A histogram of the finite numbers of a tensor, with eight buckets per power of two on either side of 0.
+/// A histogram of the finite numbers of a tensor, with eight buckets per power of two on either side of 0, by the numbers as `f32`.
 ///
 /// A bucket has the numbers from the power of two, or an eighth of the way to the next one, up to the next such limit, towards the infinities;
 /// numbers of `f64` beyond those of `f32` are in the outermost buckets.
@@ -49,13 +49,18 @@ impl Numbers {
     pub(in crate::train) fn of(t: &Tensor) -> Numbers {
         let mut counts = Counts::default();
         match t.dtype() {
-            DType::F32 => counts.add(t.as_slice::<f32>()),
+            DType::F32 => {
+                let values = t.as_slice::<f32>();
+                counts.add_buckets(values);
+                counts.add_moments(values);
+            }
             _ => {
                 let values = t.to_f64s();
                 for part in values.chunks(CHUNK) {
-                    let part: Vec<f32> = part.iter().map(|&x| narrow(x)).collect();
-                    counts.add(&part);
+                    let narrowed: Vec<f32> = part.iter().map(|&x| narrow(x)).collect();
+                    counts.add_buckets(&narrowed);
                 }
+                counts.add_moments(&values);
             }
         }
         counts.numbers(t.len() as u64)
@@ -74,8 +79,8 @@ fn narrow(x: f64) -> f32 {
 struct Counts {
     buckets: Vec<u64>,
     n_zeros: u64,
-    min: f32,
-    max: f32,
+    min: f64,
+    max: f64,
     sum: f64,
     sum_of_squares: f64,
 }
@@ -84,9 +89,9 @@ struct Counts {
 struct Lanes {
     sums: [f64; N_LANES],
     squares: [f64; N_LANES],
-    min: [f32; N_LANES],
-    max: [f32; N_LANES],
-    zeros: [u32; N_LANES],
+    min: [f64; N_LANES],
+    max: [f64; N_LANES],
+    zeros: [u64; N_LANES],
 }
 
 const N_LANES: usize = 8;
@@ -96,8 +101,8 @@ impl Default for Lanes {
         Lanes {
             sums: [0.0; N_LANES],
             squares: [0.0; N_LANES],
-            min: [f32::INFINITY; N_LANES],
-            max: [f32::NEG_INFINITY; N_LANES],
+            min: [f64::INFINITY; N_LANES],
+            max: [f64::NEG_INFINITY; N_LANES],
             zeros: [0; N_LANES],
         }
     }
@@ -105,15 +110,16 @@ impl Default for Lanes {
 
 impl Lanes {
     #[inline]
-    fn add(&mut self, numbers: &[f32]) {
+    fn add<T: Copy + Into<f64>>(&mut self, numbers: &[T]) {
         for (i, &x) in numbers.iter().enumerate() {
-            let is_finite = x.abs() < f32::INFINITY;
-            let own = if is_finite { f64::from(x) } else { 0.0 };
+            let x: f64 = x.into();
+            let is_finite = x.abs() < f64::INFINITY;
+            let own = if is_finite { x } else { 0.0 };
             self.sums[i] += own;
             self.squares[i] += own * own;
-            self.min[i] = self.min[i].min(if is_finite { x } else { f32::INFINITY });
-            self.max[i] = self.max[i].max(if is_finite { x } else { f32::NEG_INFINITY });
-            self.zeros[i] += u32::from(x == 0.0);
+            self.min[i] = self.min[i].min(if is_finite { x } else { f64::INFINITY });
+            self.max[i] = self.max[i].max(if is_finite { x } else { f64::NEG_INFINITY });
+            self.zeros[i] += u64::from(x == 0.0);
         }
     }
 }
@@ -123,8 +129,8 @@ impl Default for Counts {
         Counts {
             buckets: vec![0; 2 * N_SIDE],
             n_zeros: 0,
-            min: f32::INFINITY,
-            max: f32::NEG_INFINITY,
+            min: f64::INFINITY,
+            max: f64::NEG_INFINITY,
             sum: 0.0,
             sum_of_squares: 0.0,
         }
@@ -132,7 +138,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    fn add(&mut self, values: &[f32]) {
+    fn add_buckets(&mut self, values: &[f32]) {
         let mut tables = vec![[0u32; 2 * N_SIDE]; N_TABLES];
         for chunk in values.chunks(CHUNK) {
             let (fours, rest) = chunk.as_chunks::<N_TABLES>();
@@ -149,20 +155,19 @@ impl Counts {
                     *sum += u64::from(std::mem::take(n));
                 }
             }
-            self.add_moments(chunk);
         }
     }
 
-    fn add_moments(&mut self, chunk: &[f32]) {
+    fn add_moments<T: Copy + Into<f64>>(&mut self, values: &[T]) {
         let mut lanes = Lanes::default();
-        let (eights, rest) = chunk.as_chunks::<N_LANES>();
+        let (eights, rest) = values.as_chunks::<N_LANES>();
         eights.iter().for_each(|eight| lanes.add(eight));
         lanes.add(rest);
         self.sum += lanes.sums.iter().sum::<f64>();
         self.sum_of_squares += lanes.squares.iter().sum::<f64>();
-        self.min = lanes.min.into_iter().fold(self.min, f32::min);
-        self.max = lanes.max.into_iter().fold(self.max, f32::max);
-        self.n_zeros += lanes.zeros.iter().map(|&n| u64::from(n)).sum::<u64>();
+        self.min = lanes.min.into_iter().fold(self.min, f64::min);
+        self.max = lanes.max.into_iter().fold(self.max, f64::max);
+        self.n_zeros += lanes.zeros.iter().sum::<u64>();
     }
 
     fn numbers(self, n: u64) -> Numbers {
@@ -175,8 +180,8 @@ impl Counts {
             sparsity: self.n_zeros as f64 / n.max(1) as f64,
             n_not_finite,
             histogram: Histogram {
-                min: if is_empty { 0.0 } else { self.min.into() },
-                max: if is_empty { 0.0 } else { self.max.into() },
+                min: if is_empty { 0.0 } else { self.min },
+                max: if is_empty { 0.0 } else { self.max },
                 n: n_finite,
                 sum: self.sum,
                 sum_of_squares: self.sum_of_squares,
@@ -308,9 +313,15 @@ mod tests {
         let t = Tensor::from_slice(&[1e300f64, -1e300, f64::NAN, 2.0], &[4]).unwrap();
         let found = Numbers::of(&t);
         assert_eq!(found.n_not_finite, 1);
-        let buckets = &found.histogram.buckets;
-        assert_eq!(buckets.first().map(|b| b.1), Some(1));
-        assert_eq!(buckets.last(), Some(&(f32::MAX.into(), 1)));
+        let h = &found.histogram;
+        assert_eq!((h.min, h.max, h.sum), (-1e300, 1e300, 2.0));
+        assert_eq!(h.buckets.first().map(|b| b.1), Some(1));
+        assert_eq!(h.buckets.last(), Some(&(f32::MAX.into(), 1)));
+        let small = Tensor::from_slice(&[1e-60f64, 0.0, -2e-60, 1.0], &[4]).unwrap();
+        let found = Numbers::of(&small);
+        assert_eq!((found.sparsity, found.histogram.min), (0.25, -2e-60));
+        let counts = Tensor::from_slice(&[16_777_217i64, 3], &[2]).unwrap();
+        assert_eq!(Numbers::of(&counts).histogram.max, 16_777_217.0);
         let nothing = of(&[f32::NAN]);
         assert_eq!((nothing.histogram.min, nothing.histogram.n), (0.0, 0));
         assert!(nothing.histogram.buckets.is_empty());

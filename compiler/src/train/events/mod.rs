@@ -8,13 +8,13 @@ mod record;
 
 pub use histogram::Histogram;
 
-pub(super) use file::{EventFile, Kept, LOSS};
+pub(super) use file::{EventFile, FirstLoss, GoesOn, Log};
 pub(super) use histogram::Numbers;
 
 use crate::error::Result;
 use crate::ir::Graph;
 use prost::Message;
-use proto::{Event, GraphDef, Number, Summary, SummaryValue, What};
+use proto::{Event, GraphDef, Number, Payload, Summary, SummaryValue};
 use std::io;
 use std::path::Path;
 
@@ -48,9 +48,9 @@ impl EventLog {
     pub fn read(folder: impl AsRef<Path>) -> Result<EventLog> {
         let mut log = EventLog::default();
         for event in file::read(folder.as_ref())? {
-            match event.what {
-                Some(What::Summary(ref summary)) => log.steps.push(step(&event, summary)),
-                Some(What::Graph(bytes)) => {
+            match event.payload {
+                Some(Payload::Summary(ref summary)) => log.steps.push(step(&event, summary)),
+                Some(Payload::Graph(bytes)) => {
                     let graph = GraphDef::decode(bytes);
                     let graph = graph.map_err(|e| crate::Error::invalid(format!("graph: {e}")))?;
                     log.nodes = graph.node.into_iter().map(|node| node.name).collect();
@@ -112,12 +112,12 @@ impl Record {
 impl EventFile {
     /// Appends numbers of a step.
     pub(super) fn add_record(&mut self, step: u64, record: Record) -> io::Result<()> {
-        self.add(step, What::Summary(record.0))
+        self.add(step, Payload::Summary(record.0))
     }
 
     /// Appends a graph.
     pub(super) fn add_graph(&mut self, g: &Graph) -> io::Result<()> {
         let bytes = graph::graph_def(g).encode_to_vec();
-        self.add(0, What::Graph(bytes.into()))
+        self.add(0, Payload::Graph(bytes.into()))
     }
 }

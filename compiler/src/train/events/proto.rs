@@ -15,13 +15,13 @@ pub struct Event {
     #[prost(int64, tag = "2")]
     pub step: i64,
     /// The contents.
-    #[prost(oneof = "What", tags = "3, 4, 5, 7")]
-    pub what: Option<What>,
+    #[prost(oneof = "Payload", tags = "3, 4, 5, 7")]
+    pub payload: Option<Payload>,
 }
 
 /// Contents of a record.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum What {
+pub enum Payload {
     /// First in each file: the version of the format.
     #[prost(string, tag = "3")]
     FileVersion(String),

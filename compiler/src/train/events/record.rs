@@ -1,8 +1,10 @@
 //! Records of an event file: a length, data, and a checksum of each (TensorFlow's `TFRecord`).
 
-use prost::Message;
-
 use super::proto::Event;
+use prost::Message;
+use std::fs::File;
+use std::io::{self, BufReader, ErrorKind, Read};
+use std::path::Path;
 
 /// The masked CRC-32C of bytes.
 fn checksum(bytes: &[u8]) -> u32 {
@@ -26,47 +28,72 @@ pub(super) fn append(event: &Event, to: &mut Vec<u8>) {
     to.extend(crc.to_le_bytes());
 }
 
-/// The records of a file.
-pub(super) struct Records<'f> {
-    bytes: &'f [u8],
-    at: usize,
+/// The records of a file, read one by one.
+pub(super) struct Records {
+    file: BufReader<File>,
+    /// Where the next record begins.
+    at: u64,
+    n_bytes: u64,
 }
 
-/// The end of whole records in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flaw {
+/// The next part of a file.
+pub(super) enum Next {
+    /// A whole record.
+    Event(Event),
     /// The file ends within a record.
     Unfinished,
     /// A checksum, or a message, is wrong.
     Damaged,
 }
 
-impl<'f> Records<'f> {
-    pub(super) fn new(bytes: &'f [u8]) -> Records<'f> {
-        Records { bytes, at: 0 }
+impl Records {
+    pub(super) fn open(path: &Path) -> io::Result<Records> {
+        let file = File::open(path)?;
+        Ok(Records {
+            n_bytes: file.metadata()?.len(),
+            file: BufReader::new(file),
+            at: 0,
+        })
     }
 
     /// Where the next record begins.
-    pub(super) fn at(&self) -> usize {
+    pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    fn read(&self) -> Result<(Event, usize), Flaw> {
-        let rest = &self.bytes[self.at..];
-        let head = rest.get(..HEAD).ok_or(Flaw::Unfinished)?;
+    /// The next record; `None` at the end of the file. Nothing follows a record that is not whole.
+    pub(super) fn next(&mut self) -> io::Result<Option<Next>> {
+        if self.at >= self.n_bytes {
+            return Ok(None);
+        }
+        match self.read() {
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok(Some(Next::Unfinished)),
+            read => read.map(Some),
+        }
+    }
+
+    fn read(&mut self) -> io::Result<Next> {
+        let mut head = [0; HEAD];
+        self.file.read_exact(&mut head)?;
         if number(&head[8..]) != checksum(&head[..8]) {
-            return Err(Flaw::Damaged);
+            return Ok(Next::Damaged);
         }
-        let length = u64::from(number(&head[4..])) << 32 | u64::from(number(head));
-        let length = usize::try_from(length).map_err(|_| Flaw::Unfinished)?;
-        let end = length.checked_add(HEAD).ok_or(Flaw::Unfinished)?;
-        let data = rest.get(HEAD..end).ok_or(Flaw::Unfinished)?;
-        let tail = rest.get(end..end + TAIL).ok_or(Flaw::Unfinished)?;
+        let length = u64::from(number(&head[4..])) << 32 | u64::from(number(&head));
+        let left = self.n_bytes.saturating_sub(self.at);
+        if length.saturating_add((HEAD + TAIL) as u64) > left {
+            return Ok(Next::Unfinished);
+        }
+        let mut data = vec![0; length as usize + TAIL];
+        self.file.read_exact(&mut data)?;
+        let (data, tail) = data.split_at(length as usize);
         if number(tail) != checksum(data) {
-            return Err(Flaw::Damaged);
+            return Ok(Next::Damaged);
         }
-        let event = Event::decode(data).map_err(|_| Flaw::Damaged)?;
-        Ok((event, end + TAIL))
+        let Ok(event) = Event::decode(data) else {
+            return Ok(Next::Damaged);
+        };
+        self.at += length + (HEAD + TAIL) as u64;
+        Ok(Next::Event(event))
     }
 }
 
@@ -74,18 +101,4 @@ impl<'f> Records<'f> {
 fn number(bytes: &[u8]) -> u32 {
     let four = bytes.first_chunk().copied().unwrap_or_default();
     u32::from_le_bytes(four)
-}
-
-impl Iterator for Records<'_> {
-    type Item = Result<Event, Flaw>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.at == self.bytes.len() {
-            return None;
-        }
-        Some(self.read().map(|(event, length)| {
-            self.at += length;
-            event
-        }))
-    }
 }

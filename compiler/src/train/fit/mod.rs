@@ -539,7 +539,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
     }
 }
 
-const LOWER: &str = "a lower learning rate, clipping of gradients by their norm, or a check of the data for extreme values";
+const LOWER: &str = "a lower learning rate, clipping of gradients by their norm, or a check of the data for extreme values and batches of ignored labels";
 
 /// Names, with numbers behind those that others have too.
 fn unique(names: impl Iterator<Item = String>) -> Vec<String> {

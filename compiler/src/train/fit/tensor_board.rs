@@ -1,28 +1,30 @@
 //! A log for TensorBoard.
 
 use super::Every;
-use super::callback::{Callback, EpochReport, FitContext};
+use super::callback::{Callback, CallbackState, End, EpochReport, FitContext};
 use crate::error::{Error, Result};
+use crate::train::collection::is_within;
 use crate::train::data::Batch;
-use crate::train::events::{EventFile, Kept, LOSS, Numbers, Record};
+use crate::train::events::{EventFile, FirstLoss, GoesOn, Log, Numbers, Record};
 use crate::train::inspection::{Inspection, is_within_any};
 use crate::train::metrics::Metrics;
-use crate::train::trainer::{StepOutputs, Trainer};
+use crate::train::schedule::RATE;
+use crate::train::trainer::{LARGEST, LOSS, NORM, SPEED, StepOutputs, Trainer};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::units::plural;
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Writes event files, which TensorBoard shows: `tensorboard --logdir FOLDER`. [`EventLog`](crate::train::EventLog) reads them too.
 ///
-/// The folder has two runs. `train` has the graph of a step, and of each shown step the tags `loss`, those of metrics, `learning_rate`,
-/// `examples_per_s`, `largest_gradient` and, with [`Update::clip_norm`](crate::train::Update::clip_norm), `norm`, all as the step gave them;
-/// or the means of an epoch, if epochs are shown. `validation` has `loss` and metrics of each evaluation. The step is the number of completed
-/// steps of the whole training.
+/// The folder has two runs. `train` has the graph of a step, and for each shown step its `loss`, metrics by name, `optimizer/learning_rate`,
+/// `optimizer/largest_gradient` and, with [`Update::clip_norm`](crate::train::Update::clip_norm), `optimizer/norm`; for shown epochs the means.
+/// `examples_per_s` counts the time of loading, steps and their callbacks since the record before. `validation` has `loss` and metrics of each
+/// evaluation. Steps are numbered over the whole training.
 ///
-/// A resumed training goes on in the same folder: records after its checkpoint are removed first. Steps that are not shown cost nothing.
+/// A resumed training goes on in the same folder: it first removes the records after its checkpoint. Steps without a record cost nothing.
 /// If a write fails, the log ends with a warning, and the training continues.
 pub struct TensorBoard {
     folder: PathBuf,
@@ -30,6 +32,10 @@ pub struct TensorBoard {
     summaries: Option<Summaries>,
     train: Run,
     validation: Run,
+    /// What a training shares with one that goes on.
+    training: String,
+    /// The first loss in the log.
+    first: Option<FirstLoss>,
     inspection: Option<Inspection>,
     /// Tags with a warning of elements that are not finite.
     warned: BTreeSet<String>,
@@ -39,8 +45,8 @@ pub struct TensorBoard {
 
 /// Histograms and sparsity of tensors in a step: the tags `TAG` and `TAG/sparsity`, the fraction of zeros.
 ///
-/// They are those at the beginning of the step, on its batch, or its first micro-batch. A program of its own computes them, which costs about a step more and changes
-/// nothing: a training has the same bits with them and without.
+/// They have the values at the beginning of the step, on its batch or first micro-batch. A program of its own computes them. It takes about as long as a step, and
+/// changes nothing: a training has the same bits with summaries and without.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summaries {
     /// The steps; of an epoch, the last one.
@@ -70,36 +76,53 @@ impl Summaries {
     /// Errors when nothing is within a scope.
     fn check(&self, trainer: &Trainer) -> Result<()> {
         self.every.check("summaries")?;
-        for scope in &self.scopes {
-            // A variable is within each scope that its gradient is within.
-            if !trainer.inspected().has_scope(scope) {
-                let message = format!("summaries: nothing is within the scope {scope:?}");
-                let e = Error::invalid(message);
-                return Err(e.hint(
-                    "scopes are those of trainable variables and of Model::collect(\"summaries\", ..)",
-                ));
+        let mut tags = trainer.step_tags(self.activations, self.gradients);
+        if self.weights {
+            tags.extend_from_slice(trainer.variables());
+        }
+        let is_empty = |scope: &&String| tags.iter().all(|tag| !is_within(tag, scope));
+        match self.scopes.iter().find(is_empty) {
+            None => Ok(()),
+            Some(scope) => {
+                let message = format!("summaries: nothing to show is within the scope {scope:?}");
+                let hint =
+                    "the scope of a trainable variable or of Model::collect(\"summaries\", ..)";
+                Err(Error::invalid(message).hint(hint))
             }
         }
-        Ok(())
     }
 }
 
-/// One curve of each tag.
+/// A folder of event files.
 struct Run {
     folder: PathBuf,
+    /// Its log as it was before.
+    log: Option<Log>,
     file: Option<EventFile>,
 }
 
 impl Run {
     fn new(folder: PathBuf) -> Run {
-        Run { folder, file: None }
+        Run {
+            folder,
+            log: None,
+            file: None,
+        }
     }
 
-    /// Opens a file. True for a new log.
-    fn begin(&mut self, training: &str, kept: Option<Kept>) -> Result<bool> {
-        let (file, is_first) = EventFile::create(&self.folder, training, kept)?;
-        self.file = Some(file);
-        Ok(is_first)
+    /// Removes records of a resumed training, and opens a file. True for a new log.
+    fn open(&mut self, training: &str, last: u64) -> Result<bool> {
+        // Its lock first.
+        self.file = Some(EventFile::create(&self.folder, training, last)?);
+        self.cut()
+    }
+
+    /// Removes records of a resumed training. True for a new log.
+    fn cut(&mut self) -> Result<bool> {
+        match self.log.take() {
+            None => Ok(true),
+            Some(log) => log.cut().map(|()| log.is_new()),
+        }
     }
 
     /// Writes to the file; an error is its end.
@@ -123,6 +146,8 @@ impl TensorBoard {
             train: Run::new(folder.join("train")),
             validation: Run::new(folder.join("validation")),
             folder,
+            training: String::new(),
+            first: None,
             scalars: Every::Steps(10),
             summaries: None,
             inspection: None,
@@ -151,12 +176,17 @@ impl TensorBoard {
         rate: f64,
     ) -> Record {
         let mut record = Record::default();
-        means.for_each(|(tag, x)| record.scalar(tag, x));
-        record.scalar("learning_rate", rate);
+        for (tag, x) in means {
+            if tag == LOSS {
+                self.first.get_or_insert((cx.step(), x as f32));
+            }
+            record.scalar(tag, x);
+        }
+        record.scalar(RATE, rate);
         let (time, n) = std::mem::replace(&mut self.timed, (cx.time, cx.n_timed));
         let (time, n) = (cx.time.saturating_sub(time), cx.n_timed.saturating_sub(n));
         if n > 0 && !time.is_zero() {
-            record.scalar("examples_per_s", n as f64 / time.as_secs_f64());
+            record.scalar(SPEED, n as f64 / time.as_secs_f64());
         }
         record
     }
@@ -181,7 +211,12 @@ impl TensorBoard {
                     let pairs = outputs.iter().map(|(tag, t)| (tag.to_owned(), t.clone()));
                     values.extend(pairs);
                 }
-                Err(e) => cx.warn(format!("the summaries of step {step} are missing: {e}")),
+                Err(e) => {
+                    cx.warn(format!(
+                        "no activations and gradients from step {step} on: {e}"
+                    ));
+                    self.inspection = None;
+                }
             }
         }
         let mut record = Record::default();
@@ -190,7 +225,7 @@ impl TensorBoard {
             if numbers.n_not_finite > 0 && self.warned.insert(tag.clone()) {
                 let n = plural(numbers.n_not_finite as usize, "element");
                 cx.warn(format!(
-                    "{tag}: in step {step}, {n} NaN or infinite; histograms leave such out"
+                    "{tag}: {n} NaN or infinite in step {step}; its histograms leave them out"
                 ));
             }
             record.histogram(tag, &numbers.histogram);
@@ -218,29 +253,50 @@ impl Callback for TensorBoard {
             let message = format!("{} is a file", self.folder.display());
             return Err(Error::invalid(message).hint("a folder for the log"));
         }
-        // The end of an epoch comes after the step of the same number.
-        let kept = |every: Every| {
-            let kept = Kept {
-                step: cx.step(),
-                ends_before_loss: matches!(every, Every::Epochs(_)) && cx.is_at_end(),
-            };
-            Some(kept).filter(|_| cx.is_resumed())
+        self.training = training(cx);
+        if !cx.is_resumed() {
+            self.first = None;
+        }
+        // The loss of an epoch comes after the last step of the epoch.
+        let goes_on = |every: Every, first: Option<Option<FirstLoss>>| GoesOn {
+            training: &self.training,
+            first,
+            step: cx.step(),
+            repeats_loss: matches!(every, Every::Epochs(_)) && cx.is_at_end(),
         };
-        let training = training(cx);
-        let is_new = self.train.begin(&training, kept(self.scalars))?;
-        if cx.has_held_out() {
-            self.validation.begin(&training, kept(cx.evaluate()))?;
+        let check = |folder: &Path, goes_on: GoesOn| {
+            Log::check(folder, Some(&goes_on).filter(|_| cx.is_resumed()))
+        };
+        let train = check(&self.train.folder, goes_on(self.scalars, Some(self.first)))?;
+        if train.is_new() {
+            self.first = None;
         }
-        if is_new {
-            let graph = cx.trainer().graph()?;
-            self.train.write(cx, |file| file.add_graph(graph));
-        }
+        self.train.log = Some(train);
+        let validation = check(&self.validation.folder, goes_on(cx.evaluate(), None))?;
+        self.validation.log = Some(validation);
         Ok(())
     }
 
-    fn epoch_begin(&mut self, _cx: &mut FitContext) -> Result<()> {
-        self.timed = Default::default();
+    fn train_end(&mut self, _cx: &mut FitContext, _end: &End) -> Result<()> {
+        (self.train.file, self.validation.file) = (None, None);
         Ok(())
+    }
+
+    fn epoch_begin(&mut self, cx: &mut FitContext) -> Result<()> {
+        self.timed = Default::default();
+        // Not before all callbacks have begun: one that refuses leaves the log as it was.
+        if self.train.log.is_none() {
+            return Ok(());
+        }
+        if self.train.open(&self.training, cx.step())? {
+            let graph = cx.trainer().graph()?;
+            self.train.write(cx, |file| file.add_graph(graph));
+        }
+        match cx.has_held_out() {
+            true => self.validation.open(&self.training, cx.step()).map(drop),
+            // Evaluations of steps that are trained anew.
+            false => self.validation.cut().map(drop),
+        }
     }
 
     fn step_begin(&mut self, cx: &mut FitContext, batch: &Batch) -> Result<()> {
@@ -262,9 +318,9 @@ impl Callback for TensorBoard {
         let trainer = cx.trainer();
         let means = std::iter::once((LOSS, step.loss)).chain(trainer.metrics_of(&step.metrics));
         let mut record = self.record(cx, means, step.learning_rate);
-        record.scalar("largest_gradient", step.largest_gradient);
+        record.scalar(LARGEST, step.largest_gradient);
         if let Some(norm) = step.norm {
-            record.scalar("norm", norm);
+            record.scalar(NORM, norm);
         }
         let number = cx.step();
         self.train.write(cx, |file| file.add_record(number, record));
@@ -291,7 +347,29 @@ impl Callback for TensorBoard {
         }
         Ok(())
     }
+
+    fn state(&self) -> CallbackState {
+        let mut state = CallbackState::default();
+        if let Some((step, loss)) = self.first {
+            let note = format!("{step} {:08x}", loss.to_bits());
+            state.notes.insert(FIRST.to_owned(), note);
+        }
+        state
+    }
+
+    fn restore(&mut self, state: CallbackState) -> Result<()> {
+        let first = |note: &String| {
+            let (step, loss) = note.split_once(' ')?;
+            let bits = u32::from_str_radix(loss, 16).ok()?;
+            Some((step.parse().ok()?, f32::from_bits(bits)))
+        };
+        self.first = state.notes.get(FIRST).and_then(first);
+        Ok(())
+    }
 }
+
+/// The note of the first loss in the log.
+const FIRST: &str = "first loss";
 
 /// What a training shares with one that goes on.
 fn training(cx: &FitContext) -> String {

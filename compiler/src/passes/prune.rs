@@ -1,12 +1,12 @@
-//! Drops nodes whose results nothing uses: importing leaves those that shape folding made
+//! Drops nodes with unused results: importing leaves those behind that shape folding made
 //! superfluous.
 
 use crate::error::Result;
 use crate::ir::{Graph, Node, NodeId, Op, OpClass, ValueId, symbols_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The graph without unused nodes. Inputs stay.
-pub(super) fn prune(g: &Graph) -> Result<Graph> {
+/// The graph without unused nodes, and without control edges. Inputs, assignments and the nodes behind sizes of symbols stay.
+pub fn prune(g: &Graph) -> Result<Graph> {
     let live = live_values(g);
     let mut out = g.emptied();
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
