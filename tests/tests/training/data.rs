@@ -453,11 +453,26 @@ fn text_is_windows_of_tokens() {
     assert_eq!(vocabulary.decode(&window(0, 0)).unwrap(), "hell");
     assert_eq!(vocabulary.decode(&window(1, 0)).unwrap(), "ello");
     assert_eq!(vocabulary.decode(&window(1, 1)).unwrap(), "orld");
+    // Each target once; the last token is a target only if a whole window has it.
+    for (stride, n, last) in [
+        (4, 2, "o, w"),
+        (5, 2, ", wo"),
+        (7, 2, "worl"),
+        (8, 1, "hell"),
+    ] {
+        let data = data.clone().with_stride(stride).unwrap();
+        assert_eq!(data.len(), n, "stride {stride}");
+        let batch = data.rows(&[n - 1], EPOCH).unwrap();
+        let tokens = vocabulary.decode(batch[0].1.as_slice()).unwrap();
+        assert_eq!(tokens, last, "stride {stride}");
+        assert!(data.rows(&[n], EPOCH).is_err());
+    }
     let messages = [
         vocabulary.encode("help").unwrap_err(),
         vocabulary.decode(&[-1]).unwrap_err(),
         Tokens::new(tokens.clone(), 12).unwrap_err(),
         Tokens::new(tokens, 0).unwrap_err(),
+        data.clone().with_stride(0).unwrap_err(),
         data.rows(&[8], EPOCH).unwrap_err(),
     ];
     let messages = messages.map(|e| e.to_string());
@@ -466,6 +481,7 @@ fn text_is_windows_of_tokens() {
 token -1 of a vocabulary of 9
 windows of 12 of 12 tokens: expected 1 to 11
 windows of 0 of 12 tokens: expected 1 to 11
+windows 0 tokens apart: expected at least 1
 example 8 of a data set of 8
 "#);
 }

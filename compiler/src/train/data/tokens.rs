@@ -5,11 +5,12 @@ use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
 
 /// Windows of a sequence of tokens, for models of the next token: example `p` has `tokens` from `p` on, and `targets` from `p + 1` on, both
-/// `i64[length]`. Windows overlap.
+/// `i64[length]`. Windows overlap, unless they have a [stride](Tokens::with_stride).
 #[derive(Clone, Debug)]
 pub struct Tokens {
     tokens: Vec<i64>,
     length: usize,
+    stride: usize,
 }
 
 impl Tokens {
@@ -24,19 +25,37 @@ impl Tokens {
             );
             return Err(Error::invalid(message));
         }
-        Ok(Tokens { tokens, length })
+        Ok(Tokens {
+            tokens,
+            length,
+            stride: 1,
+        })
+    }
+
+    /// Windows that begin `stride` tokens apart: example `p` begins at `p * stride`. With the length as stride, an evaluation counts each target
+    /// once. Tokens after the last whole window are left out.
+    ///
+    /// Errors with `InvalidInput` when the stride is 0.
+    pub fn with_stride(self, stride: usize) -> Result<Tokens> {
+        match stride {
+            0 => Err(Error::invalid(
+                "windows 0 tokens apart: expected at least 1",
+            )),
+            _ => Ok(Tokens { stride, ..self }),
+        }
     }
 }
 
 impl Dataset for Tokens {
     fn len(&self) -> usize {
-        self.tokens.len() - self.length
+        (self.tokens.len() - self.length).div_ceil(self.stride)
     }
 
     fn rows(&self, places: &[usize], _: Epoch) -> Result<Batch> {
         super::check_places(places, self.len())?;
         let windows = |shift: usize| {
-            let window = |&place: &usize| &self.tokens[place + shift..][..self.length];
+            let window =
+                |&place: &usize| &self.tokens[place * self.stride + shift..][..self.length];
             let all: Vec<i64> = places.iter().flat_map(window).copied().collect();
             Tensor::from_slice(&all, &[places.len(), self.length])
         };
