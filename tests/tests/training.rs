@@ -238,6 +238,45 @@ fn scopes_name_variables_and_find_them_again() {
     );
 }
 
+/// A program without a loss computes with the variables of a trainer, as each step leaves them.
+#[test]
+fn a_program_of_the_model_follows_the_training() {
+    let layer = |m: &mut Model| {
+        let x = m.input("x", DType::F32, [Dim::from("batch"), 3.into()]);
+        m.scope("layer", |m| m.dense(x, 2))
+    };
+    let training = Training {
+        seed: 4,
+        update: Sgd::default().into(),
+        options: Options::default(),
+    };
+    let session = Setup::default().session();
+    let trainer = Trainer::in_session(&session, "layer", &training, |m| {
+        let y = layer(m)?;
+        let target = m.input("target", DType::F32, [Dim::from("batch"), 2.into()]);
+        let loss = loss::mean_squared_error(m.builder(), y, target)?;
+        Ok(Objective::new(loss).metric("y", y))
+    });
+    let trainer = trainer.unwrap();
+    let mut m = Model::new("layer", 0, false);
+    let y = layer(&mut m).unwrap();
+    m.builder().output("y", y);
+    let graph = m.finish().unwrap();
+    let program = session.compile(&graph, &Options::default()).unwrap();
+    let x = Tensor::from_slice(&[1f32, -2.0, 0.5], &[1, 3]).unwrap();
+    let batch = || {
+        let target = Tensor::from_slice(&[3f32, -3.0], &[1, 2]).unwrap();
+        [("x", x.clone()), ("target", target)]
+    };
+    let mut before = None;
+    for _ in 0..3 {
+        let y = program.run([("x", x.clone())]).unwrap()["y"].clone();
+        assert_eq!(y, trainer.evaluate_batch(batch()).unwrap()["y"]);
+        assert_ne!(before.replace(y.clone()), Some(y));
+        trainer.step(batch()).unwrap();
+    }
+}
+
 /// A transformer that says the next of 7 tokens: logits `[batch, 6, 7]`.
 fn transformer(m: &mut Model) -> Result<Objective> {
     let dims = || [Dim::from("batch"), 6.into()];

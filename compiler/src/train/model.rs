@@ -2,7 +2,9 @@
 
 use super::Init;
 use crate::error::{Error, Result};
-use crate::ir::{ConstData, DeviceScope, Dim, GraphBuilder, Layout, Op, Shape, ValueId, Window};
+use crate::ir::{
+    ConstData, DeviceScope, Dim, Graph, GraphBuilder, Layout, Op, Shape, ValueId, Window,
+};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 
@@ -323,6 +325,14 @@ impl Model {
         let one = Dim::from(1);
         let n = rest.iter().fold(one, |n, d| n.product(d));
         self.builder.reshape(x, [batch.clone(), n])
+    }
+
+    /// The graph without a loss, verified: for a program that predicts or generates. [`Session::compile`](crate::Session::compile) in the session of a
+    /// [`Trainer`](super::Trainer) gives its variables the trained values, now and after later steps.
+    ///
+    /// Errors as [`GraphBuilder::finish`] does.
+    pub fn finish(self) -> Result<Graph> {
+        self.builder.finish()
     }
 
     /// The builder, with the variables.
