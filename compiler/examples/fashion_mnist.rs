@@ -1,94 +1,128 @@
 //! Trains on Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 60,000 images of clothes to learn from, 10,000 that are held out.
 //!
-//! `cargo run --release -p gristmill --example fashion_mnist FOLDER [mlp|lenet] [SEED]`, where the folder has the four IDX files, compressed or not:
+//! `cargo run --release -p gristmill --example fashion_mnist [FOLDER] [mlp|lenet] [SEED]`, where the folder has the four IDX files, compressed or not:
 //! `train-images-idx3-ubyte.gz` and so on. Debian's package `dataset-fashion-mnist` brings them to `/usr/share/datasets/fashion-mnist`.
+//!
+//! Logs for TensorBoard and the weights of each epoch go to a new folder in `target/fashion_mnist`. The last weights are then loaded
+//! and evaluated, as another program could do.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::train::{
-    Adam, Callback, Conv2d, Dataset, EpochReport, Fit, FitContext, ImageOp, Model, Objective,
-    Schedule, TensorDataset, Trainer, Training, Update, WeightDecay, loss, read_idx,
+    Adam, Callback, Checkpoints, Conv2d, Dataset, EpochReport, Every, Fit, FitContext, FitReport,
+    ImageOp, LearningRateScheduler, Metrics, Model, ModelCheckpoint, Objective, Schedule,
+    TensorBoard, TensorDataset, Trainer, Training, latest_checkpoint, loss, read_idx,
 };
-use gristmill::{DType, Result};
+use gristmill::{DType, Error, Result};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::str::FromStr;
+use std::time::{Instant, SystemTime};
 
-const BATCH: usize = 128;
-const EPOCHS: u64 = 5;
+const BATCH: usize = 64;
+const EPOCHS: u64 = 12;
+const DATA: &str = "/usr/share/datasets/fashion-mnist";
+const RUNS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/fashion_mnist");
 
 /// A network.
-#[derive(Clone, Copy, PartialEq)]
-enum Net {
+#[derive(Clone, Copy)]
+pub enum Net {
     /// Dense layers 784-512-256-10.
     Mlp,
     /// Two convolutions, 5 by 5, and dense layers 120-84-10.
     LeNet,
 }
 
+impl FromStr for Net {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Net> {
+        match name {
+            "mlp" => Ok(Net::Mlp),
+            "lenet" => Ok(Net::LeNet),
+            _ => Err(Error::invalid(format!(
+                "network {name:?}: expected mlp or lenet"
+            ))),
+        }
+    }
+}
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().map(PathBuf::from);
-    let folder = folder.unwrap_or("/usr/share/datasets/fashion-mnist".into());
-    let net = match arguments.next().as_deref() {
-        Some("lenet") => Net::LeNet,
-        _ => Net::Mlp,
-    };
-    let seed = arguments.next().and_then(|text| text.parse().ok());
+    let data = PathBuf::from(arguments.next().unwrap_or_else(|| DATA.into()));
+    let name = arguments.next().unwrap_or_else(|| "mlp".into());
+    let net = name.parse()?;
+    let seed = arguments.next().unwrap_or_else(|| "1".into());
+    let number = seed.parse();
+    let number = number.map_err(|e| Error::invalid(format!("seed {seed:?}: {e}")))?;
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let run = Path::new(RUNS).join(format!("{name}-{seed}-{}", now.as_secs()));
+    println!("tensorboard --logdir {}", run.join("logs").display());
     let begin = Instant::now();
-    let accuracy = train(&folder, net, seed.unwrap_or(1))?;
+    train(&data, &run, net, number)?;
     let seconds = begin.elapsed().as_secs_f64();
-    println!(
-        "{:.2} % of the held-out images are right, after {seconds:.1} s",
-        100.0 * accuracy
-    );
+    let metrics = evaluate(&data, &run, net)?;
+    println!("held out, with the last checkpoint: {metrics}; training took {seconds:.1} s");
     Ok(())
 }
 
-fn train(folder: &Path, net: Net, seed: u64) -> Result<f64> {
-    let (examples, held_out) = (data(folder, "train")?, data(folder, "t10k")?);
-    let n_steps = EPOCHS * examples.len().div_ceil(BATCH) as u64;
-    let adam = Adam {
-        learning_rate: Schedule::cosine(2e-3, n_steps).warmed_up(100),
-        ..Adam::default()
-    };
-    let training = Training {
-        seed,
-        ..Training::from(Update {
-            weight_decay: WeightDecay::Decoupled(0.01),
-            ..adam.into()
-        })
-    };
-    let trainer = Trainer::new("fashion", &training, |m| objective(m, net))?;
+/// Trains a network on the images of a folder. Logs and weights go to the folder of the run.
+pub fn train(data: &Path, run: &Path, net: Net, seed: u64) -> Result<FitReport> {
+    let (examples, held_out) = (images(data, "train")?, images(data, "t10k")?);
+    let checkpoints = Checkpoints::new(run.join("checkpoints"), EPOCHS as usize)?;
+    let mut board = TensorBoard::new(run.join("logs"));
+    let mut saved = ModelCheckpoint::newest(checkpoints, Every::Epochs(1)).weights_only();
+    let mut rate = LearningRateScheduler::new(decay);
     let fit = Fit {
         epochs: EPOCHS,
         seed,
         held_out: Some(&held_out),
         ..Fit::new(&examples, BATCH)
     };
-    trainer.fit(&fit, &mut [&mut Print])?;
-    let metrics = trainer.evaluate(&held_out, 1000)?;
-    Ok(metrics.get("accuracy").unwrap_or(0.0))
+    let callbacks: &mut [&mut dyn Callback] =
+        &mut [&mut board, &mut saved, &mut rate, &mut PrintLr];
+    trainer(net, seed)?.fit(&fit, callbacks)
 }
 
-/// Prints a line for each epoch.
-struct Print;
+/// The learning rate of an epoch.
+fn decay(epoch: u64) -> f64 {
+    match epoch {
+        0..3 => 1e-3,
+        3..7 => 1e-4,
+        _ => 1e-5,
+    }
+}
 
-impl Callback for Print {
+/// Prints the learning rate of each epoch, with its metrics.
+struct PrintLr;
+
+impl Callback for PrintLr {
     fn name(&self) -> String {
-        "Print".to_owned()
+        "PrintLr".to_owned()
     }
 
     fn epoch_end(&mut self, _: &mut FitContext, epoch: &EpochReport) -> Result<()> {
-        let (number, trained) = (epoch.epoch + 1, &epoch.trained);
-        let held_out = epoch.held_out.as_ref();
-        let held_out = held_out.map_or_else(String::new, |m| format!("; held out: {m}"));
-        let rate = epoch.examples_per_s;
-        println!("epoch {number}/{EPOCHS}: {trained}{held_out}; {rate:.0} images/s");
+        let (number, trained, rate) = (epoch.epoch + 1, &epoch.trained, epoch.learning_rate);
+        print!("epoch {number}/{EPOCHS}: learning rate {rate}: {trained}");
+        if let Some(held_out) = &epoch.held_out {
+            print!("; held out: {held_out}");
+        }
+        println!("; {:.0} images/s", epoch.examples_per_s);
         Ok(())
     }
 }
 
+/// The held-out metrics of a network with the last weights of a run.
+pub fn evaluate(data: &Path, run: &Path, net: Net) -> Result<Metrics> {
+    let folder = run.join("checkpoints");
+    let last = latest_checkpoint(&folder)?;
+    let last =
+        last.ok_or_else(|| Error::invalid(format!("{}: no checkpoint", folder.display())))?;
+    let trainer = trainer(net, 0)?;
+    trainer.load_weights(last)?;
+    trainer.evaluate(&images(data, "t10k")?, BATCH)
+}
+
 /// Images and classes of one of the two parts.
-fn data(folder: &Path, part: &str) -> Result<impl Dataset> {
+fn images(folder: &Path, part: &str) -> Result<impl Dataset> {
     let read = |name: &str| {
         let plain = folder.join(format!("{part}-{name}"));
         match plain.exists() {
@@ -104,6 +138,18 @@ fn data(folder: &Path, part: &str) -> Result<impl Dataset> {
         deviation: vec![0.353 * 255.0],
     };
     Ok(data.images("image", [normalize]))
+}
+
+fn trainer(net: Net, seed: u64) -> Result<Trainer> {
+    let adam = Adam {
+        learning_rate: Schedule::Variable(decay(0)),
+        ..Adam::default()
+    };
+    let training = Training {
+        seed,
+        ..Training::from(adam)
+    };
+    Trainer::new("fashion", &training, |m| objective(m, net))
 }
 
 fn objective(m: &mut Model, net: Net) -> Result<Objective> {

@@ -8,8 +8,12 @@ mod data;
 #[allow(dead_code, reason = "an example's `main`")]
 mod digits;
 mod events;
+#[path = "../../compiler/examples/fashion_mnist.rs"]
+#[allow(dead_code, reason = "an example's `main`")]
+mod fashion_mnist;
 mod fit;
 mod loops;
+mod programs;
 mod random;
 mod tuning;
 

@@ -1,0 +1,78 @@
+//! The examples of training, on data made here.
+
+use super::fashion_mnist::{self, Net};
+use gristmill::ErrorKind;
+use gristmill::train::EventLog;
+use std::fs;
+use std::path::Path;
+
+/// Writes bytes in the IDX format.
+fn write_idx(path: &Path, shape: &[usize], bytes: &[u8]) {
+    let mut file = vec![0, 0, 8, shape.len() as u8];
+    let extents = shape.iter().flat_map(|&n| (n as u32).to_be_bytes());
+    file.extend(extents);
+    file.extend(bytes);
+    fs::write(path, file).unwrap();
+}
+
+/// Images whose class is the place of a bright bar among noise.
+fn write_images(folder: &Path, part: &str, n: usize) {
+    let class = |image: usize| image * 7 % 10;
+    let pixel = |at: usize| {
+        let (image, row) = (at / 784, at % 784 / 28);
+        let noise = (at * 7919 + 13) % 101;
+        let is_bar = row / 2 == class(image) + 2;
+        (noise + if is_bar { 150 } else { 0 }) as u8
+    };
+    let pixels: Vec<u8> = (0..784 * n).map(pixel).collect();
+    let classes: Vec<u8> = (0..n).map(|image| class(image) as u8).collect();
+    let path = |name: &str| folder.join(format!("{part}-{name}"));
+    write_idx(&path("images-idx3-ubyte"), &[n, 28, 28], &pixels);
+    write_idx(&path("labels-idx1-ubyte"), &[n], &classes);
+}
+
+fn fashion_program(net: Net) {
+    let (data, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_images(data.path(), "train", 320);
+    write_images(data.path(), "t10k", 100);
+    let trained = fashion_mnist::train(data.path(), run.path(), net, 1).unwrap();
+    let rates: Vec<f64> = trained.epochs.iter().map(|e| e.learning_rate).collect();
+    let expected = [[1e-3; 3].as_slice(), &[1e-4; 4], &[1e-5; 5]].concat();
+    assert_eq!(rates, expected);
+    let files = fs::read_dir(run.path().join("checkpoints")).unwrap();
+    assert_eq!(files.count(), 12);
+    // A trainer with other initial values computes the metrics of the end of training.
+    let metrics = fashion_mnist::evaluate(data.path(), run.path(), net).unwrap();
+    let last = trained.epochs.last().unwrap().held_out.as_ref().unwrap();
+    assert_eq!(&metrics, last);
+    assert!(metrics.get("accuracy").unwrap() > 0.9, "{metrics}");
+    let log = EventLog::read(run.path().join("logs/validation")).unwrap();
+    let logged = log.scalar("accuracy");
+    assert_eq!(logged.len(), 12);
+    assert_eq!(
+        Some(f64::from(logged[11].1)),
+        last.get("accuracy").map(|a| f64::from(a as f32))
+    );
+}
+
+#[test]
+fn fashion_mnist_loads_the_last_weights_of_the_perceptron() {
+    fashion_program(Net::Mlp);
+}
+
+#[test]
+fn fashion_mnist_loads_the_last_weights_of_lenet() {
+    fashion_program(Net::LeNet);
+}
+
+#[test]
+fn fashion_mnist_names_what_is_missing() {
+    let empty = tempfile::tempdir().unwrap();
+    let e = fashion_mnist::train(empty.path(), empty.path(), Net::Mlp, 1).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidInput);
+    assert!(e.to_string().contains("train-images-idx3-ubyte.gz"), "{e}");
+    let e = fashion_mnist::evaluate(empty.path(), empty.path(), Net::Mlp).unwrap_err();
+    assert!(e.to_string().contains("checkpoints"), "{e}");
+    let e = "vgg".parse::<Net>().err().unwrap();
+    assert_eq!(e.to_string(), "network \"vgg\": expected mlp or lenet");
+}
