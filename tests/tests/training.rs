@@ -1,6 +1,9 @@
 //! Training: the digits, state between processes, runs that fail.
 
 mod accumulation;
+#[path = "../../compiler/examples/char_gpt.rs"]
+#[allow(dead_code, reason = "an example's `main`")]
+mod char_gpt;
 mod checkpoints;
 mod curves;
 mod data;

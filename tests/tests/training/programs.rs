@@ -1,8 +1,10 @@
 //! The examples of training, on data made here.
 
-use super::fashion_mnist::{self, Net};
+use super::{char_gpt, fashion_mnist};
+use fashion_mnist::Net;
 use gristmill::ErrorKind;
 use gristmill::train::EventLog;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -75,4 +77,52 @@ fn fashion_mnist_names_what_is_missing() {
     assert!(e.to_string().contains("checkpoints"), "{e}");
     let e = "vgg".parse::<Net>().err().unwrap();
     assert_eq!(e.to_string(), "network \"vgg\": expected mlp or lenet");
+}
+
+/// Least mean loss of any prediction of a character from the one before: the entropy of a text's pairs, given their first characters.
+fn pair_entropy(text: &str) -> f64 {
+    let mut firsts: BTreeMap<char, f64> = BTreeMap::new();
+    let mut pairs: BTreeMap<(char, char), f64> = BTreeMap::new();
+    for pair in text.chars().zip(text.chars().skip(1)) {
+        *firsts.entry(pair.0).or_default() += 1.0;
+        *pairs.entry(pair).or_default() += 1.0;
+    }
+    let terms = pairs.iter().map(|((a, _), n)| n * (firsts[a] / n).ln());
+    terms.sum::<f64>() / firsts.values().sum::<f64>()
+}
+
+#[test]
+fn char_gpt_learns_more_than_pairs_of_characters() {
+    let text = "the cat sat on the hat and the bat ran to that man. ".repeat(60);
+    let sizes = char_gpt::Sizes {
+        context: 16,
+        layers: 2,
+        width: 32,
+        batch: 8,
+        steps: 300,
+    };
+    let (loss, pairs, written) = char_gpt::train(&text, sizes, 40).unwrap();
+    // No table of pairs has a lower loss than the one counted in the held-out text itself. Below it, a model knows earlier characters.
+    let bound = pair_entropy(&text[text.len() / 10 * 9..]);
+    assert!(pairs >= bound && pairs < bound + 0.3, "{pairs} {bound}");
+    assert!(loss < bound / 2.0, "{loss} {bound} {written:?}");
+    assert_eq!(written.chars().count(), 40);
+    let words = written.split([' ', '.']);
+    let known = words.filter(|word| text.contains(word)).count();
+    assert!(known >= 5, "{written:?}");
+    let again = char_gpt::train(&text, sizes, 40).unwrap();
+    assert_eq!(again, (loss, pairs, written));
+}
+
+#[test]
+fn char_gpt_refuses_a_short_text() {
+    let sizes = char_gpt::Sizes {
+        context: 16,
+        layers: 1,
+        width: 8,
+        batch: 8,
+        steps: 1,
+    };
+    let e = char_gpt::train(&"ab".repeat(50), sizes, 1).unwrap_err();
+    assert_eq!(e.to_string(), "windows of 16 of 10 tokens: expected 1 to 9");
 }
