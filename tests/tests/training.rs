@@ -5,6 +5,10 @@ mod accumulation;
 #[allow(dead_code, reason = "an example's `main`")]
 mod char_gpt;
 mod checkpoints;
+mod cifar;
+#[path = "../../compiler/examples/cifar10.rs"]
+#[allow(dead_code, reason = "an example's `main`")]
+mod cifar10;
 mod curves;
 mod data;
 #[path = "../../compiler/examples/digits.rs"]
@@ -254,8 +258,7 @@ fn a_program_of_the_model_follows_the_training() {
     };
     let training = Training {
         seed: 4,
-        update: Sgd::default().into(),
-        options: Options::default(),
+        ..Training::from(Sgd::default())
     };
     let session = Setup::default().session();
     let trainer = Trainer::in_session(&session, "layer", &training, |m| {

@@ -207,19 +207,29 @@ fn gradients_are_clipped_together() {
 
 #[test]
 fn an_average_follows_its_parameter() {
+    for warms_up in [false, true] {
+        follows(warms_up);
+    }
+}
+
+fn follows(warms_up: bool) {
     let update = Update {
-        average: Some(0.75),
+        average: Some(0.4),
+        average_warms_up: warms_up,
         ..Sgd::default().into()
     };
     let model = compile(&graph(&update, DType::F64), &Options::default()).unwrap();
     let [mut w, mut average] = [start(1), start(1)];
-    for t in 0..5 {
+    for t in 0..8 {
         let given = gradients(t);
         let tensors = [0, 1].map(|i| Tensor::from_f64s(DType::F64, SHAPES[i], &given[i]).unwrap());
         model.run_ordered(&tensors).unwrap();
         for (k, g) in given[1].iter().enumerate() {
             w[k] -= 0.01 * g;
-            average[k] -= 0.25 * (average[k] - w[k]);
+            // (1 + t) / (10 + t) in step t is 2/11, 3/12, 4/13, 5/14, and from the sixth on above 0.4.
+            let warming = (2.0 + t as f64) / (11.0 + t as f64);
+            let decay = if warms_up { warming.min(0.4) } else { 0.4 };
+            average[k] -= (1.0 - decay) * (average[k] - w[k]);
         }
         assert_close(&variable(&model, "average/layer/bias"), &average, 1e-14);
     }

@@ -55,6 +55,9 @@ pub struct Update {
     pub clip_norm: Option<f64>,
     /// Decay of the average of each parameter, which is its value before the first step: `a -= (1 - decay) * (a - w)`.
     pub average: Option<f64>,
+    /// Averages follow faster at first: the decay in step `t`, from 1, is at most `(1 + t) / (10 + t)` (TensorFlow's
+    /// `ExponentialMovingAverage` with `num_updates`).
+    pub average_warms_up: bool,
 }
 
 impl<O: Into<Optimizer>> From<O> for Update {
@@ -66,6 +69,7 @@ impl<O: Into<Optimizer>> From<O> for Update {
             groups: Vec::new(),
             clip_norm: None,
             average: None,
+            average_warms_up: false,
         }
     }
 }
@@ -202,7 +206,8 @@ impl Update {
         let w = s.b.sub(w, difference)?;
         let w = s.b.assign_variable(&s.parameter.name, w)?;
         if let Some(decay) = self.average {
-            s.follow(before, w, decay)?;
+            let part = s.average_part(decay, self.average_warms_up)?;
+            s.follow(before, w, part)?;
         }
         Ok(w)
     }
@@ -417,15 +422,31 @@ impl Slots<'_> {
         self.write(slot, new)
     }
 
+    /// The part of the new value in an average.
+    fn average_part(&mut self, decay: f64, warms_up: bool) -> Result<ValueId> {
+        if !warms_up {
+            return Ok(self.real(1.0 - decay));
+        }
+        // `1 - (1 + t) / (10 + t)` is `9 / (10 + t)`.
+        let (nine, eleven) = (
+            self.b.scalar(DType::F64, 9.0),
+            self.b.scalar(DType::F64, 11.0),
+        );
+        let count = self.b.add_(self.number, eleven)?;
+        let warming = self.b.div(nine, count)?;
+        let part = self.b.scalar(DType::F64, 1.0 - decay);
+        let part = self.b.map(ScalarOp::Max, &[warming, part])?;
+        self.own(part)
+    }
+
     /// Moves the parameter's average towards its new value.
-    fn follow(&mut self, before: ValueId, new: ValueId, decay: f64) -> Result<ValueId> {
+    fn follow(&mut self, before: ValueId, new: ValueId, part: ValueId) -> Result<ValueId> {
         let name = format!("average/{}", self.parameter.name);
         let old = self.read_named(&name, 0.0)?;
         let old = self
             .b
             .map(ScalarOp::Select, &[self.is_first, before, old])?;
         let difference = self.b.sub(old, new)?;
-        let part = self.real(1.0 - decay);
         let part = self.b.mul(difference, part)?;
         let moved = self.b.sub(old, part)?;
         self.b.assign_variable(&name, moved)

@@ -161,6 +161,20 @@ impl<D: Dataset + Send> Dataset for Arc<D> {
     }
 }
 
+impl<D: Dataset + ?Sized> Dataset for Box<D> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn rows(&self, places: &[usize], epoch: Epoch) -> Result<Batch> {
+        (**self).rows(places, epoch)
+    }
+
+    fn n_random(&self) -> u32 {
+        (**self).n_random()
+    }
+}
+
 /// Errors when a place is not below `n`.
 fn check_places(places: &[usize], n: usize) -> Result<()> {
     match places.iter().find(|&&place| place >= n) {
