@@ -1,5 +1,5 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
-//! normalisation, an LSTM over rows of images, and a GPT of four blocks, on random data.
+//! normalisation and with it, an LSTM over rows of images, and a GPT of four blocks, on random data.
 //!
 //! `training [MODEL] [--threads T] [--write FOLDER]`. Each row: name, median time of a step in ms, time from the model to the end of the first
 //! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
@@ -7,7 +7,9 @@
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::testing::{Rng, random_tensor};
-use gristmill::train::{Adam, Conv2d, Init, Model, Objective, Trainer, Training, loss, step_graph};
+use gristmill::train::{
+    Adam, Conv2d, Init, Lrn, Model, Objective, Pool2d, Trainer, Training, loss, step_graph,
+};
 use gristmill::{DType, Result, Session, Settings, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
 use std::time::Instant;
@@ -49,10 +51,11 @@ const LENGTH: usize = 64;
 /// Width of the GPT.
 const WIDTH: usize = 128;
 
-const ROWS: [Row; 5] = [
+const ROWS: [Row; 6] = [
     images("mlp", &[784], mlp),
     images("lenet", &[1, 28, 28], lenet),
     images("cifar", &[3, 24, 24], cifar),
+    images("cifar_lrn", &[3, 24, 24], cifar_lrn),
     images("lstm", &[28, 28], lstm),
     Row {
         name: "gpt",
@@ -207,6 +210,31 @@ fn lenet(m: &mut Model, x: ValueId) -> Result<ValueId> {
 
 fn cifar(m: &mut Model, x: ValueId) -> Result<ValueId> {
     pooled(m, x, [64, 64], &[384, 192, 10])
+}
+
+/// With overlapping pools and local response normalisation.
+fn cifar_lrn(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let pool = Pool2d {
+        size: [3, 3],
+        strides: [2, 2],
+        same: true,
+    };
+    let lrn = Lrn {
+        size: 9,
+        alpha: 0.001 / 9.0,
+        beta: 0.75,
+        bias: 1.0,
+    };
+    let x = m.scope("conv0", |m| m.conv2d(x, Conv2d::same(64, 5)))?;
+    let x = relu(m, x)?;
+    let x = m.max_pool(x, pool)?;
+    let x = m.local_response_norm(x, lrn)?;
+    let x = m.scope("conv1", |m| m.conv2d(x, Conv2d::same(64, 5)))?;
+    let x = relu(m, x)?;
+    let x = m.local_response_norm(x, lrn)?;
+    let x = m.max_pool(x, pool)?;
+    let x = m.flatten(x)?;
+    layers(m, x, &[384, 192, 10])
 }
 
 /// The rows of an image as a sequence.

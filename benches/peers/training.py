@@ -33,6 +33,21 @@ def dense(units):
     return layers[:-1]
 
 
+class CifarLrn(nn.Module):
+    """Overlapping pools padded as TensorFlow does for even extents, and local response normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv0, self.conv1 = nn.Conv2d(3, 64, 5, padding=2), nn.Conv2d(64, 64, 5, padding=2)
+        self.lrn = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+        self.pool = nn.Sequential(nn.ConstantPad2d((0, 1, 0, 1), float("-inf")), nn.MaxPool2d(3, 2))
+        self.dense = nn.Sequential(nn.Flatten(), *dense([2304, 384, 192, 10]))
+
+    def forward(self, x):
+        x = self.lrn(self.pool(torch.relu(self.conv0(x))))
+        return self.dense(self.pool(self.lrn(torch.relu(self.conv1(x)))))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -76,6 +91,7 @@ MODELS = {
     "mlp": (lambda: nn.Sequential(*dense([784, 512, 256, 10])), (128, 784)),
     "lenet": (lambda: pooled(1, [6, 16], 784, [120, 84, 10]), (128, 1, 28, 28)),
     "cifar": (lambda: pooled(3, [64, 64], 2304, [384, 192, 10]), (128, 3, 24, 24)),
+    "cifar_lrn": (CifarLrn, (128, 3, 24, 24)),
     "lstm": (Lstm, (128, 28, 28)),
     "gpt": (Gpt, (12, 64)),
 }

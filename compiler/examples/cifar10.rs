@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p gristmill --example cifar10 -- RUN [--data FOLDER] [--epochs 6]` keeps checkpoints and a log for TensorBoard in the
 //! folder RUN, and goes on from the newest checkpoint if there is one. FOLDER has the binary files of CIFAR-10
-//! (`data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin`); without it, the program draws images of ten shapes.
+//! (`data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin`); without it, the program draws images of ten shapes, `--images 12800` to train on.
 //!
 //! `-- RUN --evaluate [--once]`, in another process meanwhile, evaluates each new checkpoint, by the moving averages of the weights.
 
@@ -14,7 +14,7 @@ use gristmill::train::{
     Summaries, TensorBoard, TensorDataset, Trainer, Training, Update, Weights, latest_checkpoint,
     loss,
 };
-use gristmill::{DType, Error, Result, Tensor};
+use gristmill::{DType, Error, Result, Session, Settings, Tensor};
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
@@ -69,6 +69,9 @@ impl Args {
                     match flag.as_str() {
                         "--epochs" => args.epochs = number,
                         _ => args.n_images = number as usize,
+                    }
+                    if !(BATCH..=1_000_000).contains(&args.n_images) {
+                        return Err(Error::invalid("--images: expected 128 to 1,000,000"));
                     }
                 }
                 _ => return Err(wrong()),
@@ -138,7 +141,12 @@ pub fn evaluate(args: &Args) -> Result<()> {
     let trainer = trainer(args, 1)?;
     let mut last = None;
     loop {
-        let newest = latest_checkpoint(args.run.join("checkpoints"))?;
+        let folder = args.run.join("checkpoints");
+        // The training may not have begun yet.
+        let newest = match folder.exists() {
+            true => latest_checkpoint(folder)?,
+            false => None,
+        };
         if newest != last
             && let Some(path) = &newest
         {
@@ -182,6 +190,11 @@ impl Callback for Progress {
 
 /// The network with the tutorial's optimiser.
 pub fn trainer(args: &Args, steps_per_epoch: u64) -> Result<Trainer> {
+    trainer_in(&Session::new(&Settings::default())?, args, steps_per_epoch)
+}
+
+/// The same in a session.
+pub fn trainer_in(session: &Session, args: &Args, steps_per_epoch: u64) -> Result<Trainer> {
     let sgd = Sgd {
         // A tenth after 350 epochs.
         learning_rate: Schedule::staircase(0.1, 0.1, 350 * steps_per_epoch),
@@ -196,7 +209,7 @@ pub fn trainer(args: &Args, steps_per_epoch: u64) -> Result<Trainer> {
         })
     };
     let n_filters = args.n_filters;
-    Trainer::new("cifar10", &training, |m| network(m, n_filters))
+    Trainer::in_session(session, "cifar10", &training, |m| network(m, n_filters))
 }
 
 /// The network, its loss with the decay of weights, and the accuracy.
@@ -321,7 +334,7 @@ fn draw(class: usize, random: &mut Random, image: &mut Vec<u8>) {
     );
     let mut colours = || [0; 3].map(|_| random.within(30.0, 225.0));
     let (back, mut front) = (colours(), colours());
-    // A shape is to be seen in one channel at least.
+    // One channel at least shows the shape.
     let channel = random.within(0.0, 3.0) as usize;
     front[channel] = if back[channel] < 128.0 { 220.0 } else { 35.0 };
     for channel in 0..3 {

@@ -64,7 +64,7 @@ pub struct TrainArgs {
     /// Passes over all examples.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)), help_heading = heading::TRAINING)]
     epochs: u64,
-    /// Examples per step. Default: 32, or the model's fixed batch size, times --accumulate. The last batch of an epoch may be smaller, unless the size is fixed.
+    /// Examples per step. Default: 32; for a model of a fixed batch size, that size times --accumulate. The last batch of an epoch may be smaller, unless the size is fixed.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     batch: Option<u32>,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
@@ -197,7 +197,7 @@ struct Setup<'a> {
     keys: Keys,
     archive: Archive,
     aim: Aim,
-    /// The number of examples that the model takes, where it is fixed.
+    /// The model's number of examples at once, where it is fixed.
     fixed: Option<usize>,
     /// Examples of a step.
     size: usize,
@@ -252,7 +252,7 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Errors when `--input` names an input that is not there.
+    /// Errors when `--input` names an unknown input.
     fn check_keys(&self, trainer: &Trainer) -> Result<()> {
         let inputs = trainer.program().inputs();
         let given = inputs.iter().filter(|(name, _)| *name != self.args.label);
@@ -326,7 +326,7 @@ fn keys(args: &TrainArgs) -> Result<Keys> {
     Ok(keys)
 }
 
-/// The number of examples that the model takes, where it is fixed.
+/// The model's number of examples at once, where it is fixed.
 fn fixed_batch(aim: &Aim) -> Result<Option<usize>> {
     let mut fixed = None;
     for (name, ty) in aim.net.inputs() {
@@ -350,11 +350,14 @@ fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
     match (args.batch, fixed) {
         (Some(given), Some(own)) if given as usize != own.saturating_mul(parts) => {
             let message = format!("--batch {given}: the model takes {own} examples at once");
-            let e = Error::invalid(match parts {
-                1 => message,
-                parts => format!("{message}, and --accumulate {parts} so many parts"),
-            });
-            Err(e.hint("export it with a symbolic first dim"))
+            Err(match parts {
+                1 => Error::invalid(message).hint("export it with a symbolic first dim"),
+                parts => {
+                    let all = own.saturating_mul(parts);
+                    let message = format!("{message}, so --accumulate {parts} takes {all}");
+                    Error::invalid(message).hint(format!("--batch {all}"))
+                }
+            })
         }
         (_, Some(own)) => Ok(own.saturating_mul(parts)),
         (given, None) => Ok(given.unwrap_or(32) as usize),
@@ -563,11 +566,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// The report of compilation that other verbs give too.
     fn report(&self, trainer: &Trainer, batch: &Batch) -> Result<()> {
-        let program = trainer.program();
-        let tensor = |name: &str| batch.iter().find(|(own, _)| own == name);
-        let names = program.inputs().iter().map(|(name, _)| name);
-        let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
-        let executable = program.executable_for(&tensors.collect::<Vec<_>>())?;
+        let executable = trainer.executable_for(batch)?;
         executable.map_or(Ok(()), |e| self.args.compile.report(&e.lowered))
     }
 }

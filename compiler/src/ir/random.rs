@@ -39,7 +39,8 @@ impl GraphBuilder {
     }
 
     /// Each element of floats with probability `1 - rate` divided by it, and else 0 (Srivastava et al., 2014, section 10); and where
-    /// it is kept, `bool`. The elements are chosen by the seed, their positions and [`steps_done`](GraphBuilder::steps_done).
+    /// it is kept, `bool`. The elements are chosen by the seed, their positions and the number of batches so far, which is
+    /// [`steps_done`](GraphBuilder::steps_done) but for steps in micro-batches.
     ///
     /// Errors with `InvalidInput` when the rate is not from 0 to below 1 and when `x` is not of floats.
     pub fn dropout(&mut self, x: ValueId, rate: f64, seed: u64) -> Result<[ValueId; 2]> {

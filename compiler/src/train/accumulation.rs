@@ -1,6 +1,6 @@
 //! Steps in micro-batches: each adds its gradients to sums, and the last one moves the variables by them.
 
-use super::data::rows;
+use super::data::{Batch, rows};
 use super::trainer::Trainer;
 use super::update::Parameter;
 use crate::compiled::{Compiled, Outputs};
@@ -10,6 +10,8 @@ use crate::ir::{Dim, GraphBuilder, ScalarOp, Type, ValueId};
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Folder of the variables within a step; checkpoints, which are between steps, have none of them.
 pub(super) const FOLDER: &str = "accumulation/";
@@ -21,11 +23,11 @@ const WEIGHT: &str = "accumulation/weight";
 /// What a program does with gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All of a step.
+    /// A step on a whole batch.
     Step,
-    /// All but the last of so many micro-batches: adds them to the sums.
+    /// A micro-batch before the last one of so many: its gradients are added to sums.
     Adds(usize),
-    /// The last of so many micro-batches: moves the variables.
+    /// The last one of so many: the sums move the variables.
     Moves(usize),
 }
 
@@ -49,7 +51,7 @@ impl Part {
         }
     }
 
-    /// The number of batches that all steps have taken, for random numbers; none where it is the number of steps.
+    /// The number of batches in all steps so far, for random numbers; `None` for the number of steps.
     pub(super) fn batches_done(self, b: &mut GraphBuilder) -> Result<Option<ValueId>> {
         if self == Part::Step {
             return Ok(None);
@@ -100,21 +102,23 @@ pub(super) struct Accumulation {
     n: usize,
     adds: Compiled,
     container: String,
+    /// Held during a step: its parts share variables.
+    lock: Mutex<()>,
     /// The loss, and metrics of one element.
     means: Vec<String>,
 }
 
-/// A micro-batch, with its part of the examples.
-type Micro = (Vec<(String, Tensor)>, f64);
-
 impl Accumulation {
-    pub(super) fn new(n: usize, adds: Compiled, container: &str) -> Accumulation {
-        Accumulation {
+    /// Errors when an input has no first axis of examples.
+    pub(super) fn new(n: usize, adds: Compiled, container: &str) -> Result<Accumulation> {
+        Cut::new(adds.inputs()).check()?;
+        Ok(Accumulation {
+            lock: Mutex::new(()),
             n,
             means: adds.output_names().to_vec(),
             adds,
             container: container.to_owned(),
-        }
+        })
     }
 
     /// Micro-batches of a step.
@@ -129,11 +133,15 @@ impl Accumulation {
 
     /// The results of a step: those of the last micro-batch, with means over all in the place of loss and metrics.
     pub(super) fn run(&self, step: &Compiled, batch: Vec<(String, Tensor)>) -> Result<Outputs> {
-        let micros = self.split(step.inputs(), &batch)?;
-        let n = micros.len();
+        let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let cut = Cut::new(step.inputs());
+        let parts = self.parts(&cut, &batch)?;
+        let (n, n_rows) = (parts.len(), parts.last().map_or(0, |part| part.end));
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         let mut last = None;
-        for (i, (micro, weight)) in micros.into_iter().enumerate() {
+        for (i, part) in parts.into_iter().enumerate() {
+            let weight = part.len() as f64 / n_rows as f64;
+            let micro = cut.rows(&batch, part)?;
             self.begin(step.resources(), i, weight)?;
             let program = if i + 1 == n { step } else { &self.adds };
             let outputs = program.run(micro);
@@ -141,22 +149,21 @@ impl Accumulation {
                 1 => e,
                 n => e.context(format!("micro-batch {} of {n}", i + 1)),
             })?;
-            for name in &self.means {
-                let x = outputs.get(name).map_or(f64::NAN, |t| t.to_f64s()[0]);
-                *sums.entry(name).or_default() += weight * x;
+            for (name, x) in self.means.iter().zip(self.numbers(&outputs)) {
+                *sums.entry(name).or_default() += weight * x?;
             }
             last = Some(outputs);
         }
         let last = last.ok_or_else(|| Error::invalid("a batch of 0 examples"))?;
-        let mean = |(name, t): (&str, &Tensor)| {
-            let t = match sums.get(name) {
-                Some(&mean) => Tensor::from_f64s(t.dtype(), t.shape(), &[mean])?,
-                None => t.clone(),
-            };
-            Ok((name.to_owned(), t))
-        };
-        let outputs: Result<Vec<_>> = last.iter().map(mean).collect();
-        Ok(Outputs::of(outputs?))
+        with_means(&last, &sums)
+    }
+
+    /// The numbers to take means of, in the order of their names.
+    fn numbers<'o>(&'o self, outputs: &'o Outputs) -> impl Iterator<Item = Result<f64>> {
+        self.means.iter().map(|name| {
+            let x = outputs.get(name).and_then(|t| t.to_f64s().first().copied());
+            x.ok_or_else(|| Error::internal(format!("a micro-batch has no output {name:?}")))
+        })
     }
 
     fn begin(&self, resources: &Resources, i: usize, weight: f64) -> Result<()> {
@@ -165,40 +172,45 @@ impl Accumulation {
     }
 
     /// The first micro-batch, made ready to be run.
-    pub(super) fn first(
-        &self,
-        step: &Compiled,
-        batch: &[(String, Tensor)],
-    ) -> Result<Vec<(String, Tensor)>> {
+    pub(super) fn first(&self, step: &Compiled, batch: &[(String, Tensor)]) -> Result<Batch> {
         self.begin(step.resources(), 0, 1.0)?;
-        let first = self.split(step.inputs(), batch)?.into_iter().next();
-        let first = first.map(|(micro, _)| micro);
-        first.ok_or_else(|| Error::invalid("a batch of 0 examples"))
+        let cut = Cut::new(step.inputs());
+        let first = self.parts(&cut, batch)?.into_iter().next();
+        let first = first.ok_or_else(|| Error::invalid("a batch of 0 examples"))?;
+        cut.rows(batch, first)
     }
 
-    fn split(&self, inputs: &[(String, Type)], batch: &[(String, Tensor)]) -> Result<Vec<Micro>> {
-        let cut = Cut::new(inputs);
-        let Some(n) = cut.n_rows(batch)? else {
-            return Ok(vec![(batch.to_vec(), 1.0)]);
-        };
+    /// The rows of each micro-batch.
+    fn parts(&self, cut: &Cut, batch: &[(String, Tensor)]) -> Result<Vec<Range<usize>>> {
+        let n = cut.n_rows(batch)?;
         let own = cut.axis.and_then(Dim::as_usize);
-        let size = own.unwrap_or(n.div_ceil(self.n).max(1));
-        if own.is_some() && size * self.n != n {
-            let (all, k) = (size * self.n, self.n);
+        let size = own.unwrap_or(n.div_ceil(self.n)).max(1);
+        let all = size.saturating_mul(self.n);
+        if own.is_some() && all != n {
+            let k = self.n;
             return Err(Error::invalid(format!(
                 "a batch of {n} examples: expected {all}, {k} micro-batches of {size}"
             )));
         }
-        let places: Vec<usize> = (0..n).collect();
-        let micro = |places: &[usize]| {
-            let part = places.len() as f64 / n as f64;
-            Ok((cut.rows(batch, places)?, part))
-        };
-        places.chunks(size).map(micro).collect()
+        let begins = (0..n).step_by(size);
+        Ok(begins.map(|at| at..(at + size).min(n)).collect())
     }
 }
 
-/// The inputs of which a micro-batch takes a part: those with the first axis of the first one. All others are the same for each.
+/// Results with means in the place of numbers of these names.
+fn with_means(outputs: &Outputs, means: &BTreeMap<&str, f64>) -> Result<Outputs> {
+    let mean = |(name, t): (&str, &Tensor)| {
+        let t = match means.get(name) {
+            Some(&mean) => Tensor::from_f64s(t.dtype(), t.shape(), &[mean])?,
+            None => t.clone(),
+        };
+        Ok((name.to_owned(), t))
+    };
+    let outputs: Result<Vec<_>> = outputs.iter().map(mean).collect();
+    Ok(Outputs::of(outputs?))
+}
+
+/// The first axis of inputs, along which micro-batches are cut. Inputs without axes are the same for each.
 struct Cut<'i> {
     inputs: &'i [(String, Type)],
     axis: Option<&'i Dim>,
@@ -210,31 +222,50 @@ impl<'i> Cut<'i> {
         Cut { inputs, axis }
     }
 
-    fn has(&self, name: &str) -> bool {
-        let found = self.inputs.iter().find(|(own, _)| own == name);
-        let axis = found.and_then(|(_, ty)| ty.shape.first());
-        axis.is_some() && axis == self.axis
+    /// Errors when inputs have several first axes.
+    fn check(&self) -> Result<()> {
+        let is_other = |(_, ty): &&(String, Type)| {
+            let axis = ty.shape.first();
+            axis.is_some() && axis != self.axis
+        };
+        match (self.inputs.iter().find(is_other), self.axis) {
+            (Some((name, ty)), Some(axis)) => {
+                let message = format!(
+                    "input {name:?} is {ty}: steps in micro-batches cut all inputs along one first axis, here {axis}"
+                );
+                Err(Error::invalid(message).hint("accumulate: 1"))
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Rows of all inputs; `None` where nothing is cut. Errors when inputs differ in it.
-    fn n_rows(&self, batch: &[(String, Tensor)]) -> Result<Option<usize>> {
+    /// True for a tensor with rows.
+    fn has(&self, name: &str) -> bool {
+        let found = self.inputs.iter().find(|(own, _)| own == name);
+        found.is_some_and(|(_, ty)| ty.rank() > 0)
+    }
+
+    /// Rows of all inputs. Errors when inputs differ in it.
+    fn n_rows(&self, batch: &[(String, Tensor)]) -> Result<usize> {
         let own = batch.iter().filter(|(name, _)| self.has(name));
         let mut sizes = own.map(|(name, t)| (name, t.shape().first().copied().unwrap_or(0)));
         let Some((first, n)) = sizes.next() else {
-            return Ok(None);
+            // The program says what is missing.
+            return Ok(1);
         };
         match sizes.find(|(_, other)| *other != n) {
-            None => Ok(Some(n)),
+            None => Ok(n),
             Some((name, other)) => Err(Error::invalid(format!(
                 "input {name:?} has {other} rows, and input {first:?} {n}"
             ))),
         }
     }
 
-    fn rows(&self, batch: &[(String, Tensor)], places: &[usize]) -> Result<Vec<(String, Tensor)>> {
+    fn rows(&self, batch: &[(String, Tensor)], part: Range<usize>) -> Result<Batch> {
+        let places: Vec<usize> = part.collect();
         let one = |(name, t): &(String, Tensor)| {
             let t = match self.has(name) {
-                true => rows(t, places)?,
+                true => rows(t, &places)?,
                 false => t.clone(),
             };
             Ok((name.clone(), t))

@@ -9,7 +9,7 @@ impl Model {
     /// In training, [`GraphBuilder::dropout`](crate::ir::GraphBuilder::dropout); otherwise `x` itself.
     ///
     /// The elements are chosen by the seed of the model, the open scopes, the number of dropouts before in the model, and the number of
-    /// steps that are done: each step has a mask of its own, the same on all devices and after a state was loaded.
+    /// batches so far: each step, or micro-batch, has a mask of its own, the same on all devices and after a state was loaded.
     ///
     /// Errors with `InvalidInput` when the rate is not from 0 to below 1 and when `x` is not of floats.
     pub fn dropout(&mut self, x: ValueId, rate: f64) -> Result<ValueId> {

@@ -1,6 +1,6 @@
 //! A graph under construction with variables named by scopes, and layers with their own variables.
 
-use super::Init;
+use super::{Init, accumulation};
 use crate::error::{Error, Result};
 use crate::ir::{
     ConstData, DeviceScope, Dim, Graph, GraphBuilder, Layout, Op, Shape, ValueId, Window,
@@ -224,6 +224,11 @@ impl Model {
         is_trained: bool,
         values: impl FnOnce(&str) -> Result<ConstData>,
     ) -> Result<ValueId> {
+        if is_reserved(&name) {
+            let message =
+                format!("variable {name:?}: training has variables of its own in this folder");
+            return Err(Error::invalid(message).hint("another name for the outermost scope"));
+        }
         let found = self.variables.iter().find(|own| own.name == name);
         match (found.map(|own| own.value), self.reuses) {
             (Some(v), true) => self.checked(&name, v, shape),
@@ -328,7 +333,8 @@ impl Model {
     }
 
     /// The graph without a loss, verified: for a program that predicts or generates. [`Session::compile`](crate::Session::compile) in the session of a
-    /// [`Trainer`](super::Trainer) gives its variables the trained values, now and after later steps.
+    /// [`Trainer`](super::Trainer), and with its [`Options::container`](crate::Options::container), gives its variables the trained values, now and
+    /// after later steps.
     ///
     /// Errors as [`GraphBuilder::finish`] does.
     pub fn finish(self) -> Result<Graph> {
@@ -339,6 +345,12 @@ impl Model {
     pub(super) fn into_parts(self) -> (GraphBuilder, Vec<Variable>) {
         (self.builder, self.variables)
     }
+}
+
+/// True for names in the folders of training's own variables.
+pub(super) fn is_reserved(name: &str) -> bool {
+    let folders = ["optimizer/", "average/", accumulation::FOLDER];
+    folders.iter().any(|folder| name.starts_with(folder))
 }
 
 /// The last extent of an operand of a layer.

@@ -1,7 +1,6 @@
 //! Fine-tuning of models from files.
 
-use super::accumulation;
-use super::model::Model;
+use super::model::{Model, is_reserved};
 use super::trainer::Trainer;
 use crate::autodiff::{unreached, without_gradient};
 use crate::error::{Error, Result};
@@ -238,11 +237,6 @@ fn candidates(model: &onnx::Model, tuning: &FineTuning) -> Result<Vec<Weight>> {
         .hint("`gristmill check --train` lists them")),
         _ => Ok(weights),
     }
-}
-
-fn is_reserved(name: &str) -> bool {
-    let folders = ["optimizer/", "average/", accumulation::FOLDER];
-    folders.iter().any(|folder| name.starts_with(folder))
 }
 
 fn compiled(pattern: &str) -> Result<Regex> {

@@ -7,7 +7,7 @@ use super::metrics::Metrics;
 use super::model::{Model, Variable};
 use super::schedule::{self, Schedule};
 use super::update::{Parameter, Update};
-use crate::compiled::{Compiled, Outputs};
+use crate::compiled::{Compiled, Executable, Outputs};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::random::STEP;
 use crate::ir::{Graph, GraphBuilder, Op, Type, ValueId};
@@ -131,12 +131,12 @@ pub struct Training {
     pub update: Update,
     /// Options of compilation for all programs.
     pub options: Options,
-    /// Micro-batches of a step; 1 for none. A step cuts its batch into so many parts of equal size (the last may be smaller), computes one
-    /// after the other, and moves the variables once, by the mean of their gradients: as one batch does, with less memory. Loss and metrics are
-    /// means over the parts by examples.
+    /// Micro-batches of a step; 1 for none. A step cuts its inputs along their first axis into at most so many parts of equal size (the last may
+    /// be smaller), computes one after the other, and moves the variables once, by the mean of the gradients, weighted by examples. Where the
+    /// loss is a mean over examples, this is a step on the whole batch, with less memory. Loss and metrics are such means too.
     ///
-    /// What counts examples itself differs: batch normalisation and moving averages take each part by itself, dropout has a mask for each, and the
-    /// mean of a loss with ignored labels is that of each part. If a later part fails, the moving averages of layers have moved.
+    /// Each part by itself has: the statistics of batch normalisation, a move of moving averages, a mask of dropout, the mean of a loss with
+    /// ignored labels. If a part fails, the weights stay, but statistics and averages of earlier parts have moved.
     pub accumulate: usize,
 }
 
@@ -185,7 +185,7 @@ impl Trainer {
             n => {
                 let adds = step_of(name, training, Part::Adds(n), &build)?.graph;
                 let adds = program(session, options, adds)?;
-                Some(Accumulation::new(n, adds, &options.container))
+                Some(Accumulation::new(n, adds, &options.container)?)
             }
         };
         let StepGraph {
@@ -217,7 +217,8 @@ impl Trainer {
 
     /// A step on a batch: inputs by name.
     ///
-    /// Errors as [`Compiled::run`] does, and with `NotFinite` when the loss or a gradient is NaN or infinite; then no variable has changed.
+    /// Errors as [`Compiled::run`] does, and with `NotFinite` when the loss or a gradient is NaN or infinite; then no variable has changed, apart
+    /// from what [`Training::accumulate`] says.
     pub fn step<N: AsRef<str>>(
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
@@ -402,6 +403,15 @@ impl Trainer {
             Some(accumulation) => accumulation.first(&self.step, batch),
             None => Ok(batch.clone()),
         }
+    }
+
+    /// The code of a step on a batch, or its first micro-batch, generated if need be. Variables have their first values then.
+    pub fn executable_for(&self, batch: &Batch) -> Result<Option<Arc<Executable>>> {
+        let batch = self.first_micro_batch(batch)?;
+        let names = self.step.inputs().iter().map(|(name, _)| name);
+        let tensor = |name: &String| batch.iter().find(|(own, _)| own == name);
+        let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
+        self.step.executable_for(&tensors.collect::<Vec<_>>())
     }
 
     /// Errors when the model takes another number of examples at once; true when it takes exactly this one.

@@ -149,6 +149,10 @@ impl Update {
             check_number("norm of gradients", norm, norm > 0.0)?;
         }
         let average = self.average.unwrap_or(0.0);
+        if self.average_warms_up && self.average.is_none() {
+            let e = Error::invalid("average_warms_up without averages");
+            return Err(e.hint("average: Some(0.9999)"));
+        }
         check_number("decay of averages", average, (0.0..1.0).contains(&average))
     }
 

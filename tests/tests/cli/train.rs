@@ -69,7 +69,7 @@ fn a_fixed_batch_leaves_out_a_rest() {
     let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&value["steps"], &value["batch"]), (&22.into(), &64.into()));
     let ended = train(folder.path(), &["--set", "batch=16", "--accumulate", "3"]);
-    let said = "--batch 64: the model takes 16 examples at once, and --accumulate 3 so many parts";
+    let said = "16 examples at once, so --accumulate 3 takes 48 (try: --batch 48)";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
 }
 

@@ -1,7 +1,7 @@
 //! Steps in micro-batches against steps on whole batches.
 
 use super::{examples, perceptron, state};
-use gristmill::ir::Dim;
+use gristmill::ir::{Dim, ReduceKind};
 use gristmill::train::{
     Adam, Checkpoints, Dataset, Epoch, EventLog, Every, Fit, Init, Model, ModelCheckpoint,
     Objective, Summaries, TensorBoard, Trainer, Training, Update, WeightDecay, loss,
@@ -147,7 +147,7 @@ fn perceptron_with_dropout(m: &mut Model) -> Result<Objective> {
     let axes = [0];
     let kept = m
         .builder()
-        .reduce(gristmill::ir::ReduceKind::Mean, dropped, &axes, false)?;
+        .reduce(ReduceKind::Mean, dropped, &axes, false)?;
     let average = m.moving_average("kept", kept, 0.5)?;
     Ok(objective.metric("kept", kept).metric("average", average))
 }
@@ -235,6 +235,24 @@ fn models_of_a_fixed_batch_take_as_many_micro_batches() {
         .err()
         .unwrap()
         .to_string(),
+        Trainer::new("net", &training(2), |m| {
+            let objective = net(m)?;
+            let classes = m.input("class_weights", DType::F32, [3usize]);
+            m.builder().add_(classes, classes)?;
+            Ok(objective)
+        })
+        .err()
+        .unwrap()
+        .to_string(),
+        Trainer::new("net", &training(1), |m| {
+            m.scope("accumulation", |m| {
+                m.variable("w", &[1], Init::Constant(0.0))
+            })?;
+            net(m)
+        })
+        .err()
+        .unwrap()
+        .to_string(),
         trainer(2)
             .step([
                 ("x", Tensor::zeros(DType::F32, &[4, 6]).unwrap()),
@@ -248,6 +266,8 @@ a batch of 3 examples: expected 24, 3 micro-batches of 8
 batches of 8: input "x" takes 8 examples at once, and a step 3 times as many
 steps of 0 micro-batches: expected at least 1
 metric "all" is f32[batch]: steps in micro-batches give means, of one float each (try: its mean as a metric, or accumulate: 1)
+input "class_weights" is f32[3]: steps in micro-batches cut all inputs along one first axis, here batch (try: accumulate: 1)
+variable "accumulation/w": training has variables of its own in this folder (try: another name for the outermost scope)
 input "y" has 3 rows, and input "x" 4
 "#);
 }
@@ -263,7 +283,26 @@ fn summaries_are_of_the_first_micro_batch() {
     let log = EventLog::read(folder.path().join("train")).unwrap();
     let activations = log.steps.iter().flat_map(|s| &s.histograms);
     let mut activations = activations.filter(|(tag, _)| tag == "first/activations");
+    let first = activations.next().unwrap();
     assert!(activations.all(|(_, h)| h.n == 12 * 16));
+    // Those of the first 12 rows, by the program of evaluations.
+    let batch = data.shuffled(24, 0, 0).next().unwrap().unwrap();
+    let half = |t: &Tensor| {
+        let mut shape = t.shape().to_vec();
+        shape[0] = 12;
+        let bytes = &t.as_bytes()[..t.size_bytes() / 2];
+        Tensor::from_bytes(t.dtype(), &shape, bytes).unwrap()
+    };
+    let half: Vec<(String, Tensor)> = batch.iter().map(|(n, t)| (n.clone(), half(t))).collect();
+    let shown = Trainer::new("net", &training(1), |m| {
+        let objective = net(m)?;
+        let h = m.collection("summaries", "")[0];
+        let sum = m.builder().reduce(ReduceKind::Sum, h, &[0, 1], false)?;
+        Ok(objective.metric("sum", sum))
+    });
+    let shown = shown.unwrap().step(half).unwrap();
+    let sum = shown.metrics["sum"].to_f64s()[0];
+    assert_near("first", first.1.sum, sum, 1e-4);
     let plain = trainer(2);
     assert_eq!(plain.fit(&fit, &mut []).unwrap().n_steps, found.n_steps);
     let weights = |t: &Trainer| t.value("first/weights").unwrap().unwrap();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Names of files: what all readers look for, with the time in ten digits and the writer behind it.
+/// Names of files: `events.out.tfevents.TIME.gristmill.PROCESS.NUMBER`, with the time in seconds, in ten digits.
 const PREFIX: &str = "events.out.tfevents.";
 const WRITER: &str = ".gristmill.";
 /// The format: with [`SessionLog`], and with steps that may go back.
@@ -100,13 +100,17 @@ impl EventFile {
 
 /// The lock of a folder, until it is dropped. None where folders have no locks. `WouldBlock` when another process has it.
 fn lock(folder: &Path) -> io::Result<Option<File>> {
-    let Ok(file) = File::open(folder) else {
-        return Ok(None);
+    let file = match File::open(folder) {
+        // Other systems do not open folders.
+        Err(_) if !cfg!(unix) => return Ok(None),
+        opened => opened?,
     };
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(ErrorKind::WouldBlock.into()),
-        Err(TryLockError::Error(_)) => Ok(None),
+        // Some network file systems have no locks.
+        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => Ok(None),
+        Err(TryLockError::Error(e)) => Err(e),
     }
 }
 
@@ -153,7 +157,7 @@ fn event_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 pub(in crate::train) struct GoesOn<'a> {
     /// What the first record of a file says of its training.
     pub(in crate::train) training: &'a str,
-    /// The first loss of its log, as the checkpoint has it; none for a run without a check of it.
+    /// The first loss of its log as the checkpoint has it, if any yet; `None` for a run without this check.
     pub(in crate::train) first: Option<Option<FirstLoss>>,
     /// The last step to keep.
     pub(in crate::train) step: u64,
@@ -198,12 +202,19 @@ pub(in crate::train) struct Log {
     files: Vec<PathBuf>,
     /// Lengths of files to cut.
     cuts: Vec<(PathBuf, u64)>,
+    /// The first loss to keep.
+    first: Option<FirstLoss>,
 }
 
 impl Log {
     /// True for a folder without a log.
     pub(in crate::train) fn is_new(&self) -> bool {
         self.files.is_empty()
+    }
+
+    /// The first loss of the records to keep.
+    pub(in crate::train) fn first(&self) -> Option<FirstLoss> {
+        self.first
     }
 
     /// Checks the folder of a run, and changes nothing. Without a training that goes on, the folder must have no log.
@@ -214,6 +225,7 @@ impl Log {
         let mut log = Log {
             files,
             cuts: Vec::new(),
+            first: None,
         };
         let Some(first) = log.files.first() else {
             return Ok(log);
@@ -223,10 +235,14 @@ impl Log {
             let e = Error::invalid(message);
             return Err(e.hint("another folder for the log, or remove this one"));
         };
-        let mut first = None;
+        let mut seen = false;
         for path in &log.files {
-            let read = read_part(path, goes_on, &mut first);
-            if let Some(n_bytes) = read? {
+            let mut part = Part {
+                goes_on,
+                seen: &mut seen,
+                kept: &mut log.first,
+            };
+            if let Some(n_bytes) = part.read(path)? {
                 log.cuts.push((path.clone(), n_bytes));
             }
         }
@@ -244,38 +260,57 @@ impl Log {
     }
 }
 
-/// The number of bytes to keep of a file; `None` for all.
-fn read_part(path: &Path, goes_on: &GoesOn, first: &mut Option<FirstLoss>) -> Result<Option<u64>> {
-    if !name(path).contains(WRITER) {
-        return Err(another(path));
-    }
-    let mut records = Records::open(path).map_err(|e| error(path, e))?;
-    loop {
-        let at = records.at();
-        let event = match records.next().map_err(|e| error(path, e))? {
-            None => return Ok(None),
-            Some(Next::Unfinished) => return Ok(Some(at)),
-            Some(Next::Damaged) => return Err(damaged(path, at)),
-            Some(Next::Event(event)) => event,
-        };
-        if let Some(Payload::Session(session)) = &event.payload
-            && session.msg != goes_on.training
-        {
+/// The check of a log, file by file.
+struct Part<'a> {
+    goes_on: &'a GoesOn<'a>,
+    /// True from the first loss on, kept or not.
+    seen: &'a mut bool,
+    /// The first loss to keep.
+    kept: &'a mut Option<FirstLoss>,
+}
+
+impl Part<'_> {
+    /// The number of bytes to keep of a file; `None` for all.
+    fn read(&mut self, path: &Path) -> Result<Option<u64>> {
+        if !name(path).contains(WRITER) {
             return Err(another(path));
         }
-        if let (None, Some(loss), Some(own)) = (&first, first_loss(&event), goes_on.first) {
-            *first = Some(loss);
-            // Another rate or seed gives another loss. Without one in the checkpoint, the log has none before it.
-            let is_own = match own {
-                Some(own) => (own.0, own.1.to_bits()) == (loss.0, loss.1.to_bits()),
-                None => !goes_on.keeps(&event),
-            };
-            if !is_own {
-                return Err(another(path));
+        let mut records = Records::open(path).map_err(|e| error(path, e))?;
+        loop {
+            let at = records.at();
+            match records.next().map_err(|e| error(path, e))? {
+                None => return Ok(None),
+                Some(Next::Unfinished) => return Ok(Some(at)),
+                Some(Next::Damaged) => return Err(damaged(path, at)),
+                Some(Next::Event(event)) => {
+                    if !self.is_own(&event) {
+                        return Err(another(path));
+                    }
+                    if !self.goes_on.keeps(&event) {
+                        return Ok(Some(at));
+                    }
+                }
             }
         }
-        if !goes_on.keeps(&event) {
-            return Ok(Some(at));
+    }
+
+    /// False for a record of another training. Another rate or seed gives another first loss; a log without one in the checkpoint has none
+    /// before it.
+    fn is_own(&mut self, event: &Event) -> bool {
+        if let Some(Payload::Session(session)) = &event.payload {
+            return session.msg == self.goes_on.training;
+        }
+        let (Some(loss), false) = (first_loss(event), *self.seen) else {
+            return true;
+        };
+        *self.seen = true;
+        if self.goes_on.keeps(event) {
+            *self.kept = Some(loss);
+        }
+        match self.goes_on.first {
+            None => true,
+            Some(None) => self.kept.is_none(),
+            Some(Some(own)) => (own.0, own.1.to_bits()) == (loss.0, loss.1.to_bits()),
         }
     }
 }
@@ -286,10 +321,8 @@ fn another(path: &Path) -> Error {
 }
 
 fn damaged(path: &Path, at: u64) -> Error {
-    Error::invalid(format!(
-        "{}: the record at byte {at} is damaged",
-        path.display()
-    ))
+    let message = format!("{}: the record at byte {at} is damaged", path.display());
+    Error::invalid(message).hint("remove the file, or its end from this byte on")
 }
 
 /// The events of all files of a run, in order. An unfinished record at the end of a file is left out, as a running training has one at times.

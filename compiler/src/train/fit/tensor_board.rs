@@ -32,10 +32,12 @@ pub struct TensorBoard {
     summaries: Option<Summaries>,
     train: Run,
     validation: Run,
-    /// What a training shares with one that goes on.
+    /// Facts that a resumed training shares with the one before.
     training: String,
     /// The first loss in the log.
     first: Option<FirstLoss>,
+    /// True when the checkpoint is of a training with a log.
+    is_known: bool,
     inspection: Option<Inspection>,
     /// Tags with a warning of elements that are not finite.
     warned: BTreeSet<String>,
@@ -148,6 +150,7 @@ impl TensorBoard {
             folder,
             training: String::new(),
             first: None,
+            is_known: false,
             scalars: Every::Steps(10),
             summaries: None,
             inspection: None,
@@ -166,6 +169,32 @@ impl TensorBoard {
     pub fn summaries(mut self, summaries: Summaries) -> TensorBoard {
         self.summaries = Some(summaries);
         self
+    }
+
+    /// Checks the folders, which change at the first epoch.
+    fn check_logs(&mut self, cx: &FitContext) -> Result<()> {
+        // The loss of an epoch comes after the last step of the epoch.
+        let goes_on = |every: Every, first: Option<Option<FirstLoss>>| GoesOn {
+            training: &self.training,
+            first,
+            step: cx.step(),
+            repeats_loss: matches!(every, Every::Epochs(_)) && cx.is_at_end(),
+        };
+        let check = |folder: &Path, goes_on: GoesOn| {
+            Log::check(folder, Some(&goes_on).filter(|_| cx.is_resumed()))
+        };
+        let train = check(&self.train.folder, goes_on(self.scalars, Some(self.first)))?;
+        if cx.is_resumed() && !self.is_known && !train.is_new() {
+            let folder = self.train.folder.display();
+            let message =
+                format!("{folder} has a log, and the checkpoint is of a training without one");
+            return Err(Error::invalid(message).hint("another folder for the log"));
+        }
+        self.first = train.first();
+        self.train.log = Some(train);
+        let validation = check(&self.validation.folder, goes_on(cx.evaluate(), None))?;
+        self.validation.log = Some(validation);
+        Ok(())
     }
 
     /// The numbers of a step besides its rate.
@@ -193,32 +222,9 @@ impl TensorBoard {
 
     /// Writes histograms and sparsity of the step after `cx.step()`.
     fn add_summaries(&mut self, cx: &mut FitContext, batch: &Batch) -> Result<()> {
-        let Some(summaries) = &self.summaries else {
-            return Ok(());
-        };
         let step = cx.step() + 1;
-        let mut values: Vec<(String, Tensor)> = Vec::new();
-        if summaries.weights {
-            let names = cx.trainer().variables().iter();
-            for name in names.filter(|name| is_within_any(name, &summaries.scopes)) {
-                let value = cx.trainer().value(name)?;
-                values.extend(value.map(|value| (name.clone(), value)));
-            }
-        }
-        if let Some(inspection) = &self.inspection {
-            match inspection.run(cx.trainer(), batch) {
-                Ok(outputs) => {
-                    let pairs = outputs.iter().map(|(tag, t)| (tag.to_owned(), t.clone()));
-                    values.extend(pairs);
-                }
-                Err(e) => {
-                    cx.warn(format!(
-                        "no activations and gradients from step {step} on: {e}"
-                    ));
-                    self.inspection = None;
-                }
-            }
-        }
+        let mut values = self.inspected(cx, batch);
+        values.extend(self.weights(cx, batch)?);
         let mut record = Record::default();
         for (tag, value) in &values {
             let numbers = Numbers::of(value);
@@ -233,6 +239,48 @@ impl TensorBoard {
         }
         self.train.write(cx, |file| file.add_record(step, record));
         Ok(())
+    }
+
+    /// Activations and gradients. A failure ends them with a warning.
+    fn inspected(&mut self, cx: &mut FitContext, batch: &Batch) -> Vec<(String, Tensor)> {
+        let Some(inspection) = &self.inspection else {
+            return Vec::new();
+        };
+        match inspection.run(cx.trainer(), batch) {
+            Ok(outputs) => {
+                let pairs = outputs.iter();
+                pairs.map(|(tag, t)| (tag.to_owned(), t.clone())).collect()
+            }
+            Err(e) => {
+                let step = cx.step() + 1;
+                cx.warn(format!(
+                    "no activations and gradients from step {step} on: {e}"
+                ));
+                self.inspection = None;
+                Vec::new()
+            }
+        }
+    }
+
+    /// Trainable variables.
+    fn weights(&self, cx: &FitContext, batch: &Batch) -> Result<Vec<(String, Tensor)>> {
+        let Some(summaries) = self.summaries.as_ref().filter(|s| s.weights) else {
+            return Ok(Vec::new());
+        };
+        let trainer = cx.trainer();
+        if trainer.program().specialisations() == 0 {
+            // Variables have values once the code of the step is there.
+            trainer.executable_for(batch)?;
+        }
+        let mut values = Vec::new();
+        for name in trainer.variables() {
+            if is_within_any(name, &summaries.scopes)
+                && let Some(value) = trainer.value(name)?
+            {
+                values.push((name.clone(), value));
+            }
+        }
+        Ok(values)
     }
 }
 
@@ -254,27 +302,7 @@ impl Callback for TensorBoard {
             return Err(Error::invalid(message).hint("a folder for the log"));
         }
         self.training = training(cx);
-        if !cx.is_resumed() {
-            self.first = None;
-        }
-        // The loss of an epoch comes after the last step of the epoch.
-        let goes_on = |every: Every, first: Option<Option<FirstLoss>>| GoesOn {
-            training: &self.training,
-            first,
-            step: cx.step(),
-            repeats_loss: matches!(every, Every::Epochs(_)) && cx.is_at_end(),
-        };
-        let check = |folder: &Path, goes_on: GoesOn| {
-            Log::check(folder, Some(&goes_on).filter(|_| cx.is_resumed()))
-        };
-        let train = check(&self.train.folder, goes_on(self.scalars, Some(self.first)))?;
-        if train.is_new() {
-            self.first = None;
-        }
-        self.train.log = Some(train);
-        let validation = check(&self.validation.folder, goes_on(cx.evaluate(), None))?;
-        self.validation.log = Some(validation);
-        Ok(())
+        self.check_logs(cx)
     }
 
     fn train_end(&mut self, _cx: &mut FitContext, _end: &End) -> Result<()> {
@@ -349,29 +377,44 @@ impl Callback for TensorBoard {
     }
 
     fn state(&self) -> CallbackState {
+        let note = match self.first {
+            Some((step, loss)) => format!("{step} {:08x}", loss.to_bits()),
+            None => NONE.to_owned(),
+        };
         let mut state = CallbackState::default();
-        if let Some((step, loss)) = self.first {
-            let note = format!("{step} {:08x}", loss.to_bits());
-            state.notes.insert(FIRST.to_owned(), note);
-        }
+        state.notes.insert(FIRST.to_owned(), note);
         state
     }
 
     fn restore(&mut self, state: CallbackState) -> Result<()> {
-        let first = |note: &String| {
+        let note = state.notes.get(FIRST);
+        (self.first, self.is_known) = (None, note.is_some());
+        let Some(note) = note.filter(|note| *note != NONE) else {
+            return Ok(());
+        };
+        let first = |note: &str| {
             let (step, loss) = note.split_once(' ')?;
             let bits = u32::from_str_radix(loss, 16).ok()?;
             Some((step.parse().ok()?, f32::from_bits(bits)))
         };
-        self.first = state.notes.get(FIRST).and_then(first);
-        Ok(())
+        match first(note) {
+            None => Err(Error::invalid(format!(
+                "{FIRST}: {note:?} is no step with a loss"
+            ))),
+            first => {
+                self.first = first;
+                Ok(())
+            }
+        }
     }
 }
 
 /// The note of the first loss in the log.
 const FIRST: &str = "first loss";
+/// Its text before there is one.
+const NONE: &str = "none";
 
-/// What a training shares with one that goes on.
+/// Facts that a resumed training shares with the one before.
 fn training(cx: &FitContext) -> String {
     let (position, mut text) = (cx.position(), String::new());
     for ((container, name), ty) in cx.trainer().state() {
