@@ -62,6 +62,30 @@ def lenet(net):
     return loss
 
 
+def cifar(net):
+    """The network of compiler/examples/cifar10.rs with 8 filters: overlapping pools and local response normalisation."""
+    c1, b1 = net.weight(8, 3, 5, 5, scale=0.15), net.weight(8, scale=0.1)
+    c2, b2 = net.weight(8, 8, 5, 5, scale=0.1), net.weight(8, scale=0.1, add=0.1)
+    w3, b3 = net.weight(72, 16, scale=0.2), net.weight(16, scale=0.1, add=0.1)
+    w4, b4 = net.weight(16, 5, scale=0.3), net.weight(5, scale=0.1)
+    x, y = reals(8, 3, 12, 12), labels(8, 5)
+
+    def pool(h):
+        # "same" of an even extent: max_pool2d itself pads both sides alike.
+        return F.max_pool2d(F.pad(h, (0, 1, 0, 1), value=-torch.inf), 3, 2)
+
+    def loss():
+        h = pool(torch.relu(F.conv2d(x, c1, b1, padding=2)))
+        h = F.local_response_norm(h, 9, alpha=0.9, beta=0.75, k=1.0)
+        h = torch.relu(F.conv2d(h, c2, b2, padding=2))
+        h = pool(F.local_response_norm(h, 4, alpha=0.4, beta=0.6, k=2.0))
+        h = torch.relu(h.flatten(1) @ w3 + b3)
+        decay = 0.004 * (w3 * w3).sum() / 2
+        return F.cross_entropy(h @ w4 + b4, y) + decay
+
+    return loss
+
+
 def gpt(net):
     """One block before its head: layer norm, causal attention of two heads, layer norm, GELU."""
     table, places = net.weight(11, 16, scale=0.5), net.weight(8, 16, scale=0.3)
@@ -107,6 +131,7 @@ def lstm(net):
 CURVES = {
     "mlp": (mlp, lambda p: torch.optim.Adam(p, lr=1e-2)),
     "lenet": (lenet, lambda p: torch.optim.Adam(p, lr=3e-3, weight_decay=1e-2)),
+    "cifar": (cifar, lambda p: torch.optim.SGD(p, lr=0.05)),
     "gpt": (gpt, lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1)),
     "lstm": (lstm, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)),
 }
