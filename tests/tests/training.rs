@@ -9,6 +9,7 @@ mod cifar;
 #[path = "../../compiler/examples/cifar10.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod cifar10;
+mod crashes;
 mod curves;
 mod data;
 #[path = "../../compiler/examples/digits.rs"]

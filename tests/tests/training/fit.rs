@@ -288,7 +288,7 @@ fn complete() -> Trainer {
 }
 
 /// Lines of a log without times.
-fn lines(path: &Path) -> Vec<Value> {
+pub(super) fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     let value = |line: &str| {
         let mut value: Value = serde_json::from_str(line).unwrap();
@@ -299,7 +299,7 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 /// Steps of a log without times.
-fn events(folder: &Path) -> Vec<LoggedStep> {
+pub(super) fn events(folder: &Path) -> Vec<LoggedStep> {
     let mut steps = EventLog::read(folder).unwrap().steps;
     for step in &mut steps {
         step.wall_time = 0.0;
