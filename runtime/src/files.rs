@@ -6,7 +6,7 @@ mod read;
 pub use kind::Kind;
 pub use read::{MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES, lock, open, read, read_text};
 
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ fn replace_target(
     permissions: Option<Permissions>,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let (beside, file) = create_beside(target)?;
+    let (beside, file, _lock) = create_locked(target)?;
     let written = write_to(file, write)
         .and_then(|()| match permissions {
             Some(permissions) => fs::set_permissions(&beside, permissions),
@@ -115,6 +115,77 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
         }
     }
     Err(taken)
+}
+
+/// Creates a file as [`create_beside`] does, with a lock that [`remove_unfinished`] respects. None where files have no locks.
+///
+/// The lock is of a handle of its own: the one for writing is closed before the file gets its name, since a program that is open for writing
+/// cannot be started.
+fn create_locked(path: &Path) -> io::Result<(PathBuf, File, Option<File>)> {
+    let mut removed = io::Error::from(io::ErrorKind::NotFound);
+    for _ in 0..MAX_ATTEMPTS {
+        let (beside, file) = create_beside(path)?;
+        match lock_unfinished(&beside) {
+            Ok(lock) => return Ok((beside, file, lock)),
+            // Another process has taken it for a file that was left behind.
+            Err(e) => removed = e,
+        }
+    }
+    Err(removed)
+}
+
+/// The lock of an unfinished file, until it is dropped. None where files have no locks. Errors when another process has it, and when the file is
+/// gone.
+fn lock_unfinished(beside: &Path) -> io::Result<Option<File>> {
+    // Elsewhere, a lock keeps other handles of the same process from writing.
+    if cfg!(not(unix)) {
+        return Ok(None);
+    }
+    let file = File::open(beside)?;
+    match file.try_lock() {
+        Ok(()) => fs::symlink_metadata(beside).map(|_| Some(file)),
+        Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(TryLockError::Error(_)) => Ok(None),
+    }
+}
+
+/// Removes the unfinished files that killed processes have left in a folder. Files that a process still writes stay; so do all where files
+/// have no locks. A missing folder has none.
+pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = name.to_str().is_some_and(is_beside) && entry.file_type()?.is_file();
+        // A file that is locked or gone is another process's.
+        if is_ours && let Ok(Some(_lock)) = lock_unfinished(&entry.path()) {
+            match fs::remove_file(entry.path()) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes unfinished files as [`remove_unfinished`] does, in the folder where [`replace`] leaves those of `path`.
+pub fn remove_unfinished_beside(path: &Path) -> io::Result<()> {
+    let (target, _, is_replaced) = target_of(path);
+    if !is_replaced {
+        return Ok(());
+    }
+    let folder = target.parent().filter(|p| !p.as_os_str().is_empty());
+    remove_unfinished(folder.unwrap_or(Path::new(".")))
+}
+
+/// True for a name that [`create_beside`] gives.
+fn is_beside(name: &str) -> bool {
+    let random = name.strip_prefix(".gristmill-");
+    let random = random.and_then(|name| name.strip_suffix(".new"));
+    random.is_some_and(|r| r.len() == 16 && r.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
 #[cfg(test)]
@@ -155,6 +226,29 @@ mod tests {
         replace(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(&folder), ["a"]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    #[cfg(unix)]
+    #[cfg_attr(miri, ignore = "locks files")]
+    fn unfinished_files_are_removed_unless_they_are_in_the_making() {
+        let folder = folder("unfinished");
+        let path = folder.join("a");
+        for name in [".gristmill-0123456789abcdef.new", ".gristmill-mine.new"] {
+            fs::write(folder.join(name), "half").unwrap();
+        }
+        replace(&path, |file| {
+            file.write_all(b"whole")?;
+            assert_eq!(names(&folder).len(), 3);
+            remove_unfinished_beside(&path)?;
+            assert_eq!(names(&folder).len(), 2);
+            file.write_all(b", too")
+        })
+        .unwrap();
+        assert_eq!(names(&folder), [".gristmill-mine.new", "a"]);
+        assert_eq!(fs::read(&path).unwrap(), b"whole, too");
+        remove_unfinished(&folder.join("missing")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -5,6 +5,7 @@ use super::fit_state::{self, FitState};
 use super::trainer::Trainer;
 use crate::error::{Error, Result};
 use crate::ir::Type;
+use gristmill_runtime::files;
 use gristmill_runtime::safetensors::{self, Notes, Saved, label};
 use std::collections::BTreeMap;
 use std::fs;
@@ -169,7 +170,7 @@ impl Position {
 
 impl Checkpoints {
     /// The checkpoints of a folder. Creates a missing folder, keeps the newest `n_kept` checkpoints (at least one), and removes unfinished
-    /// files of an earlier process.
+    /// files of killed processes, but none that another process is still writing.
     pub fn new(folder: impl Into<PathBuf>, n_kept: usize) -> Result<Checkpoints> {
         let checkpoints = Checkpoints {
             folder: folder.into(),
@@ -177,12 +178,7 @@ impl Checkpoints {
             facts: Notes::new(),
         };
         fs::create_dir_all(&checkpoints.folder).map_err(|e| checkpoints.error(e))?;
-        for name in checkpoints.names()? {
-            if name.starts_with(".gristmill-") && name.ends_with(".new") {
-                let path = checkpoints.folder.join(name);
-                fs::remove_file(path).map_err(|e| checkpoints.error(e))?;
-            }
-        }
+        files::remove_unfinished(&checkpoints.folder).map_err(|e| checkpoints.error(e))?;
         Ok(checkpoints)
     }
 

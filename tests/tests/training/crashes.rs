@@ -9,6 +9,7 @@ use gristmill::train::{
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Killed trainings, unless the environment variable asks for another number.
-const N_KILLS: usize = 60;
+const N_KILLS: usize = 40;
 const N_KILLS_VARIABLE: &str = "GRISTMILL_TEST_KILLS";
 
 /// The folder in which the process is to train.
@@ -84,6 +85,16 @@ fn best_file(folder: &Path) -> PathBuf {
 
 fn log_file(folder: &Path) -> PathBuf {
     folder.join("log.jsonl")
+}
+
+/// Unfinished files in a folder and in its folder of checkpoints.
+fn unfinished(folder: &Path) -> Vec<OsString> {
+    let folders = [folder.to_owned(), folder.join("checkpoints")];
+    let entries = folders.iter().flat_map(|f| fs::read_dir(f).unwrap());
+    let names = entries.map(|e| e.unwrap().file_name());
+    names
+        .filter(|name| name.to_str().unwrap().ends_with(".new"))
+        .collect()
 }
 
 /// Trains in another process, and kills it some time after it has written a line. True when the training ended before.
@@ -192,7 +203,12 @@ fn a_killed_training_goes_on_to_the_same_end() {
             }
         }
         n_trainings += 1;
+        // A kill in the middle of a file leaves it unfinished.
+        for folder in [folder, checkpoints.folder()] {
+            fs::write(folder.join(".gristmill-0123456789abcdef.new"), "half").unwrap();
+        }
         assert_eq!(state(&train(folder).0), expected);
+        assert_eq!(unfinished(folder), [""; 0]);
         let file = |folder: &Path| fs::read(best_file(folder)).unwrap();
         assert!(file(folder) == file(whole.path()));
         assert_eq!(lines(&log_file(folder)), lines(&log_file(whole.path())));

@@ -6,8 +6,8 @@ use crate::train::checkpoint::{Checkpoints, Position};
 use crate::train::data::Batch;
 use crate::train::metrics::Metrics;
 use crate::train::trainer::{StepOutputs, Trainer};
-use gristmill_runtime::Tensor;
 use gristmill_runtime::safetensors::{Notes, Saved};
+use gristmill_runtime::{Tensor, files};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -210,6 +210,14 @@ impl<'f> FitContext<'f> {
     /// Adds a warning: to [`FitReport::warnings`](super::FitReport::warnings), and to the callbacks.
     pub fn warn(&mut self, text: impl Into<String>) {
         self.warnings.push(text.into());
+    }
+
+    /// Removes what killed processes have left beside a file that is to be replaced.
+    pub(super) fn remove_unfinished_beside(&mut self, path: &Path) {
+        if let Err(e) = files::remove_unfinished_beside(path) {
+            let path = path.display();
+            self.warn(format!("{path}: {e}; unfinished files beside it stay"));
+        }
     }
 
     /// Saves a checkpoint in a folder once all callbacks have seen this event, or this step and its evaluation.

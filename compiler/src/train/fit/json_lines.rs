@@ -85,6 +85,7 @@ impl Callback for JsonLines {
     }
 
     fn train_begin(&mut self, cx: &mut FitContext) -> Result<()> {
+        cx.remove_unfinished_beside(&self.path);
         if cx.is_resumed() {
             self.cut(cx)?;
         } else if self.path.metadata().is_ok_and(|m| m.len() > 0) {

@@ -37,7 +37,8 @@ impl ModelCheckpoint {
     }
 
     /// Saves in one file, which is replaced atomically, whenever the value is better than all before. A resumed training
-    /// keeps a file with a better value. [`Checkpoints::resume_from`] continues from the file.
+    /// keeps a file with a better value. [`Checkpoints::resume_from`] continues from the file. Unfinished files of killed processes in its
+    /// folder are removed.
     pub fn best(monitor: Monitor, path: impl Into<PathBuf>) -> ModelCheckpoint {
         ModelCheckpoint {
             target: Wanted::Best {
@@ -118,6 +119,7 @@ impl Callback for ModelCheckpoint {
                 best,
             } => {
                 monitor.check(cx)?;
+                cx.remove_unfinished_beside(path);
                 if !path.exists() {
                     // A file that is gone is not the best one any more.
                     *best = None;
