@@ -1,4 +1,4 @@
-//! What `fit` and its callbacks cost, and the input pipeline.
+//! Times of `fit` with its callbacks, and of the input pipeline.
 //!
 //! `fit loop [THREADS] [ROUNDS]`: epochs of LeNet over 60,000 images, in turn: the plain loop of `step`; `fit` with a log for TensorBoard and a
 //! checkpoint per epoch; the same with histograms of gradients and weights each 100 steps. Medians, and ratios to the plain loop.
@@ -13,8 +13,8 @@ mod cifar10;
 use gristmill::ir::{Dim, ScalarOp};
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{
-    Adam, Callback, Checkpoints, Conv2d, Dataset, Every, Fit, ImageOp, Loading, Model,
-    ModelCheckpoint, Objective, Summaries, TensorBoard, TensorDataset, Trainer, Training, loss,
+    Adam, Callback, Checkpoints, Conv2d, Dataset, Every, Fit, Loading, Model, ModelCheckpoint,
+    Objective, Summaries, TensorBoard, TensorDataset, Trainer, Training, loss,
 };
 use gristmill::{DType, Error, Result, Session, Settings, Tensor};
 use std::path::Path;
@@ -133,21 +133,7 @@ fn with_callbacks(
 
 /// Drawn images, changed as the tutorial changes them.
 fn images() -> Result<impl Dataset> {
-    let ops = [
-        ImageOp::RandomCrop {
-            height: 24,
-            width: 24,
-            padding: 0,
-        },
-        ImageOp::RandomFlip,
-        ImageOp::RandomBrightness { delta: 63.0 },
-        ImageOp::RandomContrast {
-            low: 0.2,
-            high: 1.8,
-        },
-        ImageOp::Standardize,
-    ];
-    Ok(cifar10::shapes(12_800, 1)?.images("image", ops))
+    Ok(cifar10::shapes(12_800, 1)?.images("image", cifar10::DISTORTIONS))
 }
 
 fn loading(threads: usize) -> Loading {

@@ -94,26 +94,26 @@ impl Args {
     }
 }
 
+/// Changes of the images to train on.
+pub const DISTORTIONS: [ImageOp; 5] = [
+    ImageOp::RandomCrop {
+        height: 24,
+        width: 24,
+        padding: 0,
+    },
+    ImageOp::RandomFlip,
+    ImageOp::RandomBrightness { delta: 63.0 },
+    ImageOp::RandomContrast {
+        low: 0.2,
+        high: 1.8,
+    },
+    ImageOp::Standardize,
+];
+
 /// Trains, and gives the accuracies on held-out images: by the weights, and by their averages.
 pub fn train(args: &Args) -> Result<(f64, f64)> {
     let (images, held_out) = data(args)?;
-    let images = images.images(
-        "image",
-        [
-            ImageOp::RandomCrop {
-                height: 24,
-                width: 24,
-                padding: 0,
-            },
-            ImageOp::RandomFlip,
-            ImageOp::RandomBrightness { delta: 63.0 },
-            ImageOp::RandomContrast {
-                low: 0.2,
-                high: 1.8,
-            },
-            ImageOp::Standardize,
-        ],
-    );
+    let images = images.images("image", DISTORTIONS);
     let trainer = trainer(args, (images.len() / BATCH) as u64)?;
     let checkpoints = Checkpoints::new(args.run.join("checkpoints"), 3)?;
     let fit = Fit {

@@ -20,7 +20,7 @@ const INDEX: &str = "accumulation/index";
 /// Its part of the step's examples.
 const WEIGHT: &str = "accumulation/weight";
 
-/// What a program does with gradients.
+/// The use of gradients in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// A step on a whole batch.
@@ -75,7 +75,7 @@ impl Part {
             let name = format!("{FOLDER}sum/{}", p.name);
             let zeros = Tensor::zeros(ty.dtype, &ty.static_shape().unwrap_or_default())?;
             let (old, zero) = (b.variable(&name, zeros)?, b.scalar(ty.dtype, 0.0));
-            // What an earlier step has left does not count, NaN neither.
+            // Sums of an earlier step do not count, NaN neither.
             let old = b.map(ScalarOp::Select, &[is_first, zero, old])?;
             let weight = b.cast(weight, ty.dtype)?;
             let own = b.mul(p.gradient, weight)?;

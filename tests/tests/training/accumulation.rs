@@ -285,7 +285,7 @@ fn summaries_are_of_the_first_micro_batch() {
     let mut activations = activations.filter(|(tag, _)| tag == "first/activations");
     let first = activations.next().unwrap();
     assert!(activations.all(|(_, h)| h.n == 12 * 16));
-    // Those of the first 12 rows, by the program of evaluations.
+    // The values of the first 12 rows, by a step on them alone.
     let batch = data.shuffled(24, 0, 0).next().unwrap().unwrap();
     let half = |t: &Tensor| {
         let mut shape = t.shape().to_vec();

@@ -89,7 +89,7 @@ impl EventFile {
         self.buffer.clear();
         record::append(&event, &mut self.buffer);
         if let Err(e) = self.file.write_all(&self.buffer) {
-            // What cannot be cut off is an unfinished record, which readers leave out.
+            // Without this cut, the file ends in an unfinished record, which readers leave out.
             drop(self.file.set_len(self.n_bytes));
             return Err(e);
         }
@@ -155,7 +155,7 @@ fn event_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// The training that a log goes on with.
 pub(in crate::train) struct GoesOn<'a> {
-    /// What the first record of a file says of its training.
+    /// The training by its facts, as the second record of each file has it.
     pub(in crate::train) training: &'a str,
     /// The first loss of its log as the checkpoint has it, if any yet; `None` for a run without this check.
     pub(in crate::train) first: Option<Option<FirstLoss>>,

@@ -45,7 +45,7 @@ const N_TABLES: usize = 4;
 const CHUNK: usize = 1 << 16;
 
 impl Numbers {
-    /// Those of a tensor.
+    /// Counts and moments of a tensor.
     pub(in crate::train) fn of(t: &Tensor) -> Numbers {
         let mut counts = Counts::default();
         match t.dtype() {

@@ -75,7 +75,7 @@ pub struct HistogramProto {
     /// The greatest number.
     #[prost(double, tag = "2")]
     pub max: f64,
-    /// How many there are.
+    /// Their count.
     #[prost(double, tag = "3")]
     pub num: f64,
     /// Their sum.
