@@ -20,6 +20,8 @@ mod events;
 #[allow(dead_code, reason = "an example's `main`")]
 mod fashion_mnist;
 mod fit;
+#[cfg(target_os = "linux")]
+mod growth;
 mod loops;
 mod programs;
 mod random;
