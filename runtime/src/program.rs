@@ -21,6 +21,7 @@ mod collectives;
 mod hazards;
 mod memory;
 mod print;
+mod replicas;
 mod state;
 mod validate;
 
@@ -37,6 +38,7 @@ pub use crate::kernel_abi::KernelFn;
 pub use blocks::{Blocks, SERIAL_NS, grain};
 pub(crate) use memory::LOOP_BYTES;
 pub use memory::MemoryUse;
+pub use replicas::{replica_name, replica_of};
 pub(crate) use state::Resident;
 
 /// Deepest nesting of control-flow sub-programs that [`Program::validate`] accepts; the top-level program has depth 0.

@@ -8,6 +8,7 @@ use super::graph::{Graph, Node, NodeId};
 use super::ops::Op;
 use super::{OpClass, Origin, Type};
 use crate::error::Error;
+use gristmill_runtime::program::replica_of;
 use std::collections::BTreeMap;
 
 /// Container and name of a variable.
@@ -125,10 +126,19 @@ impl Graph {
     }
 
     /// Errors, naming both nodes, when a variable is used with types that cannot meet, or with two
-    /// initial values. Extents with symbols may differ: the variable has another one after a run.
+    /// initial values, and on the name of a replica. Extents with symbols may differ: the variable has another one after a run.
     pub fn check_state(&self) -> Result<(), Error> {
         let mut first: BTreeMap<Variable, Use> = BTreeMap::new();
         for (variable, own) in uses(self) {
+            if replica_of(&variable.1).is_some() {
+                let message = format!(
+                    "variable {:?}: devices that train together keep replicas under such names",
+                    variable.1
+                );
+                return Err(Error::invalid(message)
+                    .hint("another last part of the name")
+                    .at_origin(own.origin));
+            }
             match first.get_mut(&variable) {
                 Some(other) => other.meet(own, &variable)?,
                 None => drop(first.insert(variable, own)),

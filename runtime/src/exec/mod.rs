@@ -62,7 +62,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::driver::{Driver, Group};
 use crate::error::{Error, ErrorKind};
 use crate::perf;
-use crate::program::{IoSpec, Key, Program, StepKind};
+use crate::program::{IoSpec, Key, Program, StepKind, replica_of};
 use crate::sync::lock;
 use crate::tensor::{ALIGN_BYTES, Tensor};
 use caller::{CallerTensors, Operands};
@@ -74,6 +74,7 @@ use pool::{Core, Errand, Helper, Hired};
 use profile::Profile;
 use rendezvous::{Rendezvous, SlotSpec};
 use resident::Residents;
+use resources::Variable;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -132,6 +133,8 @@ pub struct Executor {
     has_state: bool,
     assigns: bool,
     residents: Residents,
+    /// The program's replicas of variables.
+    replicas: Vec<Arc<Variable>>,
 }
 
 /// Time of one launch.
@@ -168,6 +171,13 @@ struct Shared {
     groups: Vec<Arc<dyn Group>>,
     /// Devices that runs of other programs may not use at the same time.
     devices: Arc<collective::Devices>,
+}
+
+/// The replicas among the variables of a program.
+fn replicas(program: &Program, resources: &Resources) -> Result<Vec<Arc<Variable>>, Error> {
+    let specs = program.variables.iter();
+    let specs = specs.filter(|spec| replica_of(&spec.name).is_some());
+    specs.map(|spec| resources.declare(spec)).collect()
 }
 
 impl Executor {
@@ -214,6 +224,7 @@ impl Executor {
             has_state: shared.program.has_state(),
             assigns: shared.program.assigns(),
             residents,
+            replicas: replicas(&shared.program, &options.resources)?,
             shared,
         })
     }
@@ -356,7 +367,7 @@ impl Executor {
         let transaction = self.has_state.then(begin);
         self.run_within(operands)?;
         if let Some(transaction) = transaction {
-            transaction.commit();
+            transaction.commit_with(&self.replicas);
         }
         Ok(())
     }
@@ -387,6 +398,7 @@ impl Executor {
 
     fn run_within(&self, mut operands: Operands) -> Result<(), Error> {
         let mut helpers = lock(&self.turn);
+        self.replicas.iter().try_for_each(|v| v.follow())?;
         let devices = &self.shared.devices;
         let program = self
             .shared

@@ -3,7 +3,7 @@
 use super::resident::{At, OnDevice, Place, Value};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::program::{Resident, VariableSpec};
+use crate::program::{Resident, VariableSpec, replica_of};
 #[cfg(feature = "safetensors")]
 use crate::safetensors::{self, Notes, Saved};
 use crate::sync::{alone, lock, shared};
@@ -13,12 +13,16 @@ use std::fmt;
 #[cfg(feature = "safetensors")]
 use std::path::Path;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A set of variables keyed (container, name). Clone the `Arc` to share it between executors.
 ///
 /// Runs of programs with assignments are exclusive, so no update is lost between a read and its
 /// assignment. Runs of programs that only read variables overlap.
+///
+/// A variable may have replicas, one for each further device of a program ([`replica_name`](crate::program::replica_name)). They are not among
+/// the names and values, and begin each run with the variable's value.
 #[derive(Default)]
 pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,
@@ -32,6 +36,8 @@ pub(crate) struct Variable {
     dtype: DType,
     initial: Mutex<Option<Tensor>>,
     state: RwLock<State>,
+    /// Of a replica: its variable, and the number of its own value there.
+    original: Option<(Arc<Variable>, AtomicU64)>,
 }
 
 /// The values of a variable: at most one of each, and memory for what comes next.
@@ -69,8 +75,14 @@ enum Turn<'r> {
 impl Transaction<'_> {
     /// Makes all assignments visible.
     pub fn commit(self) {
+        self.commit_with(&[]);
+    }
+
+    /// The same for a run that gave these replicas the values of their variables.
+    pub(super) fn commit_with(self, replicas: &[Arc<Variable>]) {
         if let Turn::Alone(_) = self.turn {
             self.resources.each(State::commit);
+            replicas.iter().for_each(|v| v.has_followed());
         }
     }
 }
@@ -156,7 +168,8 @@ impl Resources {
         let _reading = self.begin_as(false);
         let variables = lock(&self.variables);
         let mut values = Vec::new();
-        let wanted = variables.iter().filter(|((c, n), _)| is_wanted(c, n));
+        let originals = variables.iter().filter(|(_, v)| v.original.is_none());
+        let wanted = originals.filter(|((c, n), _)| is_wanted(c, n));
         for ((container, name), variable) in wanted {
             variable.check_whole(&shared(&variable.state))?;
             values.extend(variable.committed()?.map(|value| Saved {
@@ -193,7 +206,9 @@ impl Resources {
 
     /// Container and name of every variable, in order.
     pub fn names(&self) -> Vec<(String, String)> {
-        lock(&self.variables).keys().cloned().collect()
+        let variables = lock(&self.variables);
+        let originals = variables.iter().filter(|(_, v)| v.original.is_none());
+        originals.map(|(key, _)| key.clone()).collect()
     }
 
     /// Resets every variable of a container to its initial value. Variables without one count as never assigned.
@@ -209,6 +224,16 @@ impl Resources {
     /// The variable of `spec`, created if the container does not hold it.
     pub(crate) fn declare(&self, spec: &VariableSpec) -> Result<Arc<Variable>, Error> {
         let label = format!("variable {:?} of container {:?}", spec.name, spec.container);
+        let original = match replica_of(&spec.name) {
+            None => None,
+            Some(name) => {
+                let original = VariableSpec {
+                    name: name.to_owned(),
+                    ..spec.clone()
+                };
+                Some((self.declare(&original)?, AtomicU64::new(0)))
+            }
+        };
         let mut variables = lock(&self.variables);
         if let Some(old) = variables.get(&(spec.container.clone(), spec.name.clone())) {
             if old.dtype != spec.dtype {
@@ -227,6 +252,7 @@ impl Resources {
             dtype,
             initial: Mutex::new(initial),
             state,
+            original,
         });
         variables.insert(
             (spec.container.clone(), spec.name.clone()),
@@ -357,6 +383,37 @@ impl Variable {
             let value = || Value::new(At::Host(initial.clone()));
             alone(&self.state).value.get_or_insert_with(value);
         }
+    }
+
+    /// Gives a replica its variable's value, unless it has that already; in a run that holds a transaction.
+    pub(super) fn follow(&self) -> Result<(), Error> {
+        let Some((original, number)) = &self.original else {
+            return Ok(());
+        };
+        let newest = original.number();
+        if newest == 0 || newest == number.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(value) = original.committed()? {
+            let state = &mut *alone(&self.state);
+            state.roll_back();
+            state.value = Some(Value::new(At::Host(value)));
+            state.is_torn = false;
+        }
+        number.store(newest, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Notes that a run has given a replica and its variable one value.
+    fn has_followed(&self) {
+        if let Some((original, number)) = &self.original {
+            number.store(original.number(), Ordering::Relaxed);
+        }
+    }
+
+    /// The number of the value; 0 for none.
+    fn number(&self) -> u64 {
+        shared(&self.state).value.as_ref().map_or(0, |v| v.number)
     }
 
     /// The value after the last successful run, and between runs.
