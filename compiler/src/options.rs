@@ -6,6 +6,7 @@ use crate::place::{Fallback, Objective, Pin, Plan};
 use crate::target::Arch;
 use crate::target::TargetCpu;
 use gristmill_runtime::DType;
+use gristmill_runtime::device::DeviceName;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -24,6 +25,10 @@ pub struct Options {
     pub fallback: Fallback,
     /// Devices of all nodes, in place of a search.
     pub plan: Option<Plan>,
+    /// Devices that share each batch, without repetition: each computes the share of its examples, and what is over all of them, such as
+    /// means, by sums over the devices. Results are those of one device, up to the rounding of sums. The batch is the first axis of the
+    /// first input with an axis, and of the others where it has the same extent. Not with pins, plans and extents that the data decides.
+    pub data_parallel: Vec<DeviceName>,
     /// Objective of the placement. For throughput, as many runs are in flight as the plan overlaps, if enough threads call
     /// [`crate::Compiled::run`] at once.
     pub objective: Objective,
@@ -74,6 +79,7 @@ impl Default for Options {
             pins: Vec::new(),
             fallback: Fallback::Error,
             plan: None,
+            data_parallel: Vec::new(),
             objective: Objective::Latency,
             dims: Bindings::new(),
             ranges: BTreeMap::new(),

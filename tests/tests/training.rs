@@ -25,6 +25,7 @@ mod growth;
 mod loops;
 mod programs;
 mod random;
+mod strategies;
 mod tuning;
 
 use crate::multi_device::setup;
@@ -61,8 +62,8 @@ fn perceptron(m: &mut Model) -> Result<Objective> {
     Ok(Objective::new(loss).metric("accuracy", accuracy))
 }
 
-fn trainer(setup: Setup) -> Trainer {
-    let training = Training {
+fn training(setup: &Setup) -> Training {
+    Training {
         seed: 5,
         options: setup.options.clone(),
         ..Training::from(Update {
@@ -70,8 +71,17 @@ fn trainer(setup: Setup) -> Trainer {
             average: Some(0.9),
             ..Adam::default().into()
         })
-    };
-    Trainer::in_session(&setup.session(), "perceptron", &training, perceptron).unwrap()
+    }
+}
+
+fn trainer(setup: Setup) -> Trainer {
+    Trainer::in_session(
+        &setup.session(),
+        "perceptron",
+        &training(&setup),
+        perceptron,
+    )
+    .unwrap()
 }
 
 /// Rows whose class is the greatest of the first three numbers.

@@ -12,7 +12,7 @@ use crate::args::CompileArgs;
 use crate::heading;
 use crate::output::{self, errln, noteln, outlive_reader, outln};
 use crate::{load, parse, print_json};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use data::{Archive, Examples, Keys};
 use gristmill::DType;
 use gristmill::Options;
@@ -21,7 +21,8 @@ use gristmill::Source;
 use gristmill::onnx::{self, Converted};
 use gristmill::train::{
     Batch, Callback, Checkpoints, End, EpochReport, Every, Fit, FitContext, FitReport,
-    ModelCheckpoint, Resumed, StepOutputs, Summaries, TensorBoard, Trainer, Training, Weight,
+    ModelCheckpoint, Resumed, StepOutputs, Strategy, Summaries, TensorBoard, Trainer, Training,
+    Weight,
 };
 use gristmill::{Error, Result};
 use gristmill_runtime::command::given::check_target;
@@ -67,6 +68,13 @@ pub struct TrainArgs {
     /// Examples per step. Default: 32; for a model of a fixed batch size, that size times --accumulate. The last batch of an epoch may be smaller, unless the size is fixed.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     batch: Option<u32>,
+    /// Examples per step and replica, in place of --batch: with 4 replicas, a step has 4 times as many.
+    #[arg(long, value_name = "N", conflicts_with = "batch", value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
+    batch_per_replica: Option<u32>,
+    /// Devices that train together. `one-device`: the placer decides which device of --devices computes what. `mirrored`: each device of --devices,
+    /// of the fastest one's kind, has all weights and a share of each batch.
+    #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
+    strategy: StrategyName,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
     #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     accumulate: u32,
@@ -99,6 +107,25 @@ pub struct TrainArgs {
     /// Print JSON.
     #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
+}
+
+/// A strategy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum StrategyName {
+    #[default]
+    OneDevice,
+    Mirrored,
+}
+
+impl StrategyName {
+    fn strategy(self) -> Strategy {
+        match self {
+            StrategyName::OneDevice => Strategy::OneDevice,
+            StrategyName::Mirrored => Strategy::Mirrored {
+                devices: Vec::new(),
+            },
+        }
+    }
 }
 
 /// Exit code after Ctrl-C, as shells have it.
@@ -216,11 +243,13 @@ impl<'a> Setup<'a> {
         aim.check_learning()?;
         aim.warn_of_fixed();
         let fixed = fixed_batch(&aim)?;
+        let strategy = args.strategy.strategy();
+        let n_replicas = strategy.n_replicas(&session.settings().devices)?;
         Ok(Setup {
             args,
             keys: keys(args)?,
             archive: Archive::read(&args.data)?,
-            size: batch_size(args, fixed)?,
+            size: batch_size(args, n_replicas, fixed)?,
             fixed,
             aim,
             session,
@@ -240,6 +269,7 @@ impl<'a> Setup<'a> {
             seed: self.args.seed,
             options: self.options.clone(),
             accumulate: self.args.accumulate as usize,
+            strategy: self.args.strategy.strategy(),
             ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.
@@ -345,11 +375,18 @@ fn fixed_batch(aim: &Aim) -> Result<Option<usize>> {
     Ok(fixed)
 }
 
-fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
+fn batch_size(args: &TrainArgs, n_replicas: usize, fixed: Option<usize>) -> Result<usize> {
     let parts = args.accumulate as usize;
-    match (args.batch, fixed) {
-        (Some(given), Some(own)) if given as usize != own.saturating_mul(parts) => {
-            let message = format!("--batch {given}: the model takes {own} examples at once");
+    let of_all = |n: u32| (n as usize).saturating_mul(n_replicas);
+    let given = args.batch_per_replica.map(of_all);
+    let given = given.or(args.batch.map(|n| n as usize));
+    match (given, fixed) {
+        (Some(given), Some(own)) if given != own.saturating_mul(parts) => {
+            let flag = match args.batch_per_replica {
+                Some(n) => format!("--batch-per-replica {n}, of {n_replicas} replicas"),
+                None => format!("--batch {given}"),
+            };
+            let message = format!("{flag}: the model takes {own} examples at once");
             Err(match parts {
                 1 => Error::invalid(message).hint("export it with a symbolic first dim"),
                 parts => {
@@ -360,7 +397,7 @@ fn batch_size(args: &TrainArgs, fixed: Option<usize>) -> Result<usize> {
             })
         }
         (_, Some(own)) => Ok(own.saturating_mul(parts)),
-        (given, None) => Ok(given.unwrap_or(32) as usize),
+        (given, None) => Ok(given.unwrap_or(32)),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod any_shape;
 mod common;
+mod data_parallel;
 mod executable;
 mod fixed;
 mod interface;
@@ -127,7 +128,9 @@ impl Session {
         {
             self.variables().check(&bound(g, &options.dims)?)?;
         }
-        Compiled::of(source, options, &Common::new(self, options))
+        let compiled = Compiled::of(source, options, &Common::new(self, options))?;
+        data_parallel::check(&compiled)?;
+        Ok(compiled)
     }
 }
 

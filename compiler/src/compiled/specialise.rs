@@ -1,6 +1,7 @@
 //! Specialisation: from the shapes of a model's inputs to an executable.
 
 use super::any_shape::AnyShape;
+use super::data_parallel;
 use super::{Compiled, Executable, InputShapes, Source, bound, segmented, specialisation};
 use crate::error::Result;
 use crate::ir::Graph;
@@ -172,7 +173,8 @@ impl Compiled {
     fn of_any_shape(&self, first: &InputShapes) -> Result<AnyShape> {
         let mut inputs = self.inputs.iter();
         let is_static = inputs.all(|(_, ty)| ty.static_shape().is_some());
-        match is_static || !self.value_inputs.is_empty() {
+        let is_alone = is_static || !self.value_inputs.is_empty();
+        match is_alone || !self.options.data_parallel.is_empty() {
             true => Ok(AnyShape::None),
             false => AnyShape::of(self.symbolic_graph(), &first.shapes, self.config()),
         }
@@ -181,6 +183,15 @@ impl Compiled {
     /// The graph for given shapes, not yet rewritten.
     #[doc(hidden)]
     pub fn graph(&self, inputs: &InputShapes) -> Result<Graph> {
+        let graph = self.graph_of_one(inputs)?;
+        match &self.options.data_parallel[..] {
+            [] => Ok(graph),
+            devices => passes::split_batch(&graph, &data_parallel::batched(&self.inputs), devices),
+        }
+    }
+
+    /// The same before the batch is divided.
+    fn graph_of_one(&self, inputs: &InputShapes) -> Result<Graph> {
         match &self.source {
             Source::Onnx(m) => {
                 let names = self.inputs.iter().map(|(name, _)| name.clone());

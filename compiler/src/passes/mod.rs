@@ -18,6 +18,7 @@ mod rebuild;
 mod region_constants;
 mod segments;
 mod specialise;
+mod split;
 mod state;
 
 pub use all_reduce::expand_all_reduce;
@@ -35,6 +36,7 @@ pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise, specialise_node};
+pub use split::split_batch;
 pub use state::{check_scattered, forward_state};
 
 use crate::error::Result;

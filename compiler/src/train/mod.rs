@@ -56,6 +56,7 @@ mod pool;
 mod pretrained;
 mod recurrent;
 mod schedule;
+mod strategy;
 #[cfg(test)]
 mod tests;
 mod trainer;
@@ -84,5 +85,6 @@ pub use optimizer::{Adagrad, Adam, Optimizer, RmsProp, Sgd};
 pub use pool::Pool2d;
 pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
+pub use strategy::Strategy;
 pub use trainer::{Objective, StepOutputs, Trainer, Training, Weights, step_graph};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

@@ -2,6 +2,7 @@
 
 mod layers;
 mod losses;
+mod strategies;
 mod updates;
 
 use super::{

@@ -6,12 +6,14 @@ use super::inspection::{SUMMARIES, StepValues};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
 use super::schedule::{self, Schedule};
+use super::strategy::Strategy;
 use super::update::{Parameter, Update};
 use crate::compiled::{Compiled, Executable, Outputs};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::random::STEP;
 use crate::ir::{Graph, GraphBuilder, Op, Type, ValueId};
 use crate::options::Options;
+use crate::place::DeviceSet;
 use crate::session::{Session, Settings};
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::safetensors::Saved;
@@ -138,6 +140,18 @@ pub struct Training {
     /// Each part by itself has: the statistics of batch normalisation, a move of moving averages, a mask of dropout, the mean of a loss with
     /// ignored labels. If a part fails, the weights stay, but statistics and averages of earlier parts have moved.
     pub accumulate: usize,
+    /// The devices that train together.
+    pub strategy: Strategy,
+}
+
+impl Training {
+    /// The options of all programs on some devices.
+    fn options_for(&self, set: &DeviceSet) -> Result<Options> {
+        Ok(Options {
+            data_parallel: self.strategy.replicas(set)?,
+            ..self.options.clone()
+        })
+    }
 }
 
 impl<U: Into<Update>> From<U> for Training {
@@ -148,6 +162,7 @@ impl<U: Into<Update>> From<U> for Training {
             update: update.into(),
             options: Options::default(),
             accumulate: 1,
+            strategy: Strategy::default(),
         }
     }
 }
@@ -175,7 +190,7 @@ impl Trainer {
         training: &Training,
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Trainer> {
-        let options = &training.options;
+        let options = &training.options_for(&session.settings().devices)?;
         let evaluation = evaluation_of(name, training, &build)?;
         let metrics = metrics(&evaluation);
         let evaluation = program(session, options, evaluation)?;
@@ -213,6 +228,12 @@ impl Trainer {
         let is_kept = |name: &str| !name.starts_with(accumulation::FOLDER);
         trainer.state.retain(|(_, name), _| is_kept(name));
         Ok(trainer)
+    }
+
+    /// Number of devices that share each batch: `num_replicas_in_sync` of TensorFlow's strategies. Batches are divided, so that a batch of `n`
+    /// examples per replica has `n` times as many.
+    pub fn n_replicas(&self) -> usize {
+        self.step.options.data_parallel.len().max(1)
     }
 
     /// A step on a batch: inputs by name.
@@ -419,8 +440,20 @@ impl Trainer {
         self.check_micro_batches(size, 1)
     }
 
-    /// The same for the batch of a step.
+    /// The same for the batch of a step, of which each replica has an example at least.
     pub(super) fn check_step_batch(&self, size: usize) -> Result<bool> {
+        let least = self.n_replicas().saturating_mul(self.n_micro_batches());
+        if (1..least).contains(&size) {
+            let parts = match self.n_micro_batches() {
+                1 => String::new(),
+                n => format!(" in {n} parts"),
+            };
+            let message = format!(
+                "batches of {size}{parts} for {} replicas",
+                self.n_replicas()
+            );
+            return Err(Error::invalid(message).hint(format!("batches of {least} at least")));
+        }
         self.check_micro_batches(size, self.n_micro_batches())
     }
 

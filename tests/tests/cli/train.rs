@@ -532,3 +532,37 @@ fn a_log_ends_with_a_warning_where_the_disk_is_full() {
         ended.stderr
     );
 }
+
+#[test]
+fn replicas_train_the_model_of_one_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, examples) = (data("digits/model.onnx"), data("digits/train.npz"));
+    let losses = |more: &[&str]| -> Vec<f64> {
+        let args = ["train", &model, "--data", &examples, "--lr", "3e-4"];
+        let out = ["-o", "out.onnx", "--json", "--epochs", "2"];
+        let ended = gristmill(folder.path(), &[&args[..], &out, more].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        let epochs = json["epochs"].as_array().unwrap();
+        epochs.iter().map(|e| e["loss"].as_f64().unwrap()).collect()
+    };
+    let one = losses(&["--batch", "66"]);
+    let mirrored = ["--strategy", "mirrored", "--devices", "cpu:3"];
+    let three = losses(&[&mirrored[..], &["--batch-per-replica", "22"]].concat());
+    assert_eq!(one.len(), 2);
+    for (a, b) in one.iter().zip(&three) {
+        assert!((a - b).abs() < 1e-3 * a, "{one:?} {three:?}");
+    }
+    let ended = train(
+        folder.path(),
+        &[&mirrored[..], &["--accumulate", "30"]].concat(),
+    );
+    assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+    assert!(
+        ended
+            .stderr
+            .contains("batches of 64 in 30 parts for 3 replicas"),
+        "{}",
+        ended.stderr
+    );
+}

@@ -1,0 +1,48 @@
+//! Programs whose batch is divided among devices.
+
+use super::Compiled;
+use crate::error::{Error, Result};
+use crate::ir::Type;
+use std::collections::BTreeSet;
+
+/// The inputs whose first axis is the batch.
+pub(super) fn batched(inputs: &[(String, Type)]) -> Vec<String> {
+    let first = inputs.iter().find_map(|(_, ty)| ty.shape.first());
+    let mut own = Vec::new();
+    for (name, ty) in inputs {
+        if first.is_some() && ty.shape.first() == first {
+            own.push(name.clone());
+        }
+    }
+    own
+}
+
+/// Errors when the devices of [`Options::data_parallel`](crate::Options::data_parallel) are not there, or the model or another option does not
+/// go with them.
+pub(super) fn check(compiled: &Compiled) -> Result<()> {
+    let (options, set) = (&compiled.options, &compiled.session().settings().devices);
+    let mut seen = BTreeSet::new();
+    for device in &options.data_parallel {
+        if !seen.insert(device) {
+            let message = format!("device {device} is named twice: it would have two shares");
+            return Err(Error::invalid(message).hint("each device once"));
+        }
+        if !set.devices.iter().any(|d| d.name == *device) {
+            let all: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
+            let message = format!("device {device} is not there");
+            return Err(Error::invalid(message).hint(format!("one of {}", all.join(", "))));
+        }
+    }
+    if options.data_parallel.is_empty() {
+        return Ok(());
+    }
+    if !options.pins.is_empty() || options.plan.is_some() {
+        let message = "pins or a plan, and devices that share a batch";
+        return Err(Error::invalid(message).hint("one of them: both say where nodes run"));
+    }
+    if compiled.open.is_some() || !compiled.is_whole() {
+        let message = "the data decides extents or the structure of the model, so that its batch cannot be divided";
+        return Err(Error::unsupported(message));
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! The graph of all devices.
+
+use super::forms::{Computed, Plan};
+use super::{Form, Shares};
+use crate::Tensor;
+use crate::error::{Error, Result};
+use crate::ir::{Graph, Node, NodeId, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
+use gristmill_runtime::program::replica_name;
+use std::collections::BTreeMap;
+
+/// A graph of several devices under construction.
+pub(super) struct Emitter<'a> {
+    old: &'a Graph,
+    new: Graph,
+    plan: &'a Plan,
+    shares: &'a Shares,
+    places: &'a [Requested],
+    /// The values of the devices, by old value and form.
+    values: BTreeMap<(ValueId, Form), Vec<ValueId>>,
+}
+
+impl<'a> Emitter<'a> {
+    /// A graph with the inputs of another.
+    pub(super) fn new(
+        old: &'a Graph,
+        plan: &'a Plan,
+        shares: &'a Shares,
+        places: &'a [Requested],
+    ) -> Emitter<'a> {
+        let mut emitter = Emitter {
+            old,
+            new: old.emptied(),
+            plan,
+            shares,
+            places: &places[..shares.n()],
+            values: BTreeMap::new(),
+        };
+        for (&v, name) in old.inputs.iter().zip(&old.input_names) {
+            let input = emitter.new.add_input(name, old.ty(v).clone());
+            let all = vec![input; shares.n()];
+            emitter.values.insert((v, Form::Whole), all);
+        }
+        emitter
+    }
+
+    pub(super) fn graph(mut self) -> Result<Graph> {
+        for (id, node) in self.old.nodes() {
+            for computed in self.plan.computed(id) {
+                self.compute(node, computed)?;
+            }
+        }
+        for o in &self.old.outputs {
+            let value = self.in_form(o.value, Form::Whole)?[0];
+            self.new.add_output(&o.name, value);
+        }
+        Ok(self.new)
+    }
+
+    /// One node for each device.
+    fn compute(&mut self, node: &Node, computed: &Computed) -> Result<()> {
+        let pairs = node.inputs.iter().zip(&computed.operands);
+        let operands = pairs.map(|(&v, &form)| self.in_form(v, form));
+        let operands: Vec<Vec<ValueId>> = operands.collect::<Result<_>>()?;
+        let mut results = vec![Vec::new(); node.outputs.len()];
+        for r in 0..self.shares.n() {
+            let own: Vec<ValueId> = operands.iter().map(|all| all[r]).collect();
+            let made = self.replica(node, computed, r, &own)?;
+            results
+                .iter_mut()
+                .zip(made)
+                .for_each(|(all, v)| all.push(v));
+        }
+        for (&v, all) in node.outputs.iter().zip(results) {
+            self.values.insert((v, computed.form), all);
+        }
+        Ok(())
+    }
+
+    /// The node of one device.
+    fn replica(
+        &mut self,
+        node: &Node,
+        computed: &Computed,
+        r: usize,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>> {
+        let mut copy = node.clone();
+        match &mut copy.op {
+            Op::ReadVariable { name, .. } | Op::AssignVariable { name, .. } => {
+                *name = replica_name(name, r);
+            }
+            _ => {}
+        }
+        match computed.form {
+            Form::Whole => self.put(&copy, r, operands),
+            Form::Piece(axis) => self.piece(copy, axis, r, operands),
+            Form::Addend => self.addend(copy, computed, r, operands),
+        }
+    }
+
+    /// A node on its device.
+    fn put(&mut self, node: &Node, r: usize, operands: &[ValueId]) -> Result<Vec<ValueId>> {
+        let results = self.new.add_copy(node, operands)?;
+        self.request(r);
+        Ok(results)
+    }
+
+    fn request(&mut self, r: usize) {
+        let last = NodeId(self.new.n_nodes() as u32 - 1);
+        self.new.node_mut(last).device = self.places[r].clone();
+    }
+
+    fn add(&mut self, op: Op, operands: &[ValueId], like: &Origin, r: usize) -> Result<ValueId> {
+        let result = self.new.add1(op, operands, like)?;
+        self.request(r);
+        Ok(result)
+    }
+
+    fn piece(
+        &mut self,
+        mut node: Node,
+        axis: usize,
+        r: usize,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>> {
+        let part = self.shares.part(r, self.extent(node.outputs[0], axis)?);
+        match &mut node.op {
+            Op::Broadcast { shape } | Op::Reshape { shape } | Op::Iota { shape, .. } => {
+                shape[axis] = part.len().into();
+            }
+            Op::Slice { sizes, .. } => sizes[axis] = part.len().into(),
+            _ => {}
+        }
+        let results = self.put(&node, r, operands)?;
+        match node.op {
+            Op::Iota {
+                dtype, axis: own, ..
+            } if own == axis && part.start > 0 => {
+                let start = Tensor::from_f64s(dtype, &[], &[part.start as f64])?;
+                let start = self.add(Op::constant(start), &[], &node.origin, r)?;
+                let sum = Op::Map(ScalarOp::Add);
+                Ok(vec![self.add(
+                    sum,
+                    &[results[0], start],
+                    &node.origin,
+                    r,
+                )?])
+            }
+            _ => Ok(results),
+        }
+    }
+
+    fn addend(
+        &mut self,
+        mut node: Node,
+        computed: &Computed,
+        r: usize,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>> {
+        let mut n_elements = None;
+        if let Op::Reduce { kind, axes, .. } = &mut node.op
+            && *kind == ReduceKind::Mean
+            && matches!(computed.operands[0], Form::Piece(_))
+        {
+            *kind = ReduceKind::Sum;
+            let extents = axes.iter().map(|&a| self.extent(node.inputs[0], a));
+            n_elements = Some(extents.product::<Result<usize>>()?);
+        }
+        let results = self.put(&node, r, operands)?;
+        let Some(n) = n_elements else {
+            return Ok(results);
+        };
+        let dtype = self.new.ty(results[0]).dtype;
+        let n = Tensor::from_f64s(dtype, &[], &[n as f64])?;
+        let n = self.add(Op::constant(n), &[], &node.origin, r)?;
+        let mean = Op::Map(ScalarOp::Div);
+        Ok(vec![self.add(mean, &[results[0], n], &node.origin, r)?])
+    }
+
+    fn extent(&self, v: ValueId, axis: usize) -> Result<usize> {
+        let extent = self.old.ty(v).shape.get(axis).and_then(|d| d.as_usize());
+        extent.ok_or_else(|| Error::internal("a piece of a value without extents"))
+    }
+
+    /// The values of the devices for an old value in a form, joined or cut if need be.
+    fn in_form(&mut self, v: ValueId, form: Form) -> Result<Vec<ValueId>> {
+        if let Some(all) = self.values.get(&(v, form)) {
+            return Ok(all.clone());
+        }
+        let all = match form {
+            Form::Whole => self.whole(v)?,
+            Form::Piece(axis) => self.cut(v, axis)?,
+            Form::Addend => return Err(Error::internal("a value is no sum of addends")),
+        };
+        self.values.insert((v, form), all.clone());
+        Ok(all)
+    }
+
+    fn origin(&self, v: ValueId) -> Origin {
+        let maker = self.old.def_node(v);
+        maker.map_or_else(Origin::default, |node| node.origin.clone())
+    }
+
+    fn whole(&mut self, v: ValueId) -> Result<Vec<ValueId>> {
+        let origin = self.origin(v);
+        let made = self.plan.made(v);
+        let Some(parts) = self.values.get(&(v, made)).cloned() else {
+            return Err(Error::internal("a value is used before it is made"));
+        };
+        match made {
+            Form::Piece(axis) => {
+                let devices = 0..self.shares.n();
+                let mut join = |r| self.add(Op::Concat { axis }, &parts, &origin, r);
+                devices.map(&mut join).collect()
+            }
+            _ => {
+                let kind = ReduceKind::Sum;
+                self.new.add(Op::AllReduce { kind }, &parts, &origin)
+            }
+        }
+    }
+
+    /// Pieces of a whole value.
+    fn cut(&mut self, v: ValueId, axis: usize) -> Result<Vec<ValueId>> {
+        let whole = self.in_form(v, Form::Whole)?;
+        let shape = self.old.ty(v).static_shape();
+        let shape = shape.ok_or_else(|| Error::internal("a piece of a value without extents"))?;
+        let origin = self.origin(v);
+        let piece = |r: usize| {
+            let part = self.shares.part(r, shape[axis]);
+            let mut starts = vec![0_usize; shape.len()];
+            let mut sizes = shape.clone();
+            (starts[axis], sizes[axis]) = (part.start, part.len());
+            let op = Op::Slice {
+                starts: starts.into_iter().map(Into::into).collect(),
+                sizes: sizes.into_iter().map(Into::into).collect(),
+                steps: vec![1; shape.len()],
+            };
+            self.add(op, &[whole[r]], &origin, r)
+        };
+        (0..whole.len()).map(piece).collect()
+    }
+}

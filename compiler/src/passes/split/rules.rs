@@ -1,0 +1,283 @@
+//! Rules of the ops: the forms of operands for a form of the results.
+
+use super::Form::{self, Addend, Piece, Whole};
+use super::Shares;
+use super::forms::is_zero;
+use crate::DType;
+use crate::ir::{Graph, Layout, Node, Op, OpClass, ReduceKind, ScalarOp, ScatterKind};
+
+/// Extents of a node's operands and results.
+pub(super) struct Sizes {
+    inputs: Vec<Vec<usize>>,
+    outputs: Vec<Vec<usize>>,
+    dtype: DType,
+}
+
+impl Sizes {
+    /// `None` where extents are not known, or there is no result.
+    pub(super) fn of(g: &Graph, node: &Node) -> Option<Sizes> {
+        let shapes = |values: &[_]| {
+            let shape = |&v: &_| g.ty(v).static_shape();
+            values.iter().map(shape).collect::<Option<Vec<_>>>()
+        };
+        Some(Sizes {
+            inputs: shapes(&node.inputs)?,
+            outputs: shapes(&node.outputs)?,
+            dtype: g.ty(*node.outputs.first()?).dtype,
+        })
+    }
+
+    /// Axes along which all results may be cut.
+    pub(super) fn cut_axes<'s>(&'s self, shares: &'s Shares) -> impl Iterator<Item = usize> + 's {
+        let cuts = |axis: &usize| {
+            let extent = |shape: &Vec<usize>| shape.get(*axis).copied();
+            let mut outputs = self.outputs.iter();
+            outputs.all(|shape| extent(shape).is_some_and(|n| shares.cuts(n)))
+        };
+        (0..self.outputs[0].len()).filter(cuts)
+    }
+
+    fn rank(&self, operand: usize) -> usize {
+        self.inputs[operand].len()
+    }
+
+    /// Pieces of all operands.
+    fn all(&self, axis: usize) -> Vec<Form> {
+        vec![Piece(axis); self.inputs.len()]
+    }
+
+    /// Pieces of the first operand.
+    fn first(&self, axis: usize) -> Vec<Form> {
+        let mut forms = vec![Whole; self.inputs.len()];
+        forms[0] = Piece(axis);
+        forms
+    }
+
+    /// The form of a broadcast operand, for a piece of the result.
+    fn aligned(&self, operand: usize, axis: usize) -> Form {
+        let shape = &self.inputs[operand];
+        let missing = self.outputs[0].len() - shape.len();
+        match axis.checked_sub(missing) {
+            Some(own) if shape[own] != 1 => Piece(own),
+            _ => Whole,
+        }
+    }
+}
+
+/// The ways to make results of a form: forms of the operands, each by itself. All extents along pieces are multiples of the batch.
+pub(super) fn operands(
+    g: &Graph,
+    node: &Node,
+    sizes: &Sizes,
+    form: Form,
+    shares: &Shares,
+) -> Vec<Vec<Form>> {
+    let mut ways = match form {
+        Whole => vec![vec![Whole; node.inputs.len()]],
+        Piece(axis) => piece(&node.op, sizes, axis, shares).into_iter().collect(),
+        Addend => addend(g, node, sizes),
+    };
+    let fits = |(shape, form): (&Vec<usize>, &Form)| match form {
+        Piece(axis) => shape.get(*axis).is_some_and(|&n| shares.cuts(n)),
+        _ => true,
+    };
+    ways.retain(|way| sizes.inputs.iter().zip(way).all(fits));
+    ways
+}
+
+/// Forms of the operands for the pieces of a result along an axis.
+fn piece(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec<Form>> {
+    match op.class() {
+        OpClass::Map => Some((0..s.inputs.len()).map(|i| s.aligned(i, axis)).collect()),
+        OpClass::Source | OpClass::View => piece_of_view(op, s, axis, shares),
+        OpClass::Gather | OpClass::Scatter => piece_at_indices(op, s, axis),
+        OpClass::Reduce | OpClass::Sort | OpClass::Scan => piece_of_lines(op, s, axis),
+        OpClass::Contract | OpClass::Window | OpClass::Attention => piece_of_sums(op, s, axis),
+        _ => None,
+    }
+}
+
+fn piece_of_view(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec<Form>> {
+    match op {
+        Op::Iota { .. } => Some(Vec::new()),
+        Op::Broadcast { .. } => Some(vec![s.aligned(0, axis)]),
+        Op::Transpose { perm } => Some(vec![Piece(perm[axis])]),
+        Op::Reshape { .. } => Some(vec![Piece(reshaped(s, axis, shares)?)]),
+        Op::Slice { steps, .. } => {
+            let is_whole = s.inputs[0][axis] == s.outputs[0][axis] && steps[axis] == 1;
+            is_whole.then(|| vec![Piece(axis)])
+        }
+        Op::Pad { low, high, .. } if low[axis] == 0 && high[axis] == 0 => Some(s.first(axis)),
+        Op::Concat { axis: along } if *along != axis => Some(s.all(axis)),
+        _ => None,
+    }
+}
+
+fn piece_at_indices(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
+    // Data and indices have rows for the same examples.
+    let has_rows = || s.inputs[0].get(axis) == s.inputs[1].get(axis);
+    match op {
+        Op::CheckFinite => Some(s.all(axis)),
+        Op::CheckIndices { extents } => {
+            let is_row = extents.len() == 1 || axis + 1 < s.rank(0);
+            is_row.then(|| s.all(axis))
+        }
+        Op::Gather { axis: along } => {
+            let n_indices = s.rank(1);
+            Some(match axis.checked_sub(*along) {
+                None => vec![Piece(axis), Whole],
+                Some(i) if i < n_indices => vec![Whole, Piece(i)],
+                Some(_) => vec![Piece(axis + 1 - n_indices), Whole],
+            })
+        }
+        Op::GatherElements { axis: along } if *along == axis => Some(vec![Whole, Piece(axis)]),
+        Op::GatherElements { .. } => has_rows().then(|| s.all(axis)),
+        Op::GatherNd { batch_dims } if axis < *batch_dims => Some(s.all(axis)),
+        Op::GatherNd { .. } if axis + 1 < s.rank(1) => Some(vec![Whole, Piece(axis)]),
+        Op::ScatterElements { axis: along, .. } if *along != axis => {
+            has_rows().then(|| s.all(axis))
+        }
+        _ => None,
+    }
+}
+
+fn piece_of_lines(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
+    match op {
+        Op::Reduce { axes, keepdims, .. } => Some(vec![Piece(kept(axes, *keepdims, axis)?)]),
+        Op::ArgReduce {
+            axis: along,
+            keepdims,
+            ..
+        } => Some(vec![Piece(kept(&[*along], *keepdims, axis)?)]),
+        Op::Softmax { axis: along, .. }
+        | Op::TopK { axis: along, .. }
+        | Op::CumSum { axis: along, .. } => (*along != axis).then(|| s.all(axis)),
+        Op::LayerNorm { axis: from, .. } | Op::RmsNorm { axis: from, .. } => {
+            (axis < *from).then(|| s.first(axis))
+        }
+        Op::Standardize { axes, .. } => (!axes.contains(&axis)).then(|| s.all(axis)),
+        _ => None,
+    }
+}
+
+fn piece_of_sums(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
+    match op {
+        Op::MatMul => Some(product(s, axis)),
+        Op::Conv { .. } | Op::ConvTranspose { .. } if axis == 0 => Some(s.first(0)),
+        Op::Conv {
+            layout, groups: 1, ..
+        } if axis == channel_axis(*layout, s.rank(0)) => {
+            let [_, out] = weight_axes(*layout, s.rank(1));
+            Some(vec![Whole, Piece(out)])
+        }
+        Op::DeformColumns { .. } | Op::Pool { .. } | Op::MaxPoolGrad { .. } => {
+            (axis == 0).then(|| s.all(0))
+        }
+        Op::Attention { .. } if axis + 2 < s.outputs[0].len() => {
+            let mask = (3..s.inputs.len()).map(|i| s.aligned(i, axis));
+            Some([Piece(axis); 3].into_iter().chain(mask).collect())
+        }
+        _ => None,
+    }
+}
+
+/// The operand axis whose pieces are the pieces of a reshaped result: as many elements lie before both.
+fn reshaped(s: &Sizes, axis: usize, shares: &Shares) -> Option<usize> {
+    let before = |shape: &[usize], axis: usize| shape[..axis].iter().product::<usize>();
+    let (from, to) = (&s.inputs[0], &s.outputs[0]);
+    let wanted = before(to, axis);
+    (0..from.len())
+        .find(|&own| before(from, own) == wanted && from[own] > 1 && shares.cuts(from[own]))
+}
+
+/// The operand axis of an axis that a reduction over `gone` keeps.
+fn kept(gone: &[usize], keepdims: bool, axis: usize) -> Option<usize> {
+    if keepdims {
+        return (!gone.contains(&axis)).then_some(axis);
+    }
+    let mut kept = (0..).filter(|i| !gone.contains(i));
+    kept.nth(axis)
+}
+
+fn product(s: &Sizes, axis: usize) -> Vec<Form> {
+    let rank = s.outputs[0].len();
+    match rank - axis {
+        1 => vec![Whole, Piece(s.rank(1) - 1)],
+        2 => vec![Piece(s.rank(0) - 2), Whole],
+        _ => vec![s.aligned(0, axis), s.aligned(1, axis)],
+    }
+}
+
+/// The axis of channels of activations.
+fn channel_axis(layout: Layout, rank: usize) -> usize {
+    match layout {
+        Layout::ChannelsFirst => 1,
+        Layout::ChannelsLast => rank - 1,
+    }
+}
+
+/// The axes of operand channels and of result channels of weights.
+fn weight_axes(layout: Layout, rank: usize) -> [usize; 2] {
+    match layout {
+        Layout::ChannelsFirst => [1, 0],
+        Layout::ChannelsLast => [rank - 2, rank - 1],
+    }
+}
+
+/// True for dtypes whose sums may be rounded in parts.
+fn sums_in_parts(dtype: DType) -> bool {
+    matches!(
+        dtype,
+        DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64
+    )
+}
+
+/// Forms of the operands for addends of a result, each way by itself.
+fn addend(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Form>> {
+    if !sums_in_parts(s.dtype) {
+        return Vec::new();
+    }
+    let mut ways = sums_of_pieces(g, node, s);
+    if is_linear(&node.op, s) {
+        ways.push(vec![Addend; node.inputs.len()]);
+    }
+    ways
+}
+
+/// True for ops of addends whose results are addends of the result.
+fn is_linear(op: &Op, s: &Sizes) -> bool {
+    match op {
+        Op::Map(ScalarOp::Add | ScalarOp::Sub) => s.inputs[0] == s.inputs[1],
+        Op::Map(ScalarOp::Neg) | Op::Reshape { .. } | Op::Transpose { .. } => true,
+        Op::Reduce { kind, .. } => *kind == ReduceKind::Sum,
+        _ => false,
+    }
+}
+
+/// The ways to sum over pieces.
+fn sums_of_pieces(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Form>> {
+    let scattered = |axis| vec![Whole, Piece(axis), Piece(axis)];
+    // Each device adds its updates to zeros.
+    let adds_to_zeros = |kind| kind == ScatterKind::Add && is_zero(g, node.inputs[0]);
+    match &node.op {
+        Op::Reduce { kind, axes, .. } => {
+            let is_real = matches!(s.dtype, DType::F32 | DType::F64);
+            let is_sum = *kind == ReduceKind::Sum || *kind == ReduceKind::Mean && is_real;
+            let axes = axes.iter().filter(|_| is_sum);
+            axes.map(|&axis| vec![Piece(axis)]).collect()
+        }
+        Op::MatMul => vec![vec![Piece(s.rank(0) - 1), Piece(s.rank(1) - 2)]],
+        Op::Conv {
+            layout, groups: 1, ..
+        } => {
+            let channels = channel_axis(*layout, s.rank(0));
+            let [inner, _] = weight_axes(*layout, s.rank(1));
+            vec![vec![Piece(channels), Piece(inner)]]
+        }
+        Op::ScatterNd { kind } if adds_to_zeros(*kind) => {
+            (0..s.rank(1) - 1).map(scattered).collect()
+        }
+        Op::ScatterElements { axis, kind } if adds_to_zeros(*kind) => vec![scattered(*axis)],
+        _ => Vec::new(),
+    }
+}

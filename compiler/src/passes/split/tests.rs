@@ -1,0 +1,133 @@
+//! Random graphs on several devices mean the same as on one.
+
+use super::forms::Plan;
+use super::{Form, Shares, split_batch};
+use crate::DType;
+use crate::interp::{self, Store, compare::allclose};
+use crate::ir::verify::verify;
+use crate::ir::{Graph, Node};
+use crate::testing::{RandomOptions, random_graph};
+use gristmill_runtime::device::DeviceName;
+use std::collections::BTreeMap;
+
+fn devices(n: usize) -> Vec<DeviceName> {
+    let name = |i| DeviceName::parse(&format!("cpu:{i}")).unwrap();
+    (0..n).map(name).collect()
+}
+
+/// The inputs with the first axis of the first one that has an axis.
+fn batched(g: &Graph) -> Vec<String> {
+    let first = |v| g.ty(v).shape.first().cloned();
+    let batch = g.inputs.iter().find_map(|&v| first(v));
+    let named = g.inputs.iter().zip(&g.input_names);
+    let own = named.filter(|(v, _)| batch.is_some() && first(**v) == batch);
+    own.map(|(_, name)| name.clone()).collect()
+}
+
+/// Counts the ops of nodes that are computed in pieces or as addends.
+fn count(g: &Graph, n: usize, counts: &mut BTreeMap<&'static str, [usize; 2]>) {
+    let inputs = batched(g);
+    let at = g.input_names.iter().position(|name| *name == inputs[0]);
+    let batch = g.ty(g.inputs[at.unwrap()]).shape[0].as_usize().unwrap();
+    let plan = Plan::of(g, &inputs, &Shares::equal(batch, n));
+    for (id, node) in g.nodes() {
+        for computed in plan.computed(id) {
+            let of = counts.entry(node.op.name()).or_default();
+            match computed.form {
+                Form::Whole => {}
+                Form::Piece(_) => of[0] += 1,
+                Form::Addend => of[1] += 1,
+            }
+        }
+    }
+}
+
+#[test]
+fn any_graph_means_the_same_on_several_devices() {
+    let mut counts = BTreeMap::new();
+    let mut n_split = 0;
+    for seed in 0..2500 {
+        let options = RandomOptions {
+            dtypes: vec![[DType::F32, DType::F64][seed as usize % 2], DType::I64],
+            n_nodes: 6 + seed as usize % 7,
+            n_variables: seed as usize % 3,
+            initial_values: true,
+            ..RandomOptions::default()
+        };
+        let (g, inputs) = random_graph(seed, &options);
+        let has_state = |(_, n): (_, &Node)| n.regions.iter().any(Graph::has_state);
+        if batched(&g).is_empty() || g.nodes().any(has_state) {
+            continue;
+        }
+        n_split += 1;
+        let n = 2 + seed as usize % 3;
+        count(&g, n, &mut counts);
+        let split = split_batch(&g, &batched(&g), &devices(n)).unwrap();
+        verify(&split).unwrap();
+        let (mut one, mut all) = (Store::new(), Store::new());
+        for run in 0..2 {
+            let expected = interp::run_with_state(&g, &inputs, &mut one).unwrap();
+            let found = interp::run_with_state(&split, &inputs, &mut all).unwrap();
+            for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
+                let c = allclose(e, f, 1e-4, 1e-5);
+                let is_same = c.ok || c.scaled_err() < 1e-5;
+                assert!(is_same, "seed {seed}, run {run}, output {i}: {c}");
+            }
+        }
+    }
+    assert!(n_split > 1000, "{n_split}");
+    for (form, names) in [
+        (0, PIECES),
+        (1, &["matmul", "reduce", "reshape", "sub", "transpose"]),
+    ] {
+        for name in names {
+            let found = counts.get(name).copied().unwrap_or_default();
+            assert!(found[form] > 0, "{name} in form {form}: {counts:?}");
+        }
+    }
+}
+
+/// Ops besides element-wise ones that some random graph computes in pieces.
+const PIECES: &[&str] = &[
+    "arg_reduce",
+    "attention",
+    "broadcast",
+    "concat",
+    "conv",
+    "conv_transpose",
+    "cum_sum",
+    "gather",
+    "gather_elements",
+    "gather_nd",
+    "layer_norm",
+    "matmul",
+    "pad",
+    "pool",
+    "reduce",
+    "reshape",
+    "rms_norm",
+    "scatter_elements",
+    "slice",
+    "softmax",
+    "standardize",
+    "top_k",
+    "transpose",
+];
+
+fn error(text: &str) -> String {
+    let g = Graph::parse(text).unwrap();
+    let e = split_batch(&g, &batched(&g), &devices(2)).unwrap_err();
+    e.to_string()
+}
+
+#[test]
+fn nodes_that_ask_for_devices_are_refused() {
+    let text = r#"graph "g" {
+  %0 = input "x": f32[4, 2]
+  %1: f32[4, 2] = neg(%0) on "/device:CPU:1" @ "/layer"
+  output "y" %1
+}"#;
+    insta::assert_snapshot!(error(text), @r#"
+in node "/layer": the node asks for a device, and a strategy puts all nodes on its devices (try: without device scopes, or without the strategy)
+"#);
+}

@@ -1,0 +1,349 @@
+//! Devices that share batches train as one does.
+
+use super::{examples, state, trainer};
+use crate::multi_device::setup;
+use gristmill::ir::{
+    Dim, GraphBuilder, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, ValueId, Window,
+};
+use gristmill::testing::{Rng, Setup, random_tensor};
+use gristmill::train::{
+    Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy, TensorDataset,
+    Trainer, Training, Update, loss,
+};
+use gristmill::{Compiled, DType, DeviceName, Result, Tensor};
+
+fn mirrored(setup: &Setup) -> Result<Trainer> {
+    mirrored_on(setup, Vec::new())
+}
+
+fn mirrored_on(setup: &Setup, devices: Vec<DeviceName>) -> Result<Trainer> {
+    let training = Training {
+        strategy: Strategy::Mirrored { devices },
+        ..super::training(setup)
+    };
+    Trainer::in_session(&setup.session(), "perceptron", &training, super::perceptron)
+}
+
+/// Losses and accuracies of three epochs.
+fn steps(trainer: &Trainer, data: &TensorDataset) -> Vec<f64> {
+    let mut losses = Vec::new();
+    for epoch in 0..3 {
+        for batch in data.shuffled(32, 9, epoch) {
+            let step = trainer.step(batch.unwrap()).unwrap();
+            losses.push(step.loss);
+            losses.extend(step.metrics["accuracy"].to_f64s());
+        }
+    }
+    losses
+}
+
+#[track_caller]
+fn assert_near(expected: &[f64], found: &[f64], what: &str) {
+    assert_eq!(expected.len(), found.len(), "{what}");
+    let pairs = expected.iter().zip(found);
+    let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(worst < 1e-5, "{what}: {worst}");
+}
+
+/// Batches of 32 and of 3 examples, on more devices than that, too.
+#[test]
+fn replicas_train_as_one_device() {
+    let data = examples(67);
+    let one = trainer(Setup::default());
+    let expected = steps(&one, &data);
+    let names = |t: &Trainer| state(t).into_iter().map(|(n, _)| n).collect::<Vec<_>>();
+    for n in 1..=4 {
+        let own = mirrored(&setup(&format!("cpu:{n}"), 2)).unwrap();
+        assert_eq!(own.n_replicas(), n);
+        assert_near(&expected, &steps(&own, &data), &format!("{n} replicas"));
+        assert_eq!(names(&own), names(&one));
+        own.resources()
+            .restore(one.resources().values(|_, _| true).unwrap())
+            .unwrap();
+        let loss = |t: &Trainer| t.evaluate(&data, 30).unwrap().get("loss").unwrap();
+        assert_near(&[loss(&one)], &[loss(&own)], "evaluation");
+    }
+}
+
+#[test]
+fn a_training_goes_on_with_another_number_of_replicas() {
+    let data = examples(100);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = || Checkpoints::new(folder.path(), 2).unwrap();
+    let train = |own: &Trainer, steps: u64, resumes: bool| {
+        let resumed = checkpoints().resume(own).unwrap().filter(|_| resumes);
+        let mut newest = ModelCheckpoint::newest(checkpoints(), Every::Steps(1));
+        let fit = Fit {
+            steps: Some(steps),
+            resumed,
+            ..Fit::new(&data, 24)
+        };
+        own.fit(&fit, &mut [&mut newest]).unwrap();
+    };
+    let three = mirrored(&setup("cpu:3", 2)).unwrap();
+    train(&three, 7, false);
+    let two = mirrored(&setup("cpu:2", 2)).unwrap();
+    train(&two, 12, true);
+    let one = trainer(Setup::default());
+    train(&one, 15, true);
+    assert_eq!(one.n_steps().unwrap(), 15);
+    let whole = trainer(Setup::default());
+    let fit = Fit {
+        steps: Some(15),
+        ..Fit::new(&data, 24)
+    };
+    whole.fit(&fit, &mut []).unwrap();
+    for name in ["first/weights", "second/bias", "average/first/weights"] {
+        let value = |t: &Trainer| t.value(name).unwrap().unwrap().to_f64s();
+        assert_near(&value(&whole), &value(&one), name);
+    }
+}
+
+/// Values that others set between steps are those of all replicas.
+#[test]
+fn replicas_follow_their_variable() {
+    let data = examples(64);
+    let own = mirrored(&setup("cpu:2", 2)).unwrap();
+    let one = trainer(Setup::default());
+    let path = tempfile::tempdir().unwrap();
+    let path = path.path().join("state.safetensors");
+    steps(&one, &data);
+    one.resources().save(&path).unwrap();
+    steps(&own, &data);
+    own.resources().load(&path).unwrap();
+    assert_near(&steps(&one, &data), &steps(&own, &data), "loaded");
+    own.resources().reset("");
+    one.resources().reset("");
+    assert_near(&steps(&one, &data), &steps(&own, &data), "reset");
+    let bias = Tensor::from_slice(&[1f32, -2.0, 0.5], &[3]).unwrap();
+    for t in [&own, &one] {
+        t.resources().set("", "second/bias", &bias).unwrap();
+    }
+    assert_near(&steps(&one, &data), &steps(&own, &data), "set");
+}
+
+#[test]
+fn a_step_that_fails_leaves_all_replicas_as_they_were() {
+    let data = examples(64);
+    let own = mirrored(&setup("cpu:2", 2)).unwrap();
+    steps(&own, &data);
+    let before = state(&own);
+    let mut batch = data.shuffled(32, 1, 0).next().unwrap().unwrap();
+    let mut numbers = batch[0].1.as_slice::<f32>().to_vec();
+    // Of the second replica.
+    *numbers.last_mut().unwrap() = f32::NAN;
+    batch[0].1 = Tensor::from_slice(&numbers, &[32, 6]).unwrap();
+    let e = own.step(batch).unwrap_err();
+    assert_eq!(e.kind(), gristmill::ErrorKind::NotFinite, "{e}");
+    assert!(state(&own) == before);
+    let one = trainer(Setup::default());
+    steps(&one, &data);
+    assert_near(&steps(&one, &data), &steps(&own, &data), "later steps");
+}
+
+#[test]
+fn devices_and_batches_that_do_not_fit_are_refused() {
+    let device = |name: &str| DeviceName::parse(name).unwrap();
+    let two = setup("cpu:2", 2);
+    let refused = |devices: &[&str]| {
+        let devices = devices.iter().map(|name| device(name));
+        mirrored_on(&two, devices.collect()).err().unwrap()
+    };
+    insta::assert_snapshot!(refused(&["cpu:0", "cpu:0"]), @"device /device:CPU:0 is named twice: it would have two shares (try: each device once)");
+    insta::assert_snapshot!(refused(&["cpu:0", "cpu:5"]), @"device /device:CPU:5 is not there (try: one of /device:CPU:0, /device:CPU:1)");
+    let data = examples(9);
+    let own = mirrored(&setup("cpu:4", 2)).unwrap();
+    let e = own.fit(&Fit::new(&data, 3), &mut []).unwrap_err();
+    insta::assert_snapshot!(e, @"batches of 3 for 4 replicas (try: batches of 4 at least)");
+}
+
+/// A net of `f64` under construction.
+struct Net {
+    b: GraphBuilder,
+    parameters: Vec<ValueId>,
+}
+
+impl Net {
+    fn weight(&mut self, shape: &[usize]) -> Result<ValueId> {
+        let k = self.parameters.len();
+        let n: usize = shape.iter().product();
+        let value = |i: usize| 0.4 * (0.37 * i as f64 + 1.7 * k as f64 + 0.5).sin();
+        let values: Vec<f64> = (0..n).map(value).collect();
+        let initial = Tensor::from_f64s(DType::F64, shape, &values)?;
+        let v = self.b.variable(&format!("w{k}"), initial)?;
+        self.parameters.push(v);
+        Ok(v)
+    }
+
+    fn dense(&mut self, x: ValueId, inputs: usize, units: usize) -> Result<ValueId> {
+        let w = self.weight(&[inputs, units])?;
+        let product = self.b.matmul(x, w)?;
+        let bias = self.weight(&[units])?;
+        self.b.add_(product, bias)
+    }
+
+    fn perceptron(&mut self, x: ValueId) -> Result<ValueId> {
+        let x = self.b.reshape(x, [Dim::from("batch"), 36.into()])?;
+        let x = self.dense(x, 36, 16)?;
+        let x = self.b.map(ScalarOp::Tanh, &[x])?;
+        self.dense(x, 16, 10)
+    }
+
+    fn convolutions(&mut self, x: ValueId) -> Result<ValueId> {
+        let window = Window {
+            strides: vec![1; 2],
+            dilations: vec![1; 2],
+            pads_low: vec![1; 2],
+            pads_high: vec![1; 2],
+        };
+        let w = self.weight(&[4, 1, 3, 3])?;
+        let conv = Op::Conv {
+            window: window.clone(),
+            groups: 1,
+            layout: Layout::ChannelsFirst,
+        };
+        let x = self.b.add1(conv, &[x, w])?;
+        let x = self.b.map(ScalarOp::Relu, &[x])?;
+        let pool = Op::Pool {
+            kind: PoolKind::Max,
+            size: vec![2; 2],
+            window: Window {
+                strides: vec![2; 2],
+                pads_low: vec![0; 2],
+                pads_high: vec![0; 2],
+                ..window
+            },
+            ceil: false,
+            layout: Layout::ChannelsFirst,
+        };
+        let x = self.b.add1(pool, &[x])?;
+        let x = self.b.reshape(x, [Dim::from("batch"), 36.into()])?;
+        self.dense(x, 36, 10)
+    }
+
+    /// With statistics over the batch.
+    fn normalised(&mut self, x: ValueId) -> Result<ValueId> {
+        let x = self.b.reshape(x, [Dim::from("batch"), 36.into()])?;
+        let w = self.weight(&[36, 16])?;
+        let x = self.b.matmul(x, w)?;
+        let x = self.b.add1(
+            Op::Standardize {
+                axes: vec![0],
+                epsilon: Real(1e-5),
+            },
+            &[x],
+        )?;
+        let x = self.b.map(ScalarOp::Tanh, &[x])?;
+        self.dense(x, 16, 10)
+    }
+
+    /// With a mask that is drawn anew in each step, and a penalty of the weights.
+    fn dropped(&mut self, x: ValueId) -> Result<ValueId> {
+        let x = self.b.reshape(x, [Dim::from("batch"), 36.into()])?;
+        let x = self.dense(x, 36, 16)?;
+        let stream = self.b.steps_done()?;
+        let bits = Op::RandomBits {
+            seed: 3,
+            shape: vec!["batch".into(), 16.into()],
+        };
+        let bits = self.b.add1(bits, &[stream])?;
+        let bits = self.b.cast(bits, DType::F64)?;
+        let half = self.b.scalar(DType::F64, 2f64.powi(31));
+        let kept = self.b.map(ScalarOp::Gt, &[bits, half])?;
+        let kept = self.b.cast(kept, DType::F64)?;
+        let x = self.b.mul(x, kept)?;
+        self.dense(x, 16, 10)
+    }
+}
+
+type Build = fn(&mut Net, ValueId) -> Result<ValueId>;
+
+/// A program of a step of a net.
+fn program(build: Build, n_replicas: usize) -> Result<Compiled> {
+    let mut b = GraphBuilder::new("net");
+    let batch = || Dim::from("batch");
+    let x = b.input("x", DType::F64, [batch(), 1.into(), 6.into(), 6.into()]);
+    let y = b.input("y", DType::I64, [batch()]);
+    let mut net = Net {
+        b,
+        parameters: Vec::new(),
+    };
+    let logits = build(&mut net, x)?;
+    let Net { mut b, parameters } = net;
+    let mut loss = loss::sparse_cross_entropy(&mut b, logits, y)?;
+    // A bias, of one axis.
+    let last = parameters[parameters.len() - 1];
+    let square = b.mul(last, last)?;
+    let penalty = b.reduce(ReduceKind::Sum, square, &[0], false)?;
+    let part = b.scalar(DType::F64, 0.01);
+    let penalty = b.mul(penalty, part)?;
+    loss = b.add_(loss, penalty)?;
+    let gradients = b.grad(loss, &parameters)?;
+    let parameters = parameters.iter().zip(gradients).enumerate();
+    let parameters = parameters.map(|(i, (&value, gradient))| Parameter {
+        name: format!("w{i}"),
+        value,
+        gradient,
+    });
+    let update = Update {
+        clip_norm: Some(0.5),
+        average: Some(0.9),
+        ..Sgd {
+            learning_rate: 0.2.into(),
+            ..Sgd::default()
+        }
+        .into()
+    };
+    update.apply(&mut b, &parameters.collect::<Vec<_>>())?;
+    b.output("loss", loss);
+    let mut setup = setup(&format!("cpu:{n_replicas}"), 2);
+    if n_replicas > 1 {
+        let devices = setup.settings.devices.devices.iter();
+        setup.options.data_parallel = devices.map(|d| d.name.clone()).collect();
+    }
+    setup.compile(&b.finish()?)
+}
+
+/// The values of all variables after 50 steps, and the losses.
+fn trained(program: &Compiled) -> Result<Vec<(String, Vec<f64>)>> {
+    let mut rng = Rng(4);
+    let mut losses = Vec::new();
+    for step in 0..50 {
+        let n = [12, 12, 7, 1][step % 4];
+        let x = random_tensor(&mut rng, DType::F64, &[n, 1, 6, 6], false);
+        let y: Vec<i64> = (0..n as i64).map(|i| (i * 7 + step as i64) % 10).collect();
+        let y = Tensor::from_slice(&y, &[n])?;
+        losses.extend(program.run([("x", x), ("y", y)])?["loss"].to_f64s());
+    }
+    let resources = program.resources();
+    let mut values = vec![("losses".to_owned(), losses)];
+    for (container, name) in resources.names() {
+        let value = resources.get(&container, &name)?.unwrap();
+        values.push((name, value.to_f64s()));
+    }
+    Ok(values)
+}
+
+#[test]
+fn fifty_steps_of_several_nets_are_those_of_one_device() {
+    let nets: [(&str, Build); 4] = [
+        ("perceptron", Net::perceptron),
+        ("convolutions", Net::convolutions),
+        ("normalised", Net::normalised),
+        ("dropped", Net::dropped),
+    ];
+    for (name, build) in nets {
+        let expected = trained(&program(build, 1).unwrap()).unwrap();
+        assert!(expected[0].1.iter().all(|loss| loss.is_finite()), "{name}");
+        for n in 2..=4 {
+            let found = trained(&program(build, n).unwrap()).unwrap();
+            assert_eq!(expected.len(), found.len());
+            for ((own, a), (other, b)) in expected.iter().zip(&found) {
+                assert_eq!(own, other);
+                let pairs = a.iter().zip(b);
+                let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 1e-9, "{name}, {n} replicas, {own}: {worst}");
+            }
+        }
+    }
+}
