@@ -1,14 +1,16 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
 //! normalisation and with it, an LSTM over rows of images, and a GPT of four blocks, on random data.
 //!
-//! `training [MODEL] [--threads T] [--write FOLDER]`. Each row: name, median time of a step in ms, time from the model to the end of the first
+//! `training [MODEL] [--threads T] [--replicas N] [--write FOLDER]`. With several replicas, as many logical CPUs share the threads and the batch. Each row: name, median time of a step in ms, time from the model to the end of the first
 //! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
 //! With `--write` graphs of steps and inputs are written instead, for `gristmill bench STEP.ir --set batch=128 --inputs STEP.npz`.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
+use gristmill::place::DeviceSet;
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{
-    Adam, Conv2d, Init, Lrn, Model, Objective, Pool2d, Trainer, Training, loss, step_graph,
+    Adam, Conv2d, Init, Lrn, Model, Objective, Pool2d, Strategy, Trainer, Training, loss,
+    step_graph,
 };
 use gristmill::{DType, Result, Session, Settings, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
@@ -77,16 +79,22 @@ fn main() {
 fn run() -> Result<()> {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     let threads = match words.iter().position(|w| w == "--threads") {
-        Some(at) => words.drain(at..).nth(1).and_then(|n| n.parse().ok()),
+        Some(at) => words
+            .drain(at..(at + 2).min(words.len()))
+            .nth(1)
+            .and_then(|n| n.parse().ok()),
         None => Some(1),
     };
+    let replicas = words.iter().position(|w| w == "--replicas");
+    let replicas = replicas.and_then(|at| words.drain(at..(at + 2).min(words.len())).nth(1));
+    let n_replicas = replicas.and_then(|n| n.parse().ok()).unwrap_or(1);
     let folder = words.iter().position(|w| w == "--write");
     let folder = folder.and_then(|at| words.drain(at..).nth(1));
     let wanted = |row: &&Row| words.first().is_none_or(|name| name == row.name);
     let mut rows = ROWS.iter().filter(wanted);
     match folder {
         Some(folder) => rows.try_for_each(|row| write(row, &folder)),
-        None => rows.try_for_each(|row| time(row, threads)),
+        None => rows.try_for_each(|row| time(row, threads, n_replicas)),
     }
 }
 
@@ -105,14 +113,26 @@ fn write(row: &Row, folder: &str) -> Result<()> {
     Ok(())
 }
 
-fn time(row: &Row, threads: Option<usize>) -> Result<()> {
+fn time(row: &Row, threads: Option<usize>, n_replicas: usize) -> Result<()> {
     let name = row.name;
     let begin = Instant::now();
+    let devices = DeviceSet::parse(&format!("cpu:{n_replicas}"), threads.unwrap_or(1))?;
     let session = Session::new(&Settings {
         threads,
+        devices,
         ..Settings::default()
     })?;
-    let trainer = Trainer::in_session(&session, name, &training(), |m| row.objective(m))?;
+    let strategy = match n_replicas {
+        1 => Strategy::OneDevice,
+        _ => Strategy::Mirrored {
+            devices: Vec::new(),
+        },
+    };
+    let training = Training {
+        strategy,
+        ..training()
+    };
+    let trainer = Trainer::in_session(&session, name, &training, |m| row.objective(m))?;
     let (x, label) = row.batch()?;
     let step = || trainer.step([("x", x.clone()), ("label", label.clone())]);
     step()?;

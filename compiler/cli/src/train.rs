@@ -574,6 +574,7 @@ impl Run<'_> {
             "epochs": epochs.collect::<Vec<_>>(),
             "steps": self.report.n_steps,
             "batch": self.size,
+            "replicas": self.trainer.n_replicas(),
             "seed": self.args.seed,
             "train_ns": ns,
             "output": is_whole.then_some(&self.args.out),

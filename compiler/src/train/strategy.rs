@@ -38,7 +38,26 @@ impl Strategy {
         match self {
             Strategy::OneDevice => Ok(Vec::new()),
             Strategy::Mirrored { devices } if devices.is_empty() => fastest(set),
-            Strategy::Mirrored { devices } => Ok(devices.clone()),
+            Strategy::Mirrored { devices } => {
+                check_kinds(devices)?;
+                Ok(devices.clone())
+            }
+        }
+    }
+}
+
+/// Errors when devices have kernels that round differently: their replicas would part.
+fn check_kinds(devices: &[DeviceName]) -> Result<()> {
+    let Some(first) = devices.first() else {
+        return Ok(());
+    };
+    match devices.iter().find(|d| d.kind != first.kind) {
+        None => Ok(()),
+        Some(other) => {
+            let message = format!(
+                "{first} and {other}: replicas on devices of different kinds round differently"
+            );
+            Err(Error::invalid(message).hint("devices of one kind"))
         }
     }
 }

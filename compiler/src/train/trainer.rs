@@ -82,6 +82,9 @@ pub(super) const LARGEST: &str = "optimizer/largest_gradient";
 pub(super) const SPEED: &str = "examples_per_s";
 const RESERVED: [&str; 6] = [LOSS, NUMBER, RATE, NORM, LARGEST, SPEED];
 
+/// Steps between checks of replicas for equal bits.
+const CHECKED_STEPS: u64 = 1_000;
+
 /// The loss and the metrics of a graph.
 #[derive(Clone, Debug)]
 pub struct Objective {
@@ -239,7 +242,7 @@ impl Trainer {
     /// A step on a batch: inputs by name.
     ///
     /// Errors as [`Compiled::run`] does, and with `NotFinite` when the loss or a gradient is NaN or infinite; then no variable has changed, apart
-    /// from what [`Training::accumulate`] says.
+    /// from what [`Training::accumulate`] says. Replicas of a strategy are compared after each 1,000 steps: `DeviceFailed` when their bits differ.
     pub fn step<N: AsRef<str>>(
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
@@ -252,8 +255,15 @@ impl Trainer {
                 accumulation.run(&self.step, batch.collect())?
             }
         };
+        let number = scalar(&outputs, NUMBER)? as u64;
+        if self.n_replicas() > 1 && number.is_multiple_of(CHECKED_STEPS) {
+            let checked = self.resources().check_replicas();
+            checked.map_err(|e| {
+                Error::from(e).hint("go on from a checkpoint, without the device that failed")
+            })?;
+        }
         Ok(StepOutputs {
-            number: scalar(&outputs, NUMBER)? as u64,
+            number,
             loss: scalar(&outputs, LOSS)?,
             learning_rate: scalar(&outputs, RATE)?,
             norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),

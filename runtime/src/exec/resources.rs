@@ -204,6 +204,14 @@ impl Resources {
         Ok(())
     }
 
+    /// Errors with `DeviceFailed` when a replica has other bits than its variable after runs that gave both their values: a device has then computed
+    /// something else than another.
+    pub fn check_replicas(&self) -> Result<(), Error> {
+        let _reading = self.begin_as(false);
+        let variables: Vec<Arc<Variable>> = lock(&self.variables).values().cloned().collect();
+        variables.iter().try_for_each(|v| v.check_replica())
+    }
+
     /// Container and name of every variable, in order.
     pub fn names(&self) -> Vec<(String, String)> {
         let variables = lock(&self.variables);
@@ -409,6 +417,27 @@ impl Variable {
         if let Some((original, number)) = &self.original {
             number.store(original.number(), Ordering::Relaxed);
         }
+    }
+
+    /// Errors when a replica that follows its variable has other bits.
+    fn check_replica(&self) -> Result<(), Error> {
+        let Some((original, number)) = &self.original else {
+            return Ok(());
+        };
+        if original.number() != number.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let values = [self.committed()?, original.committed()?];
+        if let [Some(own), Some(other)] = &values
+            && own.as_bytes() == other.as_bytes()
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "{} differs from its replica, {}, after the same updates",
+            original.label, self.label
+        );
+        Err(Error::new(ErrorKind::DeviceFailed, message))
     }
 
     /// The number of the value; 0 for none.

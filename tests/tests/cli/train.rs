@@ -544,7 +544,10 @@ fn replicas_train_the_model_of_one_device() {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
         let epochs = json["epochs"].as_array().unwrap();
-        epochs.iter().map(|e| e["loss"].as_f64().unwrap()).collect()
+        epochs
+            .iter()
+            .map(|e| e["trained"]["loss"].as_f64().unwrap())
+            .collect()
     };
     let one = losses(&["--batch", "66"]);
     let mirrored = ["--strategy", "mirrored", "--devices", "cpu:3"];

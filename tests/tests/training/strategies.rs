@@ -5,7 +5,7 @@ use crate::multi_device::setup;
 use gristmill::ir::{
     Dim, GraphBuilder, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, ValueId, Window,
 };
-use gristmill::testing::{Rng, Setup, random_tensor};
+use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
 use gristmill::train::{
     Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy, TensorDataset,
     Trainer, Training, Update, loss,
@@ -99,6 +99,20 @@ fn a_training_goes_on_with_another_number_of_replicas() {
     }
 }
 
+/// Weights stay in memory of the devices.
+#[test]
+fn emulated_gpus_train_as_one_cpu() {
+    if nvrtc_or_left_out("training on emulated GPUs").is_none() {
+        return;
+    }
+    let data = examples(67);
+    let expected = steps(&trainer(Setup::default()), &data);
+    let devices = ["emu:0", "emu:1"].map(|name| DeviceName::parse(name).unwrap());
+    let own = mirrored_on(&setup("cpu:1,emu:2", 2), devices.to_vec()).unwrap();
+    assert_near(&expected, &steps(&own, &data), "emulated GPUs");
+    own.resources().check_replicas().unwrap();
+}
+
 /// Values that others set between steps are those of all replicas.
 #[test]
 fn replicas_follow_their_variable() {
@@ -141,6 +155,31 @@ fn a_step_that_fails_leaves_all_replicas_as_they_were() {
     assert_near(&steps(&one, &data), &steps(&own, &data), "later steps");
 }
 
+/// After 1,000 steps, and before that by a call.
+#[test]
+fn a_replica_with_other_bits_is_found() {
+    let data = examples(8);
+    let own = mirrored(&setup("cpu:2", 2)).unwrap();
+    let batch = data.shuffled(8, 1, 0).next().unwrap().unwrap();
+    let step = || own.step(batch.clone());
+    for _ in 0..998 {
+        step().unwrap();
+    }
+    let resources = own.resources();
+    resources.check_replicas().unwrap();
+    let weights = resources.get("", "second/weights").unwrap().unwrap();
+    let mut flipped = weights.as_slice::<f32>().to_vec();
+    flipped[5] = f32::from_bits(flipped[5].to_bits() ^ 1);
+    let flipped = Tensor::from_slice(&flipped, weights.shape()).unwrap();
+    resources
+        .set("", "second/weights/replica_1", &flipped)
+        .unwrap();
+    step().unwrap();
+    insta::assert_snapshot!(step().unwrap_err(), @r#"
+variable "second/weights" of container "" differs from its replica, variable "second/weights/replica_1" of container "", after the same updates (try: go on from a checkpoint, without the device that failed)
+"#);
+}
+
 #[test]
 fn devices_and_batches_that_do_not_fit_are_refused() {
     let device = |name: &str| DeviceName::parse(name).unwrap();
@@ -150,6 +189,7 @@ fn devices_and_batches_that_do_not_fit_are_refused() {
         mirrored_on(&two, devices.collect()).err().unwrap()
     };
     insta::assert_snapshot!(refused(&["cpu:0", "cpu:0"]), @"device /device:CPU:0 is named twice: it would have two shares (try: each device once)");
+    insta::assert_snapshot!(refused(&["cpu:0", "emu:0"]), @"/device:CPU:0 and /device:EMU:0: replicas on devices of different kinds round differently (try: devices of one kind)");
     insta::assert_snapshot!(refused(&["cpu:0", "cpu:5"]), @"device /device:CPU:5 is not there (try: one of /device:CPU:0, /device:CPU:1)");
     let data = examples(9);
     let own = mirrored(&setup("cpu:4", 2)).unwrap();
