@@ -7,6 +7,7 @@ use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ValueId};
 use gristmill::place::Objective;
 use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
+use gristmill::train::{self, Model, Sgd, Strategy, Trainer, Training, loss};
 use gristmill::{AllReduce, Compiled, DType, ErrorKind, Executable, Tensor};
 use gristmill_runtime::cuda::{CudaGpu, Settings, nccl_version};
 use gristmill_runtime::driver::{Driver, Group, Reduce, Reduction};
@@ -245,6 +246,58 @@ fn random_reductions_over_gpus_that_do_not_reach_each_other() {
     with_nccl(name, "devices=2,peers=0,delay=0", || {
         check_random_reductions(32, 2, 10)
     });
+}
+
+/// A perceptron whose first weights are large enough for NCCL.
+fn perceptron(m: &mut Model) -> gristmill::Result<train::Objective> {
+    let x = m.input("x", DType::F32, [Dim::from("batch"), 64.into()]);
+    let y = m.input("y", DType::I64, [Dim::from("batch")]);
+    let x = m.scope("first", |m| m.dense(x, 300))?;
+    let x = m.builder().map(ScalarOp::Tanh, &[x])?;
+    let logits = m.scope("second", |m| m.dense(x, 5))?;
+    let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+    Ok(train::Objective::new(loss))
+}
+
+fn losses(setup: &Setup, strategy: Strategy) -> (Trainer, Vec<f64>) {
+    let training = Training {
+        strategy,
+        options: setup.options.clone(),
+        ..Training::from(Sgd::default())
+    };
+    let trainer = Trainer::in_session(&setup.session(), "p", &training, perceptron).unwrap();
+    let mut rng = Rng(8);
+    let step = |_| {
+        let x = random_tensor(&mut rng, DType::F32, &[9, 64], false);
+        let y = Tensor::from_slice(&[0i64, 1, 2, 3, 4, 0, 1, 2, 3], &[9]).unwrap();
+        trainer.step([("x", x), ("y", y)]).unwrap().loss
+    };
+    let losses = (0..6).map(step).collect();
+    (trainer, losses)
+}
+
+#[test]
+fn replicas_on_gpus_add_gradients_by_nccl() {
+    with_nccl(
+        "replicas_on_gpus_add_gradients_by_nccl",
+        "devices=2",
+        || {
+            let (_, expected) = losses(&Setup::default(), Strategy::OneDevice);
+            let mirrored = Strategy::Mirrored {
+                devices: Vec::new(),
+            };
+            let (trainer, found) = losses(&unchecked("gpu:2", 2), mirrored);
+            for (a, b) in expected.iter().zip(&found) {
+                assert!((a - b).abs() < 1e-4, "{expected:?} {found:?}");
+            }
+            trainer.resources().check_replicas().unwrap();
+            let x = Tensor::zeros(DType::F32, &[9, 64]).unwrap();
+            let y = Tensor::zeros(DType::I64, &[9]).unwrap();
+            let batch = vec![("x".to_owned(), x), ("y".to_owned(), y)];
+            let executable = trainer.executable_for(&batch).unwrap().unwrap();
+            assert_eq!(n_collectives(&executable), 2);
+        },
+    );
 }
 
 /// What makes NCCL unfit, or is asked for, leaves it to the devices; so does a library that is too old, or none.
