@@ -25,10 +25,10 @@ pub struct Options {
     pub fallback: Fallback,
     /// Devices of all nodes, in place of a search.
     pub plan: Option<Plan>,
-    /// Devices that share each batch, without repetition: each computes the share of its examples, and what is over all of them, such as
-    /// means, by sums over the devices. Results are those of one device, up to the rounding of sums. The batch is the first axis of the
-    /// first input with an axis, and of the others where it has the same extent. Not with pins, plans and extents that the data decides.
-    pub data_parallel: Vec<DeviceName>,
+    /// Devices that share each batch: each computes the share of its examples, and what is over all of them, such as means, by sums over the
+    /// devices. Results are those of one device, up to the rounding of sums. The batch is the first axis of the first input with an axis, and of
+    /// the others where it has the same extent. Not with pins, plans and extents that the data decides.
+    pub data_parallel: Option<DataParallel>,
     /// Objective of the placement. For throughput, as many runs are in flight as the plan overlaps, if enough threads call
     /// [`crate::Compiled::run`] at once.
     pub objective: Objective,
@@ -79,7 +79,7 @@ impl Default for Options {
             pins: Vec::new(),
             fallback: Fallback::Error,
             plan: None,
-            data_parallel: Vec::new(),
+            data_parallel: None,
             objective: Objective::Latency,
             dims: Bindings::new(),
             ranges: BTreeMap::new(),
@@ -99,6 +99,15 @@ impl Default for Options {
             keep_stages: false,
         }
     }
+}
+
+/// Devices that share each batch of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataParallel {
+    /// The devices, without repetition.
+    pub devices: Vec<DeviceName>,
+    /// The device with the variables, and with all other values that do not have the batch along an axis. `None`: each of `devices` has them all.
+    pub central: Option<DeviceName>,
 }
 
 /// Algorithm of convolutions on CPUs.

@@ -72,7 +72,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", conflicts_with = "batch", value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     batch_per_replica: Option<u32>,
     /// Devices that train together. `one-device`: the placer decides which device of --devices computes what. `mirrored`: each device of --devices,
-    /// of the fastest one's kind, has all weights and a share of each batch.
+    /// of the fastest one's kind, has all weights and a share of each batch. `central`: the first CPU has the weights, and makes the updates.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
@@ -115,6 +115,7 @@ enum StrategyName {
     #[default]
     OneDevice,
     Mirrored,
+    Central,
 }
 
 impl StrategyName {
@@ -122,6 +123,10 @@ impl StrategyName {
         match self {
             StrategyName::OneDevice => Strategy::OneDevice,
             StrategyName::Mirrored => Strategy::Mirrored {
+                devices: Vec::new(),
+            },
+            StrategyName::Central => Strategy::CentralStorage {
+                central: None,
                 devices: Vec::new(),
             },
         }

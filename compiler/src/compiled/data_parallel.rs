@@ -20,21 +20,27 @@ pub(super) fn batched(inputs: &[(String, Type)]) -> Vec<String> {
 /// Errors when the devices of [`Options::data_parallel`](crate::Options::data_parallel) are not there, or the model or another option does not
 /// go with them.
 pub(super) fn check(compiled: &Compiled) -> Result<()> {
-    let (options, set) = (&compiled.options, &compiled.session().settings().devices);
+    let options = &compiled.options;
+    let Some(on) = &options.data_parallel else {
+        return Ok(());
+    };
+    let set = &compiled.session().settings().devices;
     let mut seen = BTreeSet::new();
-    for device in &options.data_parallel {
+    for device in &on.devices {
         if !seen.insert(device) {
             let message = format!("device {device} is named twice: it would have two shares");
             return Err(Error::invalid(message).hint("each device once"));
         }
+    }
+    for device in on.devices.iter().chain(&on.central) {
         if !set.devices.iter().any(|d| d.name == *device) {
             let all: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
             let message = format!("device {device} is not there");
             return Err(Error::invalid(message).hint(format!("one of {}", all.join(", "))));
         }
     }
-    if options.data_parallel.is_empty() {
-        return Ok(());
+    if on.devices.is_empty() {
+        return Err(Error::invalid("no device to share a batch"));
     }
     if !options.pins.is_empty() || options.plan.is_some() {
         let message = "pins or a plan, and devices that share a batch";

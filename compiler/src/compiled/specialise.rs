@@ -174,7 +174,7 @@ impl Compiled {
         let mut inputs = self.inputs.iter();
         let is_static = inputs.all(|(_, ty)| ty.static_shape().is_some());
         let is_alone = is_static || !self.value_inputs.is_empty();
-        match is_alone || !self.options.data_parallel.is_empty() {
+        match is_alone || self.options.data_parallel.is_some() {
             true => Ok(AnyShape::None),
             false => AnyShape::of(self.symbolic_graph(), &first.shapes, self.config()),
         }
@@ -184,9 +184,9 @@ impl Compiled {
     #[doc(hidden)]
     pub fn graph(&self, inputs: &InputShapes) -> Result<Graph> {
         let graph = self.graph_of_one(inputs)?;
-        match &self.options.data_parallel[..] {
-            [] => Ok(graph),
-            devices => passes::split_batch(&graph, &data_parallel::batched(&self.inputs), devices),
+        match &self.options.data_parallel {
+            None => Ok(graph),
+            Some(on) => passes::split_batch(&graph, &data_parallel::batched(&self.inputs), on),
         }
     }
 

@@ -1,8 +1,9 @@
 //! Devices that train one model together.
 
 use crate::error::{Error, Result};
-use crate::place::DeviceSet;
-use gristmill_runtime::device::DeviceName;
+use crate::options::DataParallel;
+use crate::place::{Device, DeviceSet};
+use gristmill_runtime::device::{DeviceKind, DeviceName};
 
 /// The devices of a training, and what each of them computes.
 ///
@@ -23,27 +24,52 @@ pub enum Strategy {
         /// The devices. None: all devices of the session of the fastest device's kind.
         devices: Vec<DeviceName>,
     },
+    /// One copy of all variables, on one device, which makes the update; the gradients of a batch's shares are computed on several
+    /// (TensorFlow's `CentralStorageStrategy`). Weights cross to each device in each step, and gradients back.
+    CentralStorage {
+        /// The device with the variables. `None`: the first CPU of the session, or its first device.
+        central: Option<DeviceName>,
+        /// The devices with a share of each batch. None: as of [`Strategy::Mirrored`].
+        devices: Vec<DeviceName>,
+    },
 }
 
 impl Strategy {
     /// Number of devices that share each batch, of those of a session.
     ///
-    /// Errors with `InvalidInput` when the session has no device.
+    /// Errors with `InvalidInput` when the session has no device, and on replicas of different kinds of devices.
     pub fn n_replicas(&self, set: &DeviceSet) -> Result<usize> {
-        Ok(self.replicas(set)?.len().max(1))
+        let on = self.data_parallel(set)?;
+        Ok(on.map_or(1, |on| on.devices.len()))
     }
 
-    /// The devices with a replica, of those of a session; none where the placer decides.
-    pub(super) fn replicas(&self, set: &DeviceSet) -> Result<Vec<DeviceName>> {
-        match self {
-            Strategy::OneDevice => Ok(Vec::new()),
-            Strategy::Mirrored { devices } if devices.is_empty() => fastest(set),
+    /// The devices that share each batch, of those of a session; `None` where the placer decides.
+    pub(super) fn data_parallel(&self, set: &DeviceSet) -> Result<Option<DataParallel>> {
+        let (devices, central) = match self {
+            Strategy::OneDevice => return Ok(None),
             Strategy::Mirrored { devices } => {
                 check_kinds(devices)?;
-                Ok(devices.clone())
+                (devices, None)
             }
-        }
+            Strategy::CentralStorage { central, devices } => {
+                let central = central.clone().map_or_else(|| first_cpu(set), Ok);
+                (devices, Some(central?))
+            }
+        };
+        let devices = match devices.is_empty() {
+            true => fastest(set)?,
+            false => devices.clone(),
+        };
+        Ok(Some(DataParallel { devices, central }))
     }
+}
+
+/// The first CPU, or the first device.
+fn first_cpu(set: &DeviceSet) -> Result<DeviceName> {
+    let is_cpu = |d: &&Device| d.name.kind == DeviceKind::Cpu;
+    let first = set.devices.iter().find(is_cpu).or(set.devices.first());
+    let first = first.ok_or_else(|| Error::invalid("no device"))?;
+    Ok(first.name.clone())
 }
 
 /// Errors when devices have kernels that round differently: their replicas would part.

@@ -151,7 +151,7 @@ impl Training {
     /// The options of all programs on some devices.
     fn options_for(&self, set: &DeviceSet) -> Result<Options> {
         Ok(Options {
-            data_parallel: self.strategy.replicas(set)?,
+            data_parallel: self.strategy.data_parallel(set)?,
             ..self.options.clone()
         })
     }
@@ -236,7 +236,8 @@ impl Trainer {
     /// Number of devices that share each batch: `num_replicas_in_sync` of TensorFlow's strategies. Batches are divided, so that a batch of `n`
     /// examples per replica has `n` times as many.
     pub fn n_replicas(&self) -> usize {
-        self.step.options.data_parallel.len().max(1)
+        let on = self.step.options.data_parallel.as_ref();
+        on.map_or(1, |on| on.devices.len())
     }
 
     /// A step on a batch: inputs by name.

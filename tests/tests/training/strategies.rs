@@ -10,15 +10,28 @@ use gristmill::train::{
     Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy, TensorDataset,
     Trainer, Training, Update, loss,
 };
-use gristmill::{Compiled, DType, DeviceName, Result, Tensor};
+use gristmill::{Compiled, DType, DataParallel, DeviceName, Result, Tensor};
 
 fn mirrored(setup: &Setup) -> Result<Trainer> {
     mirrored_on(setup, Vec::new())
 }
 
 fn mirrored_on(setup: &Setup, devices: Vec<DeviceName>) -> Result<Trainer> {
+    with_strategy(setup, Strategy::Mirrored { devices })
+}
+
+/// Variables on the first CPU.
+fn central(setup: &Setup) -> Result<Trainer> {
+    let strategy = Strategy::CentralStorage {
+        central: None,
+        devices: Vec::new(),
+    };
+    with_strategy(setup, strategy)
+}
+
+fn with_strategy(setup: &Setup, strategy: Strategy) -> Result<Trainer> {
     let training = Training {
-        strategy: Strategy::Mirrored { devices },
+        strategy,
         ..super::training(setup)
     };
     Trainer::in_session(&setup.session(), "perceptron", &training, super::perceptron)
@@ -52,8 +65,9 @@ fn replicas_train_as_one_device() {
     let one = trainer(Setup::default());
     let expected = steps(&one, &data);
     let names = |t: &Trainer| state(t).into_iter().map(|(n, _)| n).collect::<Vec<_>>();
-    for n in 1..=4 {
-        let own = mirrored(&setup(&format!("cpu:{n}"), 2)).unwrap();
+    for (n, is_central) in (1..=4).flat_map(|n| [(n, false), (n, true)]) {
+        let make = [mirrored, central][usize::from(is_central)];
+        let own = make(&setup(&format!("cpu:{n}"), 2)).unwrap();
         assert_eq!(own.n_replicas(), n);
         assert_near(&expected, &steps(&own, &data), &format!("{n} replicas"));
         assert_eq!(names(&own), names(&one));
@@ -299,7 +313,7 @@ impl Net {
 type Build = fn(&mut Net, ValueId) -> Result<ValueId>;
 
 /// A program of a step of a net.
-fn program(build: Build, n_replicas: usize) -> Result<Compiled> {
+fn program(build: Build, n_replicas: usize, is_central: bool) -> Result<Compiled> {
     let mut b = GraphBuilder::new("net");
     let batch = || Dim::from("batch");
     let x = b.input("x", DType::F64, [batch(), 1.into(), 6.into(), 6.into()]);
@@ -339,7 +353,11 @@ fn program(build: Build, n_replicas: usize) -> Result<Compiled> {
     let mut setup = setup(&format!("cpu:{n_replicas}"), 2);
     if n_replicas > 1 {
         let devices = setup.settings.devices.devices.iter();
-        setup.options.data_parallel = devices.map(|d| d.name.clone()).collect();
+        let devices: Vec<DeviceName> = devices.map(|d| d.name.clone()).collect();
+        setup.options.data_parallel = Some(DataParallel {
+            central: is_central.then(|| devices[0].clone()),
+            devices,
+        });
     }
     setup.compile(&b.finish()?)
 }
@@ -373,10 +391,10 @@ fn fifty_steps_of_several_nets_are_those_of_one_device() {
         ("dropped", Net::dropped),
     ];
     for (name, build) in nets {
-        let expected = trained(&program(build, 1).unwrap()).unwrap();
+        let expected = trained(&program(build, 1, false).unwrap()).unwrap();
         assert!(expected[0].1.iter().all(|loss| loss.is_finite()), "{name}");
-        for n in 2..=4 {
-            let found = trained(&program(build, n).unwrap()).unwrap();
+        for (n, is_central) in [(2, false), (3, false), (4, false), (2, true), (3, true)] {
+            let found = trained(&program(build, n, is_central).unwrap()).unwrap();
             assert_eq!(expected.len(), found.len());
             for ((own, a), (other, b)) in expected.iter().zip(&found) {
                 assert_eq!(own, other);

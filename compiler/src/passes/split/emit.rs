@@ -1,7 +1,7 @@
 //! The graph of all devices.
 
 use super::forms::{Computed, Plan};
-use super::{Form, Shares};
+use super::{Form, Places, Shares};
 use crate::Tensor;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
@@ -14,7 +14,7 @@ pub(super) struct Emitter<'a> {
     new: Graph,
     plan: &'a Plan,
     shares: &'a Shares,
-    places: &'a [Requested],
+    places: &'a Places,
     /// The values of the devices, by old value and form.
     values: BTreeMap<(ValueId, Form), Vec<ValueId>>,
 }
@@ -25,14 +25,14 @@ impl<'a> Emitter<'a> {
         old: &'a Graph,
         plan: &'a Plan,
         shares: &'a Shares,
-        places: &'a [Requested],
+        places: &'a Places,
     ) -> Emitter<'a> {
         let mut emitter = Emitter {
             old,
             new: old.emptied(),
             plan,
             shares,
-            places: &places[..shares.n()],
+            places,
             values: BTreeMap::new(),
         };
         for (&v, name) in old.inputs.iter().zip(&old.input_names) {
@@ -62,7 +62,7 @@ impl<'a> Emitter<'a> {
         let operands = pairs.map(|(&v, &form)| self.in_form(v, form));
         let operands: Vec<Vec<ValueId>> = operands.collect::<Result<_>>()?;
         let mut results = vec![Vec::new(); node.outputs.len()];
-        for r in 0..self.shares.n() {
+        for r in 0..self.n_copies(computed.form) {
             let own: Vec<ValueId> = operands.iter().map(|all| all[r]).collect();
             let made = self.replica(node, computed, r, &own)?;
             results
@@ -70,10 +70,27 @@ impl<'a> Emitter<'a> {
                 .zip(made)
                 .for_each(|(all, v)| all.push(v));
         }
-        for (&v, all) in node.outputs.iter().zip(results) {
+        for (&v, made) in node.outputs.iter().zip(results) {
+            let all = self.of_all(made);
             self.values.insert((v, computed.form), all);
         }
         Ok(())
+    }
+
+    /// Nodes for a value of a form.
+    fn n_copies(&self, form: Form) -> usize {
+        match (form, &self.places.central) {
+            (Form::Whole, Some(_)) => 1,
+            _ => self.shares.n(),
+        }
+    }
+
+    /// The values of the devices, of which one may stand for all.
+    fn of_all(&self, made: Vec<ValueId>) -> Vec<ValueId> {
+        match made[..] {
+            [one] => vec![one; self.shares.n()],
+            _ => made,
+        }
     }
 
     /// The node of one device.
@@ -92,7 +109,11 @@ impl<'a> Emitter<'a> {
             _ => {}
         }
         match computed.form {
-            Form::Whole => self.put(&copy, r, operands),
+            Form::Whole => {
+                let results = self.new.add_copy(&copy, operands)?;
+                self.request_whole(r);
+                Ok(results)
+            }
             Form::Piece(axis) => self.piece(copy, axis, r, operands),
             Form::Addend => self.addend(copy, computed, r, operands),
         }
@@ -105,9 +126,20 @@ impl<'a> Emitter<'a> {
         Ok(results)
     }
 
+    /// Puts the last node on a device.
     fn request(&mut self, r: usize) {
+        self.request_at(self.places.devices[r].clone());
+    }
+
+    /// Puts the last node, whose results are whole, on a device or on the central one.
+    fn request_whole(&mut self, r: usize) {
+        let own = || self.places.devices[r].clone();
+        self.request_at(self.places.central.clone().unwrap_or_else(own));
+    }
+
+    fn request_at(&mut self, place: Requested) {
         let last = NodeId(self.new.n_nodes() as u32 - 1);
-        self.new.node_mut(last).device = self.places[r].clone();
+        self.new.node_mut(last).device = place;
     }
 
     fn add(&mut self, op: Op, operands: &[ValueId], like: &Origin, r: usize) -> Result<ValueId> {
@@ -207,17 +239,38 @@ impl<'a> Emitter<'a> {
         let Some(parts) = self.values.get(&(v, made)).cloned() else {
             return Err(Error::internal("a value is used before it is made"));
         };
-        match made {
+        let made = match made {
             Form::Piece(axis) => {
-                let devices = 0..self.shares.n();
-                let mut join = |r| self.add(Op::Concat { axis }, &parts, &origin, r);
-                devices.map(&mut join).collect()
+                let copies = 0..self.n_copies(Form::Whole);
+                let mut join = |r| {
+                    let joined = self.new.add1(Op::Concat { axis }, &parts, &origin)?;
+                    self.request_whole(r);
+                    Ok(joined)
+                };
+                copies.map(&mut join).collect::<Result<_>>()?
             }
+            _ if self.places.central.is_some() => vec![self.central_sum(&parts, &origin)?],
             _ => {
                 let kind = ReduceKind::Sum;
-                self.new.add(Op::AllReduce { kind }, &parts, &origin)
+                self.new.add(Op::AllReduce { kind }, &parts, &origin)?
             }
+        };
+        Ok(self.of_all(made))
+    }
+
+    /// The sum of addends on the central device, in the order of the devices.
+    fn central_sum(&mut self, parts: &[ValueId], origin: &Origin) -> Result<ValueId> {
+        let (&first, rest) = parts
+            .split_first()
+            .ok_or_else(|| Error::internal("a sum of no devices"))?;
+        let mut sum = first;
+        for &part in rest {
+            sum = self
+                .new
+                .add1(Op::Map(ScalarOp::Add), &[sum, part], origin)?;
+            self.request_whole(0);
         }
+        Ok(sum)
     }
 
     /// Pieces of a whole value.
@@ -236,7 +289,13 @@ impl<'a> Emitter<'a> {
                 sizes: sizes.into_iter().map(Into::into).collect(),
                 steps: vec![1; shape.len()],
             };
-            self.add(op, &[whole[r]], &origin, r)
+            let piece = self.new.add1(op, &[whole[r]], &origin)?;
+            // An input is everywhere; of a central value, the pieces cross.
+            match self.old.def_node(v) {
+                None => self.request(r),
+                Some(_) => self.request_whole(r),
+            }
+            Ok(piece)
         };
         (0..whole.len()).map(piece).collect()
     }

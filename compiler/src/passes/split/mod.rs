@@ -8,7 +8,8 @@
 //! (Xu et al., GSPMD, arXiv:2105.04663, section 3, with one split axis, chosen by the program and not by annotations.)
 //!
 //! Variables are kept by each device: replica 0 has the variable's own name, and replica `r` the name that
-//! [`replica_name`](gristmill_runtime::program::replica_name) gives. All get the same updates.
+//! [`replica_name`](gristmill_runtime::program::replica_name) gives. All get the same updates. With a central device, whole values, and so variables
+//! and their updates, are there alone, and cross to the others where pieces need them.
 
 mod emit;
 mod forms;
@@ -18,6 +19,7 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::ir::{DeviceRequest, Graph, Node, Op, Requested};
+use crate::options::DataParallel;
 use emit::Emitter;
 use forms::Plan;
 use gristmill_runtime::device::DeviceName;
@@ -32,6 +34,14 @@ enum Form {
     Piece(usize),
     /// An addend of the value by each device.
     Addend,
+}
+
+/// Requests for the devices.
+struct Places {
+    /// Those with a share of the batch.
+    devices: Vec<Requested>,
+    /// The one with all whole values.
+    central: Option<Requested>,
 }
 
 /// The examples of each device.
@@ -74,7 +84,7 @@ impl Shares {
 /// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis of the inputs named.
 ///
 /// Errors with `Unsupported` when a node asks for a device by itself, or a region uses variables.
-pub fn split_batch(g: &Graph, inputs: &[String], devices: &[DeviceName]) -> Result<Graph> {
+pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Graph> {
     for (_, node) in g.nodes() {
         check(node)?;
     }
@@ -83,12 +93,13 @@ pub fn split_batch(g: &Graph, inputs: &[String], devices: &[DeviceName]) -> Resu
         g.ty(g.inputs[at]).shape.first()?.as_usize()
     };
     let batch = inputs.first().and_then(extent).unwrap_or(1);
-    let shares = Shares::equal(batch, devices.len());
+    let shares = Shares::equal(batch, on.devices.len());
     let plan = Plan::of(g, inputs, &shares);
-    let places: Vec<Requested> = devices
-        .iter()
-        .map(|d| DeviceRequest::from(d).into_requested())
-        .collect();
+    let request = |d: &DeviceName| DeviceRequest::from(d).into_requested();
+    let places = Places {
+        devices: on.devices.iter().map(request).collect(),
+        central: on.central.as_ref().map(request),
+    };
     Emitter::new(g, &plan, &shares, &places).graph()
 }
 

@@ -5,7 +5,7 @@ use crate::passes::{specialise, split_batch};
 use crate::train::{
     BatchNorm, Conv2d, Init, Lrn, Model, Objective, Pool2d, Sgd, Training, loss, step_graph,
 };
-use crate::{DType, Result};
+use crate::{DType, DataParallel, Result};
 use gristmill_runtime::device::DeviceName;
 
 /// The graph of a step on two devices.
@@ -14,7 +14,11 @@ fn split(build: impl Fn(&mut Model) -> Result<Objective>) -> Graph {
     let sizes: Bindings = [("batch".to_owned(), 8)].into_iter().collect();
     let g = specialise(&g, &sizes).unwrap();
     let devices = ["cpu:0", "cpu:1"].map(|name| DeviceName::parse(name).unwrap());
-    split_batch(&g, &["x".to_owned(), "y".to_owned()], &devices).unwrap()
+    let on = DataParallel {
+        devices: devices.to_vec(),
+        central: None,
+    };
+    split_batch(&g, &["x".to_owned(), "y".to_owned()], &on).unwrap()
 }
 
 /// The numbers of all-reduces and of values that are joined from pieces.
