@@ -250,6 +250,11 @@ impl<'a> Setup<'a> {
         let fixed = fixed_batch(&aim)?;
         let strategy = args.strategy.strategy();
         let n_replicas = strategy.n_replicas(&session.settings().devices)?;
+        if args.strategy != StrategyName::OneDevice && n_replicas == 1 {
+            errln!(
+                "warning: --strategy with a single device shares nothing; --devices cpu:2 has two"
+            );
+        }
         Ok(Setup {
             args,
             keys: keys(args)?,

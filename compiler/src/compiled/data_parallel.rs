@@ -43,12 +43,17 @@ pub(super) fn check(compiled: &Compiled) -> Result<()> {
         return Err(Error::invalid("no device to share a batch"));
     }
     if !options.pins.is_empty() || options.plan.is_some() {
-        let message = "pins or a plan, and devices that share a batch";
-        return Err(Error::invalid(message).hint("one of them: both say where nodes run"));
+        let message = "pins (--pin) or a plan (--plan), and a strategy (--strategy, Options::data_parallel): both say where nodes run";
+        return Err(Error::invalid(message).hint("one of them"));
     }
-    if compiled.open.is_some() || !compiled.is_whole() {
-        let message = "the data decides extents or the structure of the model, so that its batch cannot be divided";
-        return Err(Error::unsupported(message));
+    match compiled.open.is_some() || !compiled.is_whole() {
+        true => Err(not_fixed()),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+/// The error of a model whose extents a run decides.
+pub(super) fn not_fixed() -> Error {
+    let message = "the data decides extents or the structure of the model, so that its batch cannot be divided";
+    Error::unsupported(message).hint("without the devices that share a batch")
 }

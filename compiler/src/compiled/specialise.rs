@@ -186,6 +186,7 @@ impl Compiled {
         let graph = self.graph_of_one(inputs)?;
         match &self.options.data_parallel {
             None => Ok(graph),
+            Some(_) if passes::has_run_time_extents(&graph) => Err(data_parallel::not_fixed()),
             Some(on) => passes::split_batch(&graph, &data_parallel::batched(&self.inputs), on),
         }
     }

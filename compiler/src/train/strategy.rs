@@ -1,4 +1,4 @@
-//! Devices that train one model together.
+//! Several devices in one training.
 
 use crate::error::{Error, Result};
 use crate::options::DataParallel;
@@ -60,7 +60,9 @@ impl Strategy {
             true => fastest(set)?,
             false => devices.clone(),
         };
-        Ok(Some(DataParallel { devices, central }))
+        // The only device has nothing to share.
+        let is_alone = devices.len() == 1 && set.devices.len() == 1;
+        Ok((!is_alone).then_some(DataParallel { devices, central }))
     }
 }
 
@@ -72,7 +74,7 @@ fn first_cpu(set: &DeviceSet) -> Result<DeviceName> {
     Ok(first.name.clone())
 }
 
-/// Errors when devices have kernels that round differently: their replicas would part.
+/// Errors on devices of several kinds: their kernels round differently, and their replicas would part.
 fn check_kinds(devices: &[DeviceName]) -> Result<()> {
     let Some(first) = devices.first() else {
         return Ok(());

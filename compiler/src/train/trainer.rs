@@ -150,8 +150,13 @@ pub struct Training {
 impl Training {
     /// The options of all programs on some devices.
     fn options_for(&self, set: &DeviceSet) -> Result<Options> {
+        let own = self.strategy.data_parallel(set)?;
+        if own.is_some() && self.options.data_parallel.is_some() {
+            let e = Error::invalid("a strategy, and Options::data_parallel");
+            return Err(e.hint("one of them: both say which devices share a batch"));
+        }
         Ok(Options {
-            data_parallel: self.strategy.data_parallel(set)?,
+            data_parallel: own.or(self.options.data_parallel.clone()),
             ..self.options.clone()
         })
     }
@@ -233,7 +238,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Number of devices that share each batch: `num_replicas_in_sync` of TensorFlow's strategies. Batches are divided, so that a batch of `n`
+    /// Number of devices that share each batch of at least as many examples: `num_replicas_in_sync` of TensorFlow's strategies. Batches are divided, so that a batch of `n`
     /// examples per replica has `n` times as many.
     pub fn n_replicas(&self) -> usize {
         let on = self.step.options.data_parallel.as_ref();
@@ -260,7 +265,9 @@ impl Trainer {
         if self.n_replicas() > 1 && number.is_multiple_of(CHECKED_STEPS) {
             let checked = self.resources().check_replicas();
             checked.map_err(|e| {
-                Error::from(e).hint("go on from a checkpoint, without the device that failed")
+                Error::from(e).hint(
+                    "devices of one model; or go on from a checkpoint without the one that failed",
+                )
             })?;
         }
         Ok(StepOutputs {

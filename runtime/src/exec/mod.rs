@@ -385,10 +385,10 @@ impl Executor {
 
     /// [`Executor::run`] as a part of a transaction on the variables that it uses.
     ///
-    /// Errors with `Internal` when it assigns variables in place, which a transaction could not take back.
+    /// Errors with `Internal` when it assigns variables in place, which a transaction could not take back, or has replicas of variables.
     pub fn run_in(&self, _: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
-        if self.residents.is_in_place() {
-            let message = "a part of a run assigns variables in place";
+        if self.residents.is_in_place() || !self.replicas.is_empty() {
+            let message = "a part of a run assigns variables in place, or has replicas of them";
             return Err(Error::internal(message));
         }
         let mut outputs = self.new_outputs()?;
@@ -398,7 +398,7 @@ impl Executor {
 
     fn run_within(&self, mut operands: Operands) -> Result<(), Error> {
         let mut helpers = lock(&self.turn);
-        self.replicas.iter().try_for_each(|v| v.follow())?;
+        self.replicas.iter().try_for_each(|v| v.sync())?;
         let devices = &self.shared.devices;
         let program = self
             .shared

@@ -36,7 +36,7 @@ pub(crate) struct Variable {
     dtype: DType,
     initial: Mutex<Option<Tensor>>,
     state: RwLock<State>,
-    /// Of a replica: its variable, and the number of its own value there.
+    /// Of a replica: its variable, and the number of the value last taken from it.
     original: Option<(Arc<Variable>, AtomicU64)>,
 }
 
@@ -78,11 +78,11 @@ impl Transaction<'_> {
         self.commit_with(&[]);
     }
 
-    /// The same for a run that gave these replicas the values of their variables.
+    /// The same after equal assignments to these replicas and their variables.
     pub(super) fn commit_with(self, replicas: &[Arc<Variable>]) {
         if let Turn::Alone(_) = self.turn {
             self.resources.each(State::commit);
-            replicas.iter().for_each(|v| v.has_followed());
+            replicas.iter().for_each(|v| v.mark_synced());
         }
     }
 }
@@ -137,8 +137,15 @@ impl Resources {
     }
 
     /// Sets a variable between runs and declares it if needed. Errors when it exists with another
-    /// dtype.
+    /// dtype, and on the name of a replica.
     pub fn set(&self, container: &str, name: &str, value: &Tensor) -> Result<(), Error> {
+        refuse_replica(name)?;
+        self.set_any(container, name, value)
+    }
+
+    /// Sets a replica, which should have its variable's value; for tests.
+    #[doc(hidden)]
+    pub fn set_any(&self, container: &str, name: &str, value: &Tensor) -> Result<(), Error> {
         let spec = VariableSpec::new(container, name, value.dtype());
         let transaction = self.begin();
         self.declare(&spec)?.assign(value.shape(), |bytes| {
@@ -196,6 +203,7 @@ impl Resources {
     pub fn restore(&self, values: Vec<Saved>) -> Result<(), Error> {
         let transaction = self.begin();
         for saved in values {
+            refuse_replica(&saved.name)?;
             let spec = VariableSpec::new(&saved.container, &saved.name, saved.value.dtype());
             let variable = self.declare(&spec)?;
             alone(&variable.state).assign(Value::new(At::Host(saved.value)));
@@ -204,8 +212,8 @@ impl Resources {
         Ok(())
     }
 
-    /// Errors with `DeviceFailed` when a replica has other bits than its variable after runs that gave both their values: a device has then computed
-    /// something else than another.
+    /// Errors with `DeviceFailed` when a replica and its variable have different bits after the same updates, since devices then computed
+    /// different results.
     pub fn check_replicas(&self) -> Result<(), Error> {
         let _reading = self.begin_as(false);
         let variables: Vec<Arc<Variable>> = lock(&self.variables).values().cloned().collect();
@@ -267,6 +275,16 @@ impl Resources {
             variable.clone(),
         );
         Ok(variable)
+    }
+}
+
+/// Errors on the name of a replica.
+fn refuse_replica(name: &str) -> Result<(), Error> {
+    match replica_of(name) {
+        None => Ok(()),
+        Some(variable) => Err(Error::invalid(format!(
+            "variable {name:?}: devices that train together keep replicas of {variable:?} under such names; use another name"
+        ))),
     }
 }
 
@@ -393,8 +411,8 @@ impl Variable {
         }
     }
 
-    /// Gives a replica its variable's value, unless it has that already; in a run that holds a transaction.
-    pub(super) fn follow(&self) -> Result<(), Error> {
+    /// Gives a replica its variable's value, if it has another one; within a transaction.
+    pub(super) fn sync(&self) -> Result<(), Error> {
         let Some((original, number)) = &self.original else {
             return Ok(());
         };
@@ -412,14 +430,14 @@ impl Variable {
         Ok(())
     }
 
-    /// Notes that a run has given a replica and its variable one value.
-    fn has_followed(&self) {
+    /// Notes equal assignments to a replica and its variable.
+    fn mark_synced(&self) {
         if let Some((original, number)) = &self.original {
             number.store(original.number(), Ordering::Relaxed);
         }
     }
 
-    /// Errors when a replica that follows its variable has other bits.
+    /// Errors when a replica with its variable's newest value has other bits.
     fn check_replica(&self) -> Result<(), Error> {
         let Some((original, number)) = &self.original else {
             return Ok(());

@@ -186,7 +186,7 @@ fn a_replica_with_other_bits_is_found() {
     flipped[5] = f32::from_bits(flipped[5].to_bits() ^ 1);
     let flipped = Tensor::from_slice(&flipped, weights.shape()).unwrap();
     resources
-        .set("", "second/weights/replica_1", &flipped)
+        .set_any("", "second/weights/replica_1", &flipped)
         .unwrap();
     step().unwrap();
     insta::assert_snapshot!(step().unwrap_err(), @r#"
@@ -205,6 +205,18 @@ fn devices_and_batches_that_do_not_fit_are_refused() {
     insta::assert_snapshot!(refused(&["cpu:0", "cpu:0"]), @"device /device:CPU:0 is named twice: it would have two shares (try: each device once)");
     insta::assert_snapshot!(refused(&["cpu:0", "emu:0"]), @"/device:CPU:0 and /device:EMU:0: replicas on devices of different kinds round differently (try: devices of one kind)");
     insta::assert_snapshot!(refused(&["cpu:0", "cpu:5"]), @"device /device:CPU:5 is not there (try: one of /device:CPU:0, /device:CPU:1)");
+    let mut both = setup("cpu:2", 2);
+    both.options.data_parallel = Some(DataParallel {
+        devices: vec![device("cpu:0")],
+        central: None,
+    });
+    insta::assert_snapshot!(mirrored(&both).err().unwrap(), @"a strategy, and Options::data_parallel (try: one of them: both say which devices share a batch)");
+    let resources = trainer(Setup::default()).resources().clone();
+    let value = Tensor::zeros(DType::F32, &[3]).unwrap();
+    let e = resources.set("", "second/bias/replica_1", &value);
+    insta::assert_snapshot!(e.unwrap_err(), @r#"
+variable "second/bias/replica_1": devices that train together keep replicas of "second/bias" under such names; use another name
+"#);
     let data = examples(9);
     let own = mirrored(&setup("cpu:4", 2)).unwrap();
     let e = own.fit(&Fit::new(&data, 3), &mut []).unwrap_err();

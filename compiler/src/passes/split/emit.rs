@@ -1,7 +1,7 @@
 //! The graph of all devices.
 
-use super::forms::{Computed, Plan};
-use super::{Form, Places, Shares};
+use super::sharding::{Computation, Plan};
+use super::{Places, Sharding, Shares};
 use crate::Tensor;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
@@ -15,8 +15,8 @@ pub(super) struct Emitter<'a> {
     plan: &'a Plan,
     shares: &'a Shares,
     places: &'a Places,
-    /// The values of the devices, by old value and form.
-    values: BTreeMap<(ValueId, Form), Vec<ValueId>>,
+    /// The values of the devices, by old value and sharding.
+    values: BTreeMap<(ValueId, Sharding), Vec<ValueId>>,
 }
 
 impl<'a> Emitter<'a> {
@@ -38,31 +38,31 @@ impl<'a> Emitter<'a> {
         for (&v, name) in old.inputs.iter().zip(&old.input_names) {
             let input = emitter.new.add_input(name, old.ty(v).clone());
             let all = vec![input; shares.n()];
-            emitter.values.insert((v, Form::Whole), all);
+            emitter.values.insert((v, Sharding::Replicated), all);
         }
         emitter
     }
 
     pub(super) fn graph(mut self) -> Result<Graph> {
         for (id, node) in self.old.nodes() {
-            for computed in self.plan.computed(id) {
+            for computed in self.plan.computations_of(id) {
                 self.compute(node, computed)?;
             }
         }
         for o in &self.old.outputs {
-            let value = self.in_form(o.value, Form::Whole)?[0];
+            let value = self.resharded(o.value, Sharding::Replicated)?[0];
             self.new.add_output(&o.name, value);
         }
         Ok(self.new)
     }
 
     /// One node for each device.
-    fn compute(&mut self, node: &Node, computed: &Computed) -> Result<()> {
+    fn compute(&mut self, node: &Node, computed: &Computation) -> Result<()> {
         let pairs = node.inputs.iter().zip(&computed.operands);
-        let operands = pairs.map(|(&v, &form)| self.in_form(v, form));
+        let operands = pairs.map(|(&v, &sharding)| self.resharded(v, sharding));
         let operands: Vec<Vec<ValueId>> = operands.collect::<Result<_>>()?;
         let mut results = vec![Vec::new(); node.outputs.len()];
-        for r in 0..self.n_copies(computed.form) {
+        for r in 0..self.n_copies(computed.sharding) {
             let own: Vec<ValueId> = operands.iter().map(|all| all[r]).collect();
             let made = self.replica(node, computed, r, &own)?;
             results
@@ -72,15 +72,15 @@ impl<'a> Emitter<'a> {
         }
         for (&v, made) in node.outputs.iter().zip(results) {
             let all = self.of_all(made);
-            self.values.insert((v, computed.form), all);
+            self.values.insert((v, computed.sharding), all);
         }
         Ok(())
     }
 
-    /// Nodes for a value of a form.
-    fn n_copies(&self, form: Form) -> usize {
-        match (form, &self.places.central) {
-            (Form::Whole, Some(_)) => 1,
+    /// Nodes for a value of a sharding.
+    fn n_copies(&self, sharding: Sharding) -> usize {
+        match (sharding, &self.places.central) {
+            (Sharding::Replicated, Some(_)) => 1,
             _ => self.shares.n(),
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Emitter<'a> {
     fn replica(
         &mut self,
         node: &Node,
-        computed: &Computed,
+        computed: &Computation,
         r: usize,
         operands: &[ValueId],
     ) -> Result<Vec<ValueId>> {
@@ -108,14 +108,14 @@ impl<'a> Emitter<'a> {
             }
             _ => {}
         }
-        match computed.form {
-            Form::Whole => {
+        match computed.sharding {
+            Sharding::Replicated => {
                 let results = self.new.add_copy(&copy, operands)?;
-                self.request_whole(r);
+                self.request_replicated(r);
                 Ok(results)
             }
-            Form::Piece(axis) => self.piece(copy, axis, r, operands),
-            Form::Addend => self.addend(copy, computed, r, operands),
+            Sharding::Shard(axis) => self.shard(copy, axis, r, operands),
+            Sharding::Partial => self.partial(&copy, r, operands),
         }
     }
 
@@ -131,8 +131,8 @@ impl<'a> Emitter<'a> {
         self.request_at(self.places.devices[r].clone());
     }
 
-    /// Puts the last node, whose results are whole, on a device or on the central one.
-    fn request_whole(&mut self, r: usize) {
+    /// Puts the last node, without shards, on a device or on the central one.
+    fn request_replicated(&mut self, r: usize) {
         let own = || self.places.devices[r].clone();
         self.request_at(self.places.central.clone().unwrap_or_else(own));
     }
@@ -148,7 +148,7 @@ impl<'a> Emitter<'a> {
         Ok(result)
     }
 
-    fn piece(
+    fn shard(
         &mut self,
         mut node: Node,
         axis: usize,
@@ -182,49 +182,51 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    fn addend(
-        &mut self,
-        mut node: Node,
-        computed: &Computed,
-        r: usize,
-        operands: &[ValueId],
-    ) -> Result<Vec<ValueId>> {
-        let mut n_elements = None;
-        if let Op::Reduce { kind, axes, .. } = &mut node.op
-            && *kind == ReduceKind::Mean
-            && matches!(computed.operands[0], Form::Piece(_))
-        {
-            *kind = ReduceKind::Sum;
-            let extents = axes.iter().map(|&a| self.extent(node.inputs[0], a));
-            n_elements = Some(extents.product::<Result<usize>>()?);
-        }
-        let results = self.put(&node, r, operands)?;
-        let Some(n) = n_elements else {
+    /// A device's partial sum; for a mean, the mean of its shard times the shard's part of all examples.
+    fn partial(&mut self, node: &Node, r: usize, operands: &[ValueId]) -> Result<Vec<ValueId>> {
+        let results = self.put(node, r, operands)?;
+        let is_mean = matches!(
+            node.op,
+            Op::Reduce {
+                kind: ReduceKind::Mean,
+                ..
+            }
+        );
+        if !is_mean {
             return Ok(results);
-        };
-        let dtype = self.new.ty(results[0]).dtype;
-        let n = Tensor::from_f64s(dtype, &[], &[n as f64])?;
-        let n = self.add(Op::constant(n), &[], &node.origin, r)?;
-        let mean = Op::Map(ScalarOp::Div);
-        Ok(vec![self.add(mean, &[results[0], n], &node.origin, r)?])
+        }
+        let part = self.shares.ranges[r].len() as f64 / self.shares.batch as f64;
+        let part = Tensor::from_f64s(self.new.ty(results[0]).dtype, &[], &[part])?;
+        let part = self.add(Op::constant(part), &[], &node.origin, r)?;
+        let product = Op::Map(ScalarOp::Mul);
+        Ok(vec![self.add(
+            product,
+            &[results[0], part],
+            &node.origin,
+            r,
+        )?])
     }
 
     fn extent(&self, v: ValueId, axis: usize) -> Result<usize> {
         let extent = self.old.ty(v).shape.get(axis).and_then(|d| d.as_usize());
-        extent.ok_or_else(|| Error::internal("a piece of a value without extents"))
+        extent.ok_or_else(|| Error::internal("a shard of a value without extents"))
     }
 
-    /// The values of the devices for an old value in a form, joined or cut if need be.
-    fn in_form(&mut self, v: ValueId, form: Form) -> Result<Vec<ValueId>> {
-        if let Some(all) = self.values.get(&(v, form)) {
+    /// The values of the devices for an old value in a sharding, joined or cut if need be.
+    fn resharded(&mut self, v: ValueId, sharding: Sharding) -> Result<Vec<ValueId>> {
+        if let Some(all) = self.values.get(&(v, sharding)) {
             return Ok(all.clone());
         }
-        let all = match form {
-            Form::Whole => self.whole(v)?,
-            Form::Piece(axis) => self.cut(v, axis)?,
-            Form::Addend => return Err(Error::internal("a value is no sum of addends")),
+        let all = match sharding {
+            Sharding::Replicated => self.replicated(v)?,
+            Sharding::Shard(axis) => self.cut(v, axis)?,
+            Sharding::Partial => {
+                return Err(Error::internal(
+                    "partial sums of a value are asked for, and there are none",
+                ));
+            }
         };
-        self.values.insert((v, form), all.clone());
+        self.values.insert((v, sharding), all.clone());
         Ok(all)
     }
 
@@ -233,18 +235,18 @@ impl<'a> Emitter<'a> {
         maker.map_or_else(Origin::default, |node| node.origin.clone())
     }
 
-    fn whole(&mut self, v: ValueId) -> Result<Vec<ValueId>> {
+    fn replicated(&mut self, v: ValueId) -> Result<Vec<ValueId>> {
         let origin = self.origin(v);
-        let made = self.plan.made(v);
+        let made = self.plan.sharding(v);
         let Some(parts) = self.values.get(&(v, made)).cloned() else {
             return Err(Error::internal("a value is used before it is made"));
         };
         let made = match made {
-            Form::Piece(axis) => {
-                let copies = 0..self.n_copies(Form::Whole);
+            Sharding::Shard(axis) => {
+                let copies = 0..self.n_copies(Sharding::Replicated);
                 let mut join = |r| {
                     let joined = self.new.add1(Op::Concat { axis }, &parts, &origin)?;
-                    self.request_whole(r);
+                    self.request_replicated(r);
                     Ok(joined)
                 };
                 copies.map(&mut join).collect::<Result<_>>()?
@@ -258,7 +260,7 @@ impl<'a> Emitter<'a> {
         Ok(self.of_all(made))
     }
 
-    /// The sum of addends on the central device, in the order of the devices.
+    /// The sum on the central device, in the order of the devices.
     fn central_sum(&mut self, parts: &[ValueId], origin: &Origin) -> Result<ValueId> {
         let (&first, rest) = parts
             .split_first()
@@ -268,18 +270,18 @@ impl<'a> Emitter<'a> {
             sum = self
                 .new
                 .add1(Op::Map(ScalarOp::Add), &[sum, part], origin)?;
-            self.request_whole(0);
+            self.request_replicated(0);
         }
         Ok(sum)
     }
 
-    /// Pieces of a whole value.
+    /// Shards of a replicated value.
     fn cut(&mut self, v: ValueId, axis: usize) -> Result<Vec<ValueId>> {
-        let whole = self.in_form(v, Form::Whole)?;
+        let whole = self.resharded(v, Sharding::Replicated)?;
         let shape = self.old.ty(v).static_shape();
-        let shape = shape.ok_or_else(|| Error::internal("a piece of a value without extents"))?;
+        let shape = shape.ok_or_else(|| Error::internal("a shard of a value without extents"))?;
         let origin = self.origin(v);
-        let piece = |r: usize| {
+        let shard = |r: usize| {
             let part = self.shares.part(r, shape[axis]);
             let mut starts = vec![0_usize; shape.len()];
             let mut sizes = shape.clone();
@@ -289,14 +291,14 @@ impl<'a> Emitter<'a> {
                 sizes: sizes.into_iter().map(Into::into).collect(),
                 steps: vec![1; shape.len()],
             };
-            let piece = self.new.add1(op, &[whole[r]], &origin)?;
-            // An input is everywhere; of a central value, the pieces cross.
+            let shard = self.new.add1(op, &[whole[r]], &origin)?;
+            // An input is everywhere; of a central value, the shards cross.
             match self.old.def_node(v) {
                 None => self.request(r),
-                Some(_) => self.request_whole(r),
+                Some(_) => self.request_replicated(r),
             }
-            Ok(piece)
+            Ok(shard)
         };
-        (0..whole.len()).map(piece).collect()
+        (0..whole.len()).map(shard).collect()
     }
 }

@@ -1,19 +1,18 @@
 //! A batch over several devices: each computes its examples' share of every value that has the batch along an axis.
 //!
-//! The result is that of one device, up to the rounding of sums, for any graph. A value has one of three [forms](Form): whole on each device,
-//! in pieces along an axis, or as addends of a sum. A rule of each op gives the forms of its operands for a form of its results, and a walk in the
-//! order of the nodes chooses for each value the form with the fewest bytes to move. So means over a batch, statistics over it and gradients of
-//! weights become sums of addends, with an all-reduce only where their sum is needed; values that depend on sums are computed alike on all devices.
-//! An op without a rule is computed whole.
-//! (Xu et al., GSPMD, arXiv:2105.04663, section 3, with one split axis, chosen by the program and not by annotations.)
+//! The result is that of one device, up to the rounding of sums, for any graph. A value has one of three [shardings](Sharding): replicated,
+//! in shards along an axis, or in partial sums. A rule of each op gives the shardings of its operands for one of its results, and a walk in the
+//! order of the nodes chooses the one with the fewest bytes to move. So means and statistics over a batch, and gradients of weights, become
+//! partial sums, with an all-reduce only where the sum itself is needed; values behind sums are computed alike on all devices. A node without
+//! a rule is replicated. (Xu et al., GSPMD, arXiv:2105.04663, section 3; here with one axis, chosen by the compiler and not by annotations.)
 //!
-//! Variables are kept by each device: replica 0 has the variable's own name, and replica `r` the name that
-//! [`replica_name`](gristmill_runtime::program::replica_name) gives. All get the same updates. With a central device, whole values, and so variables
-//! and their updates, are there alone, and cross to the others where pieces need them.
+//! Each device has all variables: replica 0 under the variable's own name, and replica `r` under that of
+//! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With a central device, values without shards, and so
+//! variables and their updates, are there alone.
 
 mod emit;
-mod forms;
 mod rules;
+mod sharding;
 #[cfg(test)]
 mod tests;
 
@@ -21,26 +20,26 @@ use crate::error::{Error, Result};
 use crate::ir::{DeviceRequest, Graph, Node, Op, Requested};
 use crate::options::DataParallel;
 use emit::Emitter;
-use forms::Plan;
 use gristmill_runtime::device::DeviceName;
+use sharding::Plan;
 use std::ops::Range;
 
 /// The way in which a value is held by several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
+enum Sharding {
     /// The whole value by each device.
-    Whole,
+    Replicated,
     /// The part of this axis for a device's examples. The extent is a multiple of the batch.
-    Piece(usize),
-    /// An addend of the value by each device.
-    Addend,
+    Shard(usize),
+    /// Partial sums: the value is the sum over the devices.
+    Partial,
 }
 
 /// Requests for the devices.
 struct Places {
     /// Those with a share of the batch.
     devices: Vec<Requested>,
-    /// The one with all whole values.
+    /// The one with all values without shards.
     central: Option<Requested>,
 }
 
@@ -105,20 +104,32 @@ pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Gr
 
 fn check(node: &Node) -> Result<()> {
     if node.device.as_ref().is_some_and(|d| !d.is_open()) {
-        let message = "the node asks for a device, and a strategy puts all nodes on its devices";
+        let message = "a batch is divided among devices, and the node asks for one by itself";
         return Err(Error::unsupported(message)
             .at_origin(&node.origin)
-            .hint("without device scopes, or without the strategy"));
+            .hint("without device scopes, or without a strategy"));
     }
+    let refused = |why: &str, hint: &str| {
+        let e = Error::unsupported(format!("a batch is divided among devices, and {why}"));
+        Err(e.at_origin(&node.origin).hint(hint))
+    };
     if node.regions.iter().any(Graph::has_state) {
-        let message = "the region of the node uses variables, which are kept by each device";
-        return Err(Error::unsupported(message).at_origin(&node.origin));
+        return refused(
+            "a branch or loop uses variables",
+            "read them before it, and assign them behind it",
+        );
     }
-    match node.op {
-        Op::AllReduce { .. } => {
-            let message = "an all-reduce between devices of a strategy";
-            Err(Error::unsupported(message).at_origin(&node.origin))
-        }
-        _ => Ok(()),
+    if !node.control.is_empty() {
+        return refused(
+            "the node waits for others by control dependencies",
+            "without with_control_dependencies",
+        );
     }
+    if matches!(node.op, Op::AllReduce { .. }) {
+        return refused(
+            "the graph has an all-reduce of its own",
+            "without it: sums over the batch are over all devices",
+        );
+    }
+    Ok(())
 }

@@ -1,8 +1,8 @@
-//! Rules of the ops: the forms of operands for a form of the results.
+//! Rules of the ops: the shardings of operands for a sharding of the results.
 
-use super::Form::{self, Addend, Piece, Whole};
+use super::Sharding::{self, Partial, Replicated, Shard};
 use super::Shares;
-use super::forms::is_zero;
+use super::sharding::is_zero;
 use crate::DType;
 use crate::ir::{Graph, Layout, Node, Op, OpClass, ReduceKind, ScalarOp, ScatterKind};
 
@@ -41,71 +41,76 @@ impl Sizes {
         self.inputs[operand].len()
     }
 
-    /// Pieces of all operands.
-    fn all(&self, axis: usize) -> Vec<Form> {
-        vec![Piece(axis); self.inputs.len()]
+    /// Shards of all operands.
+    fn all(&self, axis: usize) -> Vec<Sharding> {
+        vec![Shard(axis); self.inputs.len()]
     }
 
-    /// Pieces of the first operand.
-    fn first(&self, axis: usize) -> Vec<Form> {
-        let mut forms = vec![Whole; self.inputs.len()];
-        forms[0] = Piece(axis);
-        forms
+    /// Shards of the first operand.
+    fn first(&self, axis: usize) -> Vec<Sharding> {
+        let mut shardings = vec![Replicated; self.inputs.len()];
+        shardings[0] = Shard(axis);
+        shardings
     }
 
-    /// The form of a broadcast operand, for a piece of the result.
-    fn aligned(&self, operand: usize, axis: usize) -> Form {
+    /// The sharding of a broadcast operand, for a shard of the result.
+    fn aligned(&self, operand: usize, axis: usize) -> Sharding {
         let shape = &self.inputs[operand];
         let missing = self.outputs[0].len() - shape.len();
         match axis.checked_sub(missing) {
-            Some(own) if shape[own] != 1 => Piece(own),
-            _ => Whole,
+            Some(own) if shape[own] != 1 => Shard(own),
+            _ => Replicated,
         }
     }
 }
 
-/// The ways to make results of a form: forms of the operands, each by itself. All extents along pieces are multiples of the batch.
+/// The ways to make results of a sharding: shardings of the operands, each by itself. All extents along shards are multiples of the batch.
 pub(super) fn operands(
     g: &Graph,
     node: &Node,
     sizes: &Sizes,
-    form: Form,
+    sharding: Sharding,
     shares: &Shares,
-) -> Vec<Vec<Form>> {
-    let mut ways = match form {
-        Whole => vec![vec![Whole; node.inputs.len()]],
-        Piece(axis) => piece(&node.op, sizes, axis, shares).into_iter().collect(),
-        Addend => addend(g, node, sizes),
+) -> Vec<Vec<Sharding>> {
+    let mut ways = match sharding {
+        Replicated => vec![vec![Replicated; node.inputs.len()]],
+        Shard(axis) => shard(&node.op, sizes, axis, shares).into_iter().collect(),
+        Partial => partial(g, node, sizes),
     };
-    let fits = |(shape, form): (&Vec<usize>, &Form)| match form {
-        Piece(axis) => shape.get(*axis).is_some_and(|&n| shares.cuts(n)),
+    let fits = |(shape, sharding): (&Vec<usize>, &Sharding)| match sharding {
+        Shard(axis) => shape.get(*axis).is_some_and(|&n| shares.cuts(n)),
         _ => true,
     };
     ways.retain(|way| sizes.inputs.iter().zip(way).all(fits));
     ways
 }
 
-/// Forms of the operands for the pieces of a result along an axis.
-fn piece(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec<Form>> {
+/// Shardings of the operands for the shards of a result along an axis.
+fn shard(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec<Sharding>> {
     match op.class() {
         OpClass::Map => Some((0..s.inputs.len()).map(|i| s.aligned(i, axis)).collect()),
-        OpClass::Source | OpClass::View => piece_of_view(op, s, axis, shares),
-        OpClass::Gather | OpClass::Scatter => piece_at_indices(op, s, axis),
-        OpClass::Reduce | OpClass::Sort | OpClass::Scan => piece_of_lines(op, s, axis),
-        OpClass::Contract | OpClass::Window | OpClass::Attention => piece_of_sums(op, s, axis),
+        OpClass::Source | OpClass::View => shard_of_view(op, s, axis, shares),
+        OpClass::Gather | OpClass::Scatter => shard_at_indices(op, s, axis),
+        OpClass::Reduce | OpClass::Sort | OpClass::Scan => shard_of_lines(op, s, axis),
+        OpClass::Contract | OpClass::Window | OpClass::Attention => shard_of_sums(op, s, axis),
         _ => None,
     }
 }
 
-fn piece_of_view(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec<Form>> {
+fn shard_of_view(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec<Sharding>> {
     match op {
-        Op::Iota { .. } => Some(Vec::new()),
+        // The start of a shard must be a number of the dtype, and sums with it, too.
+        Op::Iota { dtype, shape, .. } => {
+            let is_wide = sums_in_parts(*dtype) && *dtype != DType::F32;
+            let is_exact = shape[axis].as_usize() < Some(1 << 24);
+            (is_wide || *dtype == DType::F32 && is_exact).then(Vec::new)
+        }
         Op::Broadcast { .. } => Some(vec![s.aligned(0, axis)]),
-        Op::Transpose { perm } => Some(vec![Piece(perm[axis])]),
-        Op::Reshape { .. } => Some(vec![Piece(reshaped(s, axis, shares)?)]),
+        Op::Transpose { perm } => Some(vec![Shard(perm[axis])]),
+        Op::Reshape { .. } => Some(vec![Shard(reshaped(s, axis, shares)?)]),
         Op::Slice { steps, .. } => {
             let is_whole = s.inputs[0][axis] == s.outputs[0][axis] && steps[axis] == 1;
-            is_whole.then(|| vec![Piece(axis)])
+            is_whole.then(|| vec![Shard(axis)])
         }
         Op::Pad { low, high, .. } if low[axis] == 0 && high[axis] == 0 => Some(s.first(axis)),
         Op::Concat { axis: along } if *along != axis => Some(s.all(axis)),
@@ -113,7 +118,7 @@ fn piece_of_view(op: &Op, s: &Sizes, axis: usize, shares: &Shares) -> Option<Vec
     }
 }
 
-fn piece_at_indices(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
+fn shard_at_indices(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Sharding>> {
     // Data and indices have rows for the same examples.
     let has_rows = || s.inputs[0].get(axis) == s.inputs[1].get(axis);
     match op {
@@ -125,15 +130,15 @@ fn piece_at_indices(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
         Op::Gather { axis: along } => {
             let n_indices = s.rank(1);
             Some(match axis.checked_sub(*along) {
-                None => vec![Piece(axis), Whole],
-                Some(i) if i < n_indices => vec![Whole, Piece(i)],
-                Some(_) => vec![Piece(axis + 1 - n_indices), Whole],
+                None => vec![Shard(axis), Replicated],
+                Some(i) if i < n_indices => vec![Replicated, Shard(i)],
+                Some(_) => vec![Shard(axis + 1 - n_indices), Replicated],
             })
         }
-        Op::GatherElements { axis: along } if *along == axis => Some(vec![Whole, Piece(axis)]),
+        Op::GatherElements { axis: along } if *along == axis => Some(vec![Replicated, Shard(axis)]),
         Op::GatherElements { .. } => has_rows().then(|| s.all(axis)),
         Op::GatherNd { batch_dims } if axis < *batch_dims => Some(s.all(axis)),
-        Op::GatherNd { .. } if axis + 1 < s.rank(1) => Some(vec![Whole, Piece(axis)]),
+        Op::GatherNd { .. } if axis + 1 < s.rank(1) => Some(vec![Replicated, Shard(axis)]),
         Op::ScatterElements { axis: along, .. } if *along != axis => {
             has_rows().then(|| s.all(axis))
         }
@@ -141,14 +146,16 @@ fn piece_at_indices(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
     }
 }
 
-fn piece_of_lines(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
+fn shard_of_lines(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Sharding>> {
     match op {
-        Op::Reduce { axes, keepdims, .. } => Some(vec![Piece(kept(axes, *keepdims, axis)?)]),
+        Op::Reduce { axes, keepdims, .. } => {
+            Some(vec![Shard(operand_axis(axes, *keepdims, axis)?)])
+        }
         Op::ArgReduce {
             axis: along,
             keepdims,
             ..
-        } => Some(vec![Piece(kept(&[*along], *keepdims, axis)?)]),
+        } => Some(vec![Shard(operand_axis(&[*along], *keepdims, axis)?)]),
         Op::Softmax { axis: along, .. }
         | Op::TopK { axis: along, .. }
         | Op::CumSum { axis: along, .. } => (*along != axis).then(|| s.all(axis)),
@@ -160,7 +167,7 @@ fn piece_of_lines(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
     }
 }
 
-fn piece_of_sums(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
+fn shard_of_sums(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Sharding>> {
     match op {
         Op::MatMul => Some(product(s, axis)),
         Op::Conv { .. } | Op::ConvTranspose { .. } if axis == 0 => Some(s.first(0)),
@@ -168,20 +175,20 @@ fn piece_of_sums(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Form>> {
             layout, groups: 1, ..
         } if axis == channel_axis(*layout, s.rank(0)) => {
             let [_, out] = weight_axes(*layout, s.rank(1));
-            Some(vec![Whole, Piece(out)])
+            Some(vec![Replicated, Shard(out)])
         }
         Op::DeformColumns { .. } | Op::Pool { .. } | Op::MaxPoolGrad { .. } => {
             (axis == 0).then(|| s.all(0))
         }
         Op::Attention { .. } if axis + 2 < s.outputs[0].len() => {
             let mask = (3..s.inputs.len()).map(|i| s.aligned(i, axis));
-            Some([Piece(axis); 3].into_iter().chain(mask).collect())
+            Some([Shard(axis); 3].into_iter().chain(mask).collect())
         }
         _ => None,
     }
 }
 
-/// The operand axis whose pieces are the pieces of a reshaped result: as many elements lie before both.
+/// The operand axis whose shards are the shards of a reshaped result: as many elements lie before both.
 fn reshaped(s: &Sizes, axis: usize, shares: &Shares) -> Option<usize> {
     let before = |shape: &[usize], axis: usize| shape[..axis].iter().product::<usize>();
     let (from, to) = (&s.inputs[0], &s.outputs[0]);
@@ -191,7 +198,7 @@ fn reshaped(s: &Sizes, axis: usize, shares: &Shares) -> Option<usize> {
 }
 
 /// The operand axis of an axis that a reduction over `gone` keeps.
-fn kept(gone: &[usize], keepdims: bool, axis: usize) -> Option<usize> {
+fn operand_axis(gone: &[usize], keepdims: bool, axis: usize) -> Option<usize> {
     if keepdims {
         return (!gone.contains(&axis)).then_some(axis);
     }
@@ -199,11 +206,11 @@ fn kept(gone: &[usize], keepdims: bool, axis: usize) -> Option<usize> {
     kept.nth(axis)
 }
 
-fn product(s: &Sizes, axis: usize) -> Vec<Form> {
+fn product(s: &Sizes, axis: usize) -> Vec<Sharding> {
     let rank = s.outputs[0].len();
     match rank - axis {
-        1 => vec![Whole, Piece(s.rank(1) - 1)],
-        2 => vec![Piece(s.rank(0) - 2), Whole],
+        1 => vec![Replicated, Shard(s.rank(1) - 1)],
+        2 => vec![Shard(s.rank(0) - 2), Replicated],
         _ => vec![s.aligned(0, axis), s.aligned(1, axis)],
     }
 }
@@ -232,19 +239,19 @@ fn sums_in_parts(dtype: DType) -> bool {
     )
 }
 
-/// Forms of the operands for addends of a result, each way by itself.
-fn addend(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Form>> {
+/// Shardings of the operands for partial sums of a result, each way by itself.
+fn partial(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Sharding>> {
     if !sums_in_parts(s.dtype) {
         return Vec::new();
     }
-    let mut ways = sums_of_pieces(g, node, s);
+    let mut ways = sums_of_shards(g, node, s);
     if is_linear(&node.op, s) {
-        ways.push(vec![Addend; node.inputs.len()]);
+        ways.push(vec![Partial; node.inputs.len()]);
     }
     ways
 }
 
-/// True for ops of addends whose results are addends of the result.
+/// True for ops that map partial sums to partial sums.
 fn is_linear(op: &Op, s: &Sizes) -> bool {
     match op {
         Op::Map(ScalarOp::Add | ScalarOp::Sub) => s.inputs[0] == s.inputs[1],
@@ -254,9 +261,9 @@ fn is_linear(op: &Op, s: &Sizes) -> bool {
     }
 }
 
-/// The ways to sum over pieces.
-fn sums_of_pieces(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Form>> {
-    let scattered = |axis| vec![Whole, Piece(axis), Piece(axis)];
+/// The ways to sum over shards.
+fn sums_of_shards(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Sharding>> {
+    let scattered = |axis| vec![Replicated, Shard(axis), Shard(axis)];
     // Each device adds its updates to zeros.
     let adds_to_zeros = |kind| kind == ScatterKind::Add && is_zero(g, node.inputs[0]);
     match &node.op {
@@ -264,15 +271,15 @@ fn sums_of_pieces(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Form>> {
             let is_real = matches!(s.dtype, DType::F32 | DType::F64);
             let is_sum = *kind == ReduceKind::Sum || *kind == ReduceKind::Mean && is_real;
             let axes = axes.iter().filter(|_| is_sum);
-            axes.map(|&axis| vec![Piece(axis)]).collect()
+            axes.map(|&axis| vec![Shard(axis)]).collect()
         }
-        Op::MatMul => vec![vec![Piece(s.rank(0) - 1), Piece(s.rank(1) - 2)]],
+        Op::MatMul => vec![vec![Shard(s.rank(0) - 1), Shard(s.rank(1) - 2)]],
         Op::Conv {
             layout, groups: 1, ..
         } => {
             let channels = channel_axis(*layout, s.rank(0));
             let [inner, _] = weight_axes(*layout, s.rank(1));
-            vec![vec![Piece(channels), Piece(inner)]]
+            vec![vec![Shard(channels), Shard(inner)]]
         }
         Op::ScatterNd { kind } if adds_to_zeros(*kind) => {
             (0..s.rank(1) - 1).map(scattered).collect()

@@ -1,13 +1,13 @@
 //! Random graphs on several devices mean the same as on one.
 
-use super::forms::Plan;
-use super::{Form, Shares, split_batch};
-use crate::DType;
+use super::sharding::Plan;
+use super::{Sharding, Shares, split_batch};
 use crate::interp::{self, Store, compare::allclose};
 use crate::ir::verify::verify;
-use crate::ir::{Graph, Node};
+use crate::ir::{Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
 use crate::options::DataParallel;
 use crate::testing::{RandomOptions, random_graph};
+use crate::{DType, Tensor};
 use gristmill_runtime::device::DeviceName;
 use std::collections::BTreeMap;
 
@@ -29,19 +29,19 @@ fn batched(g: &Graph) -> Vec<String> {
     own.map(|(_, name)| name.clone()).collect()
 }
 
-/// Counts the ops of nodes that are computed in pieces or as addends.
+/// Counts the ops of nodes that are computed in shards or as partial sums.
 fn count(g: &Graph, n: usize, counts: &mut BTreeMap<&'static str, [usize; 2]>) {
     let inputs = batched(g);
     let at = g.input_names.iter().position(|name| *name == inputs[0]);
     let batch = g.ty(g.inputs[at.unwrap()]).shape[0].as_usize().unwrap();
     let plan = Plan::of(g, &inputs, &Shares::equal(batch, n));
     for (id, node) in g.nodes() {
-        for computed in plan.computed(id) {
+        for computed in plan.computations_of(id) {
             let of = counts.entry(node.op.name()).or_default();
-            match computed.form {
-                Form::Whole => {}
-                Form::Piece(_) => of[0] += 1,
-                Form::Addend => of[1] += 1,
+            match computed.sharding {
+                Sharding::Replicated => {}
+                Sharding::Shard(_) => of[0] += 1,
+                Sharding::Partial => of[1] += 1,
             }
         }
     }
@@ -53,7 +53,10 @@ fn any_graph_means_the_same_on_several_devices() {
     let mut n_split = 0;
     for seed in 0..2500 {
         let options = RandomOptions {
-            dtypes: vec![[DType::F32, DType::F64][seed as usize % 2], DType::I64],
+            dtypes: vec![
+                [DType::F32, DType::F64][seed as usize % 2],
+                [DType::I64, DType::U8, DType::I32][seed as usize % 3],
+            ],
             n_nodes: 6 + seed as usize % 7,
             n_variables: seed as usize % 3,
             initial_values: true,
@@ -81,19 +84,22 @@ fn any_graph_means_the_same_on_several_devices() {
         }
     }
     assert!(n_split > 1000, "{n_split}");
-    for (form, names) in [
-        (0, PIECES),
+    for (sharding, names) in [
+        (0, SHARDED),
         (1, &["matmul", "reduce", "reshape", "sub", "transpose"]),
     ] {
         for name in names {
             let found = counts.get(name).copied().unwrap_or_default();
-            assert!(found[form] > 0, "{name} in form {form}: {counts:?}");
+            assert!(
+                found[sharding] > 0,
+                "{name} in sharding {sharding}: {counts:?}"
+            );
         }
     }
 }
 
-/// Ops besides element-wise ones that some random graph computes in pieces.
-const PIECES: &[&str] = &[
+/// Ops besides element-wise ones that some random graph computes in shards.
+const SHARDED: &[&str] = &[
     "arg_reduce",
     "attention",
     "broadcast",
@@ -125,6 +131,58 @@ fn error(text: &str) -> String {
     e.to_string()
 }
 
+/// Both results of a graph for an input.
+fn on_one_and_two(g: &Graph, x: &Tensor) -> [Vec<Tensor>; 2] {
+    let split = split_batch(g, &batched(g), &devices(2, false)).unwrap();
+    [g, &split].map(|g| interp::run(g, std::slice::from_ref(x)).unwrap())
+}
+
+/// Casts of positions wrap around, and those to narrow floats round once.
+#[test]
+fn positions_of_narrow_dtypes_are_those_of_one_device() {
+    for dtype in [DType::U8, DType::I8, DType::BF16, DType::F16, DType::I64] {
+        let mut b = GraphBuilder::new("positions");
+        let x = b.input("x", dtype, [602_usize]);
+        let iota = Op::Iota {
+            dtype,
+            shape: vec![602.into()],
+            axis: 0,
+        };
+        let iota = b.add1(iota, &[]).unwrap();
+        let y = b.map(ScalarOp::Max, &[x, iota]).unwrap();
+        b.output("y", y);
+        let x = Tensor::zeros(dtype, &[602]).unwrap();
+        let [one, two] = on_one_and_two(&b.finish().unwrap(), &x);
+        assert!(one[0].as_bytes() == two[0].as_bytes(), "{dtype}");
+    }
+}
+
+#[test]
+fn means_of_large_numbers_do_not_overflow() {
+    let mut b = GraphBuilder::new("mean");
+    let x = b.input("x", DType::F32, [4_usize, 3]);
+    let mean = b.reduce(ReduceKind::Mean, x, &[0], false).unwrap();
+    b.output("mean", mean);
+    let x = Tensor::from_slice(&[3e38_f32; 12], &[4, 3]).unwrap();
+    let [one, two] = on_one_and_two(&b.finish().unwrap(), &x);
+    assert!(one == two, "{two:?}");
+}
+
+#[test]
+fn nodes_that_wait_for_others_are_refused() {
+    let mut b = GraphBuilder::new("waiting");
+    b.set_origin("/exp");
+    let x = b.input("x", DType::F32, [4_usize]);
+    let check = b.add1(Op::CheckFinite, &[x]).unwrap();
+    let y = b.with_control_dependencies(&[check], |b| b.map(ScalarOp::Exp, &[x]));
+    b.output("y", y.unwrap());
+    let g = b.finish().unwrap();
+    let e = split_batch(&g, &batched(&g), &devices(2, false)).unwrap_err();
+    insta::assert_snapshot!(e, @r#"
+in node "/exp": a batch is divided among devices, and the node waits for others by control dependencies (try: without with_control_dependencies)
+"#);
+}
+
 #[test]
 fn nodes_that_ask_for_devices_are_refused() {
     let text = r#"graph "g" {
@@ -133,6 +191,6 @@ fn nodes_that_ask_for_devices_are_refused() {
   output "y" %1
 }"#;
     insta::assert_snapshot!(error(text), @r#"
-in node "/layer": the node asks for a device, and a strategy puts all nodes on its devices (try: without device scopes, or without the strategy)
+in node "/layer": a batch is divided among devices, and the node asks for one by itself (try: without device scopes, or without a strategy)
 "#);
 }
