@@ -190,7 +190,7 @@ fn a_replica_with_other_bits_is_found() {
         .unwrap();
     step().unwrap();
     insta::assert_snapshot!(step().unwrap_err(), @r#"
-variable "second/weights" of container "" differs from its replica, variable "second/weights/replica_1" of container "", after the same updates (try: go on from a checkpoint, without the device that failed)
+variable "second/weights" of container "" differs from its replica, variable "second/weights/replica_1" of container "", after the same updates (try: devices of one model; or go on from a checkpoint without the one that failed)
 "#);
 }
 
