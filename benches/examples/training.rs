@@ -78,24 +78,22 @@ fn main() {
 
 fn run() -> Result<()> {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
-    let threads = match words.iter().position(|w| w == "--threads") {
-        Some(at) => words
-            .drain(at..(at + 2).min(words.len()))
-            .nth(1)
-            .and_then(|n| n.parse().ok()),
-        None => Some(1),
-    };
-    let replicas = words.iter().position(|w| w == "--replicas");
-    let replicas = replicas.and_then(|at| words.drain(at..(at + 2).min(words.len())).nth(1));
+    let threads = flag(&mut words, "--threads").map_or(Some(1), |n| n.parse().ok());
+    let replicas = flag(&mut words, "--replicas");
     let n_replicas = replicas.and_then(|n| n.parse().ok()).unwrap_or(1);
-    let folder = words.iter().position(|w| w == "--write");
-    let folder = folder.and_then(|at| words.drain(at..).nth(1));
+    let folder = flag(&mut words, "--write");
     let wanted = |row: &&Row| words.first().is_none_or(|name| name == row.name);
     let mut rows = ROWS.iter().filter(wanted);
     match folder {
         Some(folder) => rows.try_for_each(|row| write(row, &folder)),
         None => rows.try_for_each(|row| time(row, threads, n_replicas)),
     }
+}
+
+/// Takes a flag and its value out of the arguments.
+fn flag(words: &mut Vec<String>, name: &str) -> Option<String> {
+    let at = words.iter().position(|w| w == name)?;
+    words.drain(at..(at + 2).min(words.len())).nth(1)
 }
 
 fn training() -> Training {

@@ -8,17 +8,13 @@ use std::collections::BTreeSet;
 /// The inputs whose first axis is the batch.
 pub(super) fn batched(inputs: &[(String, Type)]) -> Vec<String> {
     let first = inputs.iter().find_map(|(_, ty)| ty.shape.first());
-    let mut own = Vec::new();
-    for (name, ty) in inputs {
-        if first.is_some() && ty.shape.first() == first {
-            own.push(name.clone());
-        }
-    }
-    own
+    let has_batch = |(_, ty): &&(String, Type)| first.is_some() && ty.shape.first() == first;
+    let own = inputs.iter().filter(has_batch);
+    own.map(|(name, _)| name.clone()).collect()
 }
 
-/// Errors when the devices of [`Options::data_parallel`](crate::Options::data_parallel) are not there, or the model or another option does not
-/// go with them.
+/// Errors when the devices of [`Options::data_parallel`](crate::Options::data_parallel) are not there, or the
+/// model or another option does not go with them.
 pub(super) fn check(compiled: &Compiled) -> Result<()> {
     let options = &compiled.options;
     let Some(on) = &options.data_parallel else {

@@ -402,10 +402,7 @@ pub(crate) fn costs(config: Config) -> CostModel {
 /// there. Clusters suit every device of the set: where there is a CPU, fusion keeps to its kernels.
 fn pricing(config: Config) -> Pricing {
     let devices = &config.settings.devices.devices;
-    let faster = |a: &place::Device, b: &place::Device| b.profile.flops_f32 > a.profile.flops_f32;
-    let fastest = devices
-        .iter()
-        .reduce(|a, b| if faster(a, b) { b } else { a });
+    let fastest = config.settings.devices.fastest();
     let is_cpu = |d: &place::Device| d.name.kind == DeviceKind::Cpu;
     let only_gpus = !devices.is_empty() && !devices.iter().any(is_cpu);
     fastest.map_or_else(Pricing::default, |d| Pricing {

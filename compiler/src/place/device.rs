@@ -63,6 +63,13 @@ impl Default for DeviceSet {
 }
 
 impl DeviceSet {
+    /// The device with the most arithmetic per second in `f32`, the first of equals.
+    pub fn fastest(&self) -> Option<&Device> {
+        let faster = |a: &Device, b: &Device| b.profile.flops_f32 > a.profile.flops_f32;
+        let devices = self.devices.iter();
+        devices.reduce(|a, b| if faster(a, b) { b } else { a })
+    }
+
     /// CPUs with an even share of `n_threads` threads, each at least one.
     pub fn of(names: &[DeviceName], n_threads: usize) -> DeviceSet {
         let n_cpus = names

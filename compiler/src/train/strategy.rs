@@ -7,25 +7,28 @@ use gristmill_runtime::device::{DeviceKind, DeviceName};
 
 /// The devices of a training, and what each of them computes.
 ///
-/// Batches, losses, metrics, steps and checkpoints are those of one training whatever the strategy is: `n` replicas train as one device does with
-/// the whole batch, up to the rounding of sums.
+/// Batches, losses, metrics, steps and checkpoints are those of one training whatever the strategy is: `n`
+/// replicas train as one device does with the whole batch, up to the rounding of sums.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// One replica, whose nodes are placed as those of any program: on device scopes and pins, and else by predicted time.
+    /// One replica, whose nodes are placed as those of any program: on device scopes and pins, and else by
+    /// predicted time.
     #[default]
     OneDevice,
-    /// A replica of all variables on each device. Each computes the gradients of its share of the batch; their sums are exchanged, and each
-    /// device makes the same update (TensorFlow's `MirroredStrategy`).
+    /// A replica of all variables on each device. Each computes the gradients of its share of the batch;
+    /// their sums are exchanged, and each device makes the same update (TensorFlow's `MirroredStrategy`).
     ///
-    /// Whatever a model computes over its batch, such as the statistics of batch normalisation, is over the whole batch. A batch with fewer
-    /// examples than devices is computed by as many devices as it has examples.
+    /// Whatever a model computes over its batch, such as the statistics of batch normalisation, is over the
+    /// whole batch. A batch with fewer examples than devices is computed by as many devices as it has
+    /// examples.
     Mirrored {
         /// The devices. None: all devices of the session of the fastest device's kind.
         devices: Vec<DeviceName>,
     },
-    /// One copy of all variables, on one device, which makes the update; the gradients of a batch's shares are computed on several
-    /// (TensorFlow's `CentralStorageStrategy`). Weights cross to each device in each step, and gradients back.
+    /// One copy of all variables, on one device, which makes the update; the gradients of a batch's shares
+    /// are computed on several (TensorFlow's `CentralStorageStrategy`). Weights cross to each device in each
+    /// step, and gradients back.
     CentralStorage {
         /// The device with the variables. `None`: the first CPU of the session, or its first device.
         central: Option<DeviceName>,
@@ -37,7 +40,8 @@ pub enum Strategy {
 impl Strategy {
     /// Number of devices that share each batch, of those of a session.
     ///
-    /// Errors with `InvalidInput` when the session has no device, and on replicas of different kinds of devices.
+    /// Errors with `InvalidInput` when the session has no device, and on replicas of different kinds of
+    /// devices.
     pub fn n_replicas(&self, set: &DeviceSet) -> Result<usize> {
         let on = self.data_parallel(set)?;
         Ok(on.map_or(1, |on| on.devices.len()))
@@ -92,16 +96,11 @@ fn check_kinds(devices: &[DeviceName]) -> Result<()> {
 
 /// All devices of the kind of the fastest one.
 fn fastest(set: &DeviceSet) -> Result<Vec<DeviceName>> {
-    let mut all = set.devices.iter();
-    let first = all.next().ok_or_else(|| Error::invalid("no device"))?;
-    let fastest = all.fold(first, |a, b| {
-        if b.profile.flops_f32 > a.profile.flops_f32 {
-            b
-        } else {
-            a
-        }
-    });
-    let kind = fastest.name.kind;
+    let fastest = set.fastest();
+    let kind = fastest
+        .ok_or_else(|| Error::invalid("no device"))?
+        .name
+        .kind;
     let own = set.devices.iter().filter(|d| d.name.kind == kind);
     Ok(own.map(|d| d.name.clone()).collect())
 }

@@ -1,14 +1,17 @@
-//! A batch over several devices: each computes its examples' share of every value that has the batch along an axis.
+//! A batch over several devices: each computes its examples' share of every value that has the batch along an
+//! axis.
 //!
-//! The result is that of one device, up to the rounding of sums, for any graph. A value has one of three [shardings](Sharding): replicated,
-//! in shards along an axis, or in partial sums. A rule of each op gives the shardings of its operands for one of its results, and a walk in the
-//! order of the nodes chooses the one with the fewest bytes to move. So means and statistics over a batch, and gradients of weights, become
-//! partial sums, with an all-reduce only where the sum itself is needed; values behind sums are computed alike on all devices. A node without
-//! a rule is replicated. (Xu et al., GSPMD, arXiv:2105.04663, section 3; here with one axis, chosen by the compiler and not by annotations.)
+//! The result is that of one device, up to the rounding of sums, for any graph. A value has one of three
+//! [shardings](Sharding): replicated, in shards along an axis, or in partial sums. A rule of each op gives
+//! the shardings of its operands for one of its results, and a walk in the order of the nodes chooses the one
+//! with the fewest bytes to move. So means and statistics over a batch, and gradients of weights, become
+//! partial sums, with an all-reduce only where the sum itself is needed; values behind sums are computed
+//! alike on all devices. A node without a rule is replicated. (Xu et al., GSPMD, arXiv:2105.04663, section 3;
+//! here with one axis, chosen by the compiler and not by annotations.)
 //!
 //! Each device has all variables: replica 0 under the variable's own name, and replica `r` under that of
-//! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With a central device, values without shards, and so
-//! variables and their updates, are there alone.
+//! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With a central
+//! device, values without shards, and so variables and their updates, are there alone.
 
 mod emit;
 mod rules;
@@ -37,9 +40,9 @@ enum Sharding {
 
 /// Requests for the devices.
 struct Places {
-    /// Those with a share of the batch.
+    /// Devices with a share of the batch.
     devices: Vec<Requested>,
-    /// The one with all values without shards.
+    /// The device with all values without shards.
     central: Option<Requested>,
 }
 
@@ -80,7 +83,8 @@ impl Shares {
     }
 }
 
-/// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis of the inputs named.
+/// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis
+/// of the inputs named.
 ///
 /// Errors with `Unsupported` when a node asks for a device by itself, or a region uses variables.
 pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Graph> {

@@ -64,7 +64,8 @@ impl Sizes {
     }
 }
 
-/// The ways to make results of a sharding: shardings of the operands, each by itself. All extents along shards are multiples of the batch.
+/// The ways to make results of a sharding: shardings of the operands, each by itself. All extents along
+/// shards are multiples of the batch.
 pub(super) fn operands(
     g: &Graph,
     node: &Node,

@@ -58,7 +58,8 @@ impl Plan {
         }
     }
 
-    /// The sharding of a node's results with the fewest bytes of operands to be summed. Shards of operands stay, or the node is replicated.
+    /// The sharding of a node's results with the fewest bytes of operands to be summed. Shards of operands
+    /// stay, or the node is replicated.
     fn cheapest(&self, g: &Graph, node: &Node, shares: &Shares) -> Sharding {
         let has = |is: fn(&Sharding) -> bool| node.inputs.iter().any(|&v| is(&self.sharding(v)));
         let is_shard = |sharding: &Sharding| matches!(sharding, Sharding::Shard(_));
@@ -90,7 +91,8 @@ impl Plan {
         }
     }
 
-    /// Bytes of partial sums to be added up for operands of some shardings; `None` where shards would have to be joined, or a value has no partial sums.
+    /// Bytes of partial sums to be added up for operands of some shardings; `None` where shards would have to
+    /// be joined, or a value has no partial sums.
     fn moved_bytes(&self, g: &Graph, node: &Node, shardings: &[Sharding]) -> Option<usize> {
         let mut moved = 0_usize;
         for (&v, &sharding) in node.inputs.iter().zip(shardings) {
