@@ -81,8 +81,8 @@ pub struct VariableSpec {
     pub dtype: DType,
     /// Value given to the variable when the container does not hold it yet; without one, reading before assigning is an error.
     pub initial: Option<Tensor>,
-    /// True when [`Loc::Assigned`] is the very bytes of [`Loc::Variable`]. Only for a program of one partition on
-    /// the host, in which no step can fail any more when the step that writes them begins.
+    /// True when [`Loc::Assigned`] is the very bytes of [`Loc::Variable`]. Only for a program whose partitions are all in
+    /// the memory of the host, in which no step of any can fail any more when the step that writes them begins.
     pub in_place: bool,
 }
 

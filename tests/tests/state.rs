@@ -483,6 +483,33 @@ fn updates_are_written_over_old_values_when_nothing_can_fail_any_more() {
     }
 }
 
+/// A step of an optimiser on one device, and a pick on another that may fail after all else has ended: the step waits for it.
+#[test]
+fn updates_wait_for_what_may_fail_on_another_device() {
+    let mut b = GraphBuilder::new("beside");
+    let x = b.input("x", DType::F32, [4]);
+    let at = b.input("at", DType::I64, [1]);
+    let old = b.variable("v", reals(&[1.0, 2.0, 3.0, 4.0])).unwrap();
+    let new = b.with_device("/cpu:0", |b| b.add_(old, x)).unwrap();
+    b.assign_variable("v", new).unwrap();
+    let y = b.with_device("/cpu:1", |b| b.add1(Op::Gather { axis: 0 }, &[x, at]));
+    b.output("y", y.unwrap());
+    let graph = b.finish().unwrap();
+    for level in [0, 2] {
+        let model = setup("cpu:2", level).compile(&graph).unwrap();
+        assert_eq!(changed_in_place(&model), ["v"]);
+        for (at, is_good) in [(3i64, true), (9, false), (0, true), (-9, false)] {
+            let before = value(&model, "v");
+            let at = Tensor::from_slice(&[at], &[1]).unwrap();
+            let ran = model.run([("x", reals(&[1.0; 4])), ("at", at)]);
+            assert_eq!(ran.is_ok(), is_good);
+            let moved = f32::from(u8::from(is_good));
+            let after: Vec<f32> = before.iter().map(|v| v + moved).collect();
+            assert_eq!(value(&model, "v"), after);
+        }
+    }
+}
+
 /// Two caches of six rows, into which rows of `x` are written at the same positions; and what a query sees of the first.
 fn caches(is_nd: bool) -> Graph {
     let mut b = GraphBuilder::new("caches");

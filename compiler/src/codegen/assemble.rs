@@ -142,7 +142,7 @@ fn assemble_into(
         warnings: Vec::new(),
         fallbacks: Vec::new(),
         is_region,
-        is_alone: parts.len() == 1,
+        is_on_host: parts.iter().all(|p| !p.device.kind.has_own_memory()),
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -220,9 +220,9 @@ fn no_static_shape(ty: &Type) -> Error {
 struct Assembler<'s> {
     settings: &'s Settings,
     code: &'s mut Collector,
-    /// True in a sub-program; and in a program of one partition.
+    /// True in a sub-program; and in a program whose partitions are all in the memory of the host.
     is_region: bool,
-    is_alone: bool,
+    is_on_host: bool,
     variables: Vec<VariableSpec>,
     choices: Vec<Choice>,
     warnings: Vec<String>,
@@ -259,7 +259,6 @@ impl Assembler<'_> {
         let part = &*part;
         let limit = self.settings.memory_limits.get(&part.device).copied();
         let has_residents = !self.is_region;
-        let is_on_host = !part.device.kind.has_own_memory();
         let scratch = compiled
             .plans
             .iter()
@@ -270,10 +269,7 @@ impl Assembler<'_> {
             in_place: in_place(&part.device, &compiled),
             limit_bytes: limit,
             has_residents,
-            updates_in_place: has_residents
-                && is_on_host
-                && self.is_alone
-                && self.settings.updates_in_place,
+            updates_in_place: has_residents && self.is_on_host && self.settings.updates_in_place,
             ..Needs::default()
         };
         if part.device.kind == DeviceKind::Gpu {

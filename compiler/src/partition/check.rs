@@ -8,13 +8,15 @@
 //! 4. every ordering of the whole graph (control edges, uses of a variable) holds across the union of the parts;
 //! 5. of each all-reduce by a library every rank is there once, on the device that all name for it, with its own operand, of one type;
 //! 6. no cycle: all nodes of the union can run. With schedules, their dependencies included
-//!    ([`check_schedules`]).
+//!    ([`check_schedules`]);
+//! 7. updates in place: all devices are in the memory of the host, and each update comes after all fallible steps of other parts
+//!    ([`check_schedules`]; the checker of schedules looks at its own part).
 
 use super::Part;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ValueId};
 use crate::place::Placement;
-use crate::schedule::{Action, Schedule, node_deps};
+use crate::schedule::{Action, Schedule, may_fail, node_deps, roots};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All violations of the invariants, as an `Internal` error.
@@ -32,7 +34,7 @@ pub fn check(g: &Graph, placement: &Placement, parts: &[Part]) -> Result<()> {
     checker.finish()
 }
 
-/// Checks that the dependencies of all parts' steps, as scheduled, have no cycle.
+/// Checks the dependencies of all parts' steps, as scheduled: they have no cycle, and order updates in place after all failures.
 pub fn check_schedules(g: &Graph, parts: &[Part], schedules: &[Schedule]) -> Result<()> {
     let mut checker = Checker::new(g, parts);
     let transfers = checker.match_transfers();
@@ -57,10 +59,49 @@ pub fn check_schedules(g: &Graph, parts: &[Part], schedules: &[Schedule]) -> Res
             )),
         }
     }
-    if let Err(cycle) = topological(&edges) {
-        checker.problem(cycle);
+    match topological(&edges) {
+        Ok(order) => checker.check_updates(schedules, &edges, &order),
+        Err(cycle) => checker.problem(cycle),
     }
     checker.finish()
+}
+
+/// The steps of updates in place, each with the name of its variable; `None` for one without a step.
+fn updating_steps(parts: &[Part], schedules: &[Schedule]) -> Vec<(Option<At>, String)> {
+    let mut found = Vec::new();
+    for (p, (part, schedule)) in parts.iter().zip(schedules).enumerate() {
+        let roots = roots(&part.graph);
+        let step = |resident: u32| {
+            let assignment = schedule.residents.get(resident as usize)?.assignment?;
+            let assigned = part.graph.node(assignment).inputs[0];
+            let Def::Node(id, _) = part.graph.value(roots[assigned.0 as usize]).def else {
+                return None;
+            };
+            step_of(schedules, (p, id.0 as usize))
+        };
+        let name = |i: u32| format!("{}: variable {i}", part.device);
+        found.extend(schedule.in_place.iter().map(|&i| (step(i), name(i))));
+    }
+    found
+}
+
+/// Fallible steps of a part, each with the name of its op. Reads of residents cannot fail: their variables are checked before the run.
+fn failing_steps(part: &Part, schedule: &Schedule) -> Vec<(usize, &'static str)> {
+    let fails = |id: NodeId| {
+        let node = part.graph.node(id);
+        let mut residents = schedule.residents.iter();
+        let is_resident = residents.any(|r| r.reads.contains(&id) || r.assignment == Some(id));
+        may_fail(&part.graph, node) && node.op.class() != OpClass::Transfer && !is_resident
+    };
+    let steps = schedule.steps.iter().enumerate();
+    let nodes = steps.filter_map(|(i, step)| match step.action {
+        Action::Node(id) => Some((i, id)),
+        Action::CopyToOutput { .. } => None,
+    });
+    let failing = nodes.filter(|&(_, id)| fails(id));
+    failing
+        .map(|(i, id)| (i, part.graph.node(id).op.name()))
+        .collect()
 }
 
 /// Part and node (or step) within it.
@@ -373,6 +414,36 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// Checks for each update in place its order after all fallible steps of other parts. `order` is one of all steps.
+    fn check_updates(&mut self, schedules: &[Schedule], edges: &Edges, order: &[At]) {
+        let parts = self.parts;
+        if parts.len() < 2 || schedules.iter().all(|s| s.in_place.is_empty()) {
+            return;
+        }
+        if let Some(part) = parts.iter().find(|p| p.device.kind.has_own_memory()) {
+            let message = "variables are changed in place beside";
+            self.problem(format!(
+                "{message} {}, whose kernels fail at any time",
+                part.device
+            ));
+        }
+        let updates = updating_steps(parts, schedules);
+        for (p, (part, schedule)) in parts.iter().zip(schedules).enumerate() {
+            for (failing, op) in failing_steps(part, schedule) {
+                let after = descendants(edges, order, (p, failing));
+                let early = |&&(at, _): &&(Option<At>, String)| {
+                    at.is_none_or(|at| at.0 != p && !after.contains(&at))
+                };
+                for (_, update) in updates.iter().filter(early) {
+                    self.problem(format!(
+                        "{update} is changed in place before what may fail on {} ({op})",
+                        part.device
+                    ));
+                }
+            }
+        }
+    }
+
     /// Dependencies within the parts, and the node of a part for each of the whole graph.
     fn node_edges(&self) -> (Edges, BTreeMap<NodeId, At>) {
         let (mut edges, mut new_of) = (Edges::new(), BTreeMap::new());
@@ -475,6 +546,18 @@ fn topological(edges: &Edges) -> Result<Vec<At>, String> {
         "parts wait for each other in a cycle: {}",
         stuck.join(" ")
     ))
+}
+
+/// A step and all its descendants.
+fn descendants(edges: &Edges, order: &[At], of: At) -> BTreeSet<At> {
+    let mut after = BTreeSet::from([of]);
+    for at in order {
+        let mut deps = edges.get(at).into_iter().flatten();
+        if deps.any(|d| after.contains(d)) {
+            after.insert(*at);
+        }
+    }
+    after
 }
 
 fn ancestors(edges: &Edges, order: &[At]) -> BTreeMap<At, BTreeSet<At>> {

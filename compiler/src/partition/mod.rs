@@ -9,12 +9,13 @@
 //! by all.
 //!
 //! All partitions list their nodes in one common order, that of the predicted starts: a `send` stands right after the node that makes the
-//! tensor, a `recv` right before the first node that needs it, the ranks of an all-reduce side by side. [`crate::schedule`] relies on this for
-//! freedom from deadlock.
+//! tensor, a `recv` right before the first node that needs it, the ranks of an all-reduce side by side, tokens ([`tokens`]) at the end.
+//! [`crate::schedule`] relies on this for freedom from deadlock.
 
 pub mod check;
 mod collective;
 mod print;
+mod tokens;
 
 use crate::error::{Error, Result};
 use crate::ir::{Def, DeviceRequest, Graph, Node, NodeId, Op, Origin, Type, ValueId};
@@ -26,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub use print::to_text;
+pub(crate) use tokens::add_tokens;
 
 /// The share of one device.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +59,50 @@ impl Part {
             outputs,
             nodes,
         }
+    }
+
+    /// Adds a node; `old` is its original in the whole graph.
+    fn add(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        regions: Vec<Graph>,
+        origin: &Origin,
+        old: Option<NodeId>,
+    ) -> Result<(NodeId, Vec<ValueId>)> {
+        let outputs = self.graph.add_with_regions(op, inputs, regions, origin)?;
+        let id = NodeId(self.graph.n_nodes() as u32 - 1);
+        self.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&self.device)));
+        self.nodes.push(old);
+        Ok((id, outputs))
+    }
+
+    /// Adds a transfer of one `bool`, after given nodes.
+    fn send_token(
+        &mut self,
+        key: String,
+        to: &DeviceName,
+        after: &[NodeId],
+        origin: &Origin,
+    ) -> Result<()> {
+        let token = Op::constant(Tensor::from_bytes(DType::Bool, &[1], &[1])?);
+        let (_, token) = self.add(token, &[], Vec::new(), origin, None)?;
+        let to = to.to_string();
+        let (send, _) = self.add(Op::Send { key, to }, &token, Vec::new(), origin, None)?;
+        self.graph.node_mut(send).control = after.to_vec();
+        Ok(())
+    }
+
+    /// Adds the other end of [`Part::send_token`].
+    fn recv_token(&mut self, key: String, from: &DeviceName, origin: &Origin) -> Result<NodeId> {
+        let token = Type::new(DType::Bool, [1usize]);
+        let op = Op::Recv {
+            key,
+            from: from.to_string(),
+            dtype: token.dtype,
+            shape: token.shape.0,
+        };
+        Ok(self.add(op, &[], Vec::new(), origin, None)?.0)
     }
 }
 
@@ -261,12 +307,7 @@ impl<'g> Splitter<'g> {
         origin: &Origin,
         old: Option<NodeId>,
     ) -> Result<(NodeId, Vec<ValueId>)> {
-        let part = self.part(d);
-        let outputs = part.graph.add_with_regions(op, inputs, regions, origin)?;
-        let id = NodeId(part.graph.n_nodes() as u32 - 1);
-        part.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&part.device)));
-        part.nodes.push(old);
-        Ok((id, outputs))
+        self.part(d).add(op, inputs, regions, origin, old)
     }
 
     fn add_control(&mut self, d: usize, id: NodeId, before: NodeId) {
@@ -312,19 +353,12 @@ impl<'g> Splitter<'g> {
             }
         }
         for to in self.signals.get(&id).cloned().unwrap_or_default() {
-            self.signal(id, node, d, to)?;
+            let own = self.new_ids[id.0 as usize].expect("the node was just added");
+            let placement = self.placement;
+            let to = &placement.devices[to];
+            self.part(d)
+                .send_token(signal_key(id), to, &[own], &node.origin)?;
         }
-        Ok(())
-    }
-
-    /// Sends a token that says that a node of device `d` has run.
-    fn signal(&mut self, id: NodeId, node: &Node, d: usize, to: usize) -> Result<()> {
-        let token = Op::constant(Tensor::from_bytes(DType::Bool, &[1], &[1])?);
-        let (_, token) = self.add(d, token, &[], Vec::new(), &node.origin, None)?;
-        let op = self.send_op(signal_key(id), to);
-        let (send, _) = self.add(d, op, &token, Vec::new(), &node.origin, None)?;
-        let own = self.new_ids[id.0 as usize].expect("the node was just added");
-        self.add_control(d, send, own);
         Ok(())
     }
 
@@ -413,8 +447,10 @@ impl<'g> Splitter<'g> {
                 Ok(self.received.get(&(c, d)).copied())
             }
             None => {
-                let token = Type::new(DType::Bool, [1usize]);
-                let (recv, _) = self.recv(c, signal_key(c), &token, d)?;
+                let (from, g) = (&self.placement.devices[source], self.g);
+                let origin = &g.node(c).origin;
+                let recv = self.part(d).recv_token(signal_key(c), from, origin)?;
+                self.received.insert((c, d), recv);
                 Ok(Some(recv))
             }
         }

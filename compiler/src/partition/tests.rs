@@ -244,6 +244,70 @@ fn the_checker_sees_rings_through_reused_memory() {
     assert!(found);
 }
 
+/// A step of an optimiser on the first device, and a pick on the second, which may fail, after what it sends.
+fn update_beside_a_pick() -> (Graph, Placement) {
+    let mut b = GraphBuilder::new("update");
+    let x = b.input("x", DType::F32, [4usize]);
+    let at = b.input("at", DType::I64, [1usize]);
+    let old = b.read_variable("v", DType::F32, [4usize]).unwrap();
+    let y = b.map(ScalarOp::Exp, &[x]).unwrap();
+    let new = b.add_(old, y).unwrap();
+    b.assign_variable("v", new).unwrap();
+    let z = b.add1(Op::Gather { axis: 0 }, &[y, at]).unwrap();
+    b.output("z", z);
+    let g = b.finish().unwrap();
+    let on = |n: &Node| usize::from(matches!(n.op, Op::Map(ScalarOp::Exp) | Op::Gather { .. }));
+    let devices: Vec<_> = g.nodes().map(|(_, n)| Some(on(n))).collect();
+    let placement = Placement::by_hand(cpus(2), &devices);
+    (g, placement)
+}
+
+#[test]
+fn the_checker_sees_updates_that_do_not_wait_for_other_parts() {
+    let (g, placement) = update_beside_a_pick();
+    let schedules = |parts: &[Part]| -> Vec<_> {
+        let of = |p: &Part| {
+            let adds = p
+                .graph
+                .nodes()
+                .filter(|(_, n)| n.op == Op::Map(ScalarOp::Add));
+            let needs = Needs {
+                has_residents: true,
+                updates_in_place: true,
+                in_place: adds.map(|(id, _)| (id, vec![(0, 0)])).collect(),
+                ..Needs::default()
+            };
+            let s = schedule(&p.graph, &needs).unwrap();
+            schedule::check::check(&p.graph, &needs, &s).unwrap();
+            s
+        };
+        parts.iter().map(of).collect()
+    };
+    let apart = partition(&g, &placement).unwrap();
+    let error = check::check_schedules(&g, &apart, &schedules(&apart)).unwrap_err();
+    let expected = "variable 0 is changed in place before what may fail on /device:CPU:1 (gather)";
+    assert!(error.to_string().contains(expected), "{error}");
+    let mut joined = apart;
+    add_tokens(&mut joined).unwrap();
+    check::check(&g, &placement, &joined).unwrap();
+    let mut made = schedules(&joined);
+    assert_eq!(made[0].in_place.len(), 1);
+    check::check_schedules(&g, &joined, &made).unwrap();
+    // A second look adds nothing.
+    let mut again = joined.clone();
+    add_tokens(&mut again).unwrap();
+    assert_eq!(again, joined);
+    // The update forgets the token, and a device is another one.
+    let last = made[0].steps.len() - 2;
+    made[0].steps[last].deps.retain(|&d| d != last as u32 - 1);
+    check::check_schedules(&g, &joined, &made).unwrap_err();
+    let made = schedules(&joined);
+    joined[1].device = DeviceName::local(DeviceKind::Gpu, 0);
+    let error = check::check_schedules(&g, &joined, &made).unwrap_err();
+    let expected = "variables are changed in place beside /device:GPU:0";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
 #[test]
 fn one_transfer_per_tensor_and_device() {
     let mut b = GraphBuilder::new("fan");

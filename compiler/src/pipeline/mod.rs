@@ -286,7 +286,14 @@ fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
         Some((whole, placed)) => (whole, placed),
         None => (clusters, placement),
     };
-    let partitions = p.run(Pass::Partition, |_| partition::partition(whole, placed))?;
+    let updates_in_place = p.config.options.updates_in_place;
+    let partitions = p.run(Pass::Partition, |_| {
+        let mut parts = partition::partition(whole, placed)?;
+        if updates_in_place {
+            partition::add_tokens(&mut parts)?;
+        }
+        Ok(parts)
+    })?;
     if p.config.options.check {
         place::check::check(clusters, &front.request, placement)?;
         partition::check::check(whole, placed, &partitions)?;

@@ -24,6 +24,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 pub use residents::Resident;
+pub(crate) use residents::{failing, has_updates, may_fail};
 
 /// Requirements of kernels and devices that the graph does not show.
 #[derive(Clone, Debug, Default)]
@@ -36,7 +37,8 @@ pub struct Needs {
     pub limit_bytes: Option<usize>,
     /// True where variables may be used where they are: at the top level of a program, in the memory of the host.
     pub has_residents: bool,
-    /// True where they may be changed there: in a program of one partition, a run of which is a run of the whole model.
+    /// True where they may be changed there: all partitions of the program are in the memory of the host, and late failures are known by
+    /// tokens.
     pub updates_in_place: bool,
     /// True when buffers of sent and received tensors are disjoint from all others, so that no step
     /// waits until a transfer has ended.

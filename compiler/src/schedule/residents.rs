@@ -178,6 +178,19 @@ fn readers(g: &Graph, is_read: &dyn Fn(ValueId) -> bool) -> BTreeSet<NodeId> {
     nodes.map(|(id, _)| id).collect()
 }
 
+/// True for the graph of a part with variables that are read and then assigned: some may be changed where they are.
+pub(crate) fn has_updates(g: &Graph) -> bool {
+    let mut all = residents(g).into_iter();
+    all.any(|r| r.assignment.is_some() && !r.reads.is_empty())
+}
+
+/// Nodes of a part that may fail by themselves in a run. A transfer between parts in the memory of the host cannot.
+pub(crate) fn failing(g: &Graph) -> BTreeSet<NodeId> {
+    let mut found = fallible(g, &residents(g));
+    found.retain(|&id| g.node(id).op.class() != OpClass::Transfer);
+    found
+}
+
 /// Nodes that may fail in a run.
 fn fallible(g: &Graph, residents: &[Resident]) -> BTreeSet<NodeId> {
     let in_place = residents
@@ -192,7 +205,7 @@ fn fallible(g: &Graph, residents: &[Resident]) -> BTreeSet<NodeId> {
 
 /// True for a node that may fail in a run: by an index out of range, a division of integers, a number of iterations,
 /// a transfer, or a variable without a value.
-pub(super) fn may_fail(g: &Graph, node: &Node) -> bool {
+pub(crate) fn may_fail(g: &Graph, node: &Node) -> bool {
     match (&node.op, node.op.class()) {
         (Op::Map(ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod), _) => {
             !g.ty(node.inputs[0]).dtype.is_float()

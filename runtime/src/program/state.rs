@@ -113,13 +113,15 @@ fn check_places(
     };
     let all = || read.iter().chain(assigned);
     let partitions: BTreeSet<usize> = all().map(|&(i, _)| i).collect();
-    let on_host = |&i: &usize| !p.partitions[i].device.kind.has_own_memory();
+    // Kernels of a device with memory of its own may fail at any time.
+    let mut all_partitions = p.partitions.iter();
+    let is_on_host = all_partitions.all(|p| !p.device.kind.has_own_memory());
     let is_resident = !partitions.is_empty();
     expect(!is_resident || depth == 0, "used in place by a sub-program");
     expect(partitions.len() < 2, "used in place on two devices");
     expect(
-        !variable.in_place || partitions.iter().all(on_host),
-        "assigned in place on a device with memory of its own",
+        !variable.in_place || is_on_host,
+        "assigned in place in a program with a device that has memory of its own",
     );
     expect(
         all().all(|(_, b)| b.dtype == variable.dtype),
@@ -134,11 +136,10 @@ fn check_places(
         "used in place and copied",
     );
     let size = |buffers: &[(usize, &Buffer)]| buffers.first().map(|(_, b)| b.size_bytes());
-    let may_be_in_place =
-        p.partitions.len() == 1 && !read.is_empty() && size(read) == size(assigned);
+    let may_be_in_place = !read.is_empty() && size(read) == size(assigned);
     expect(
         !variable.in_place || may_be_in_place,
-        "assigned in place, but not read with the same size by the only partition",
+        "assigned in place, but not read with the same size",
     );
     problems
 }

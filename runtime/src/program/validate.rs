@@ -6,8 +6,8 @@
 //! - a buffer at an input, output or constant has its size, and the dtype of the input or output;
 //! - constants, inputs and the old values of variables are never written; every output and every new value of a
 //!   variable is written, and named by one partition only;
-//! - a variable that is used in place is used so by one partition of the host and copied by no step; it is assigned in place only by the only
-//!   partition, with the size that is read;
+//! - a variable that is used in place is used so by one partition of the host and copied by no step; it is assigned in place only with the
+//!   size that is read, and only where all partitions are in the memory of the host;
 //! - kernels are for the kind of their device; a GPU's name code and arguments that are there, and tensor maps lie within their buffers;
 //! - descriptors of kernels that work by blocks are constants, make sense, and are used for nothing else;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;

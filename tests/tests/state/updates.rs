@@ -4,6 +4,7 @@ use super::setup;
 use gristmill::ir::{Graph, GraphBuilder, Op, ReduceKind, ScalarOp, ScatterKind, ValueId};
 use gristmill::testing::{Rng, nvrtc_or_left_out};
 use gristmill::{DType, Resources, Tensor, interp};
+use gristmill_runtime::program::{Program, StepKind};
 
 const NAMES: [&str; 3] = ["u", "v", "w"];
 
@@ -11,6 +12,9 @@ const NAMES: [&str; 3] = ["u", "v", "w"];
 struct Updates<'r> {
     b: GraphBuilder,
     rng: &'r mut Rng,
+    /// A device is drawn for each value that is computed, if there are several.
+    devices: Rng,
+    n_devices: usize,
     pool: Vec<ValueId>,
     rows: ValueId,
     at: ValueId,
@@ -61,13 +65,25 @@ impl Updates<'_> {
         y
     }
 
+    /// A value that is computed on some device.
+    fn somewhere(&mut self, compute: impl FnOnce(&mut Self) -> ValueId) -> ValueId {
+        if self.n_devices == 1 {
+            return compute(self);
+        }
+        let spec = format!("/cpu:{}", self.devices.below(self.n_devices));
+        let scope = self.b.enter_device(spec.as_str()).unwrap();
+        let value = compute(self);
+        self.b.exit_scope(scope).unwrap();
+        value
+    }
+
     fn step(&mut self) {
         let name = NAMES[self.rng.below(NAMES.len())];
         let value = match self.rng.below(6) {
-            0 | 1 => self.combined(),
+            0 | 1 => self.somewhere(Self::combined),
             2 => {
                 let x = self.any();
-                self.scattered(x)
+                self.somewhere(|u| u.scattered(x))
             }
             3 => self.read(name),
             4 => {
@@ -96,7 +112,7 @@ fn initial(name: &str) -> Tensor {
     Tensor::from_slice(&values, &[6, 4]).unwrap()
 }
 
-fn updates(rng: &mut Rng) -> Graph {
+fn updates(rng: &mut Rng, n_devices: usize) -> Graph {
     let mut b = GraphBuilder::new("updates");
     let (x, rows, at) = (
         b.input("x", DType::F32, [6, 4]),
@@ -105,6 +121,8 @@ fn updates(rng: &mut Rng) -> Graph {
     );
     let mut u = Updates {
         b,
+        devices: Rng(rng.0 ^ 0x5eed),
+        n_devices,
         rng,
         pool: vec![x],
         rows,
@@ -142,17 +160,18 @@ fn assert_close(want: &Tensor, got: &Tensor, context: &str) {
     }
 }
 
-/// Runs of random graphs that failed, and variables that were updated where they are.
+/// Runs of random graphs that failed, variables that were updated where they are, and tokens that said when they may be.
 #[derive(Default)]
 struct Counts {
     failed: usize,
     in_place: usize,
+    tokens: usize,
 }
 
-/// One random graph on sets of devices at optimisation levels, four runs of each, beside the interpreter.
-fn check_seed(seed: u64, configured: &[(&str, u8)], counts: &mut Counts) {
+/// One random graph on sets of devices at optimisation levels, four runs of each, beside the interpreter. Its nodes are on `n_devices`.
+fn check_seed(seed: u64, n_devices: usize, configured: &[(&str, u8)], counts: &mut Counts) {
     let mut rng = Rng(seed);
-    let graph = updates(&mut rng);
+    let graph = updates(&mut rng, n_devices);
     let mut store = interp::Store::new();
     NAMES
         .iter()
@@ -188,16 +207,47 @@ fn check_seed(seed: u64, configured: &[(&str, u8)], counts: &mut Counts) {
         let executable = model.for_inputs(&inputs(&mut rng, false)).unwrap();
         let variables = executable.lowered.program.variables.iter();
         counts.in_place += variables.filter(|v| v.in_place).count();
+        counts.tokens += n_tokens(&executable.lowered.program);
     }
+}
+
+/// The number of transfers that say that nothing can fail any more.
+fn n_tokens(program: &Program) -> usize {
+    let steps = program.partitions.iter().flat_map(|p| &p.steps);
+    let is_token = |kind: &StepKind| matches!(kind, StepKind::Recv { key, .. } if key.tensor == "nothing can fail");
+    steps.filter(|step| is_token(&step.kind)).count()
 }
 
 #[test]
 fn random_updates_are_those_of_the_interpreter() {
     let mut counts = Counts::default();
     let configured = [("cpu:1", 0), ("cpu:1", 2), ("cpu:2", 2), ("cpu:1", 3)];
-    (0..60).for_each(|seed| check_seed(seed, &configured, &mut counts));
-    let Counts { failed, in_place } = counts;
+    (0..60).for_each(|seed| check_seed(seed, 1, &configured, &mut counts));
+    let Counts {
+        failed, in_place, ..
+    } = counts;
     assert!(failed > 20 && in_place > 60, "{failed} {in_place}");
+}
+
+/// Whatever may fail on one device comes before the updates on others.
+#[test]
+fn random_updates_beside_other_devices() {
+    let mut counts = Counts::default();
+    for seed in 0..90 {
+        let n = 2 + seed as usize % 2;
+        let devices = format!("cpu:{n}");
+        let configured = [(devices.as_str(), 0), (devices.as_str(), 2)];
+        check_seed(seed, n, &configured, &mut counts);
+    }
+    let Counts {
+        failed,
+        in_place,
+        tokens,
+    } = counts;
+    assert!(
+        failed > 30 && in_place > 60 && tokens > 20,
+        "{failed} {in_place} {tokens}"
+    );
 }
 
 #[test]
@@ -207,8 +257,8 @@ fn random_updates_on_devices_with_memory_of_their_own() {
     }
     let [mut alone, mut beside] = [Counts::default(), Counts::default()];
     for seed in 0..20 {
-        check_seed(seed, &[("emu:1", 2)], &mut alone);
-        check_seed(seed, &[("cpu:1,emu:1", 2)], &mut beside);
+        check_seed(seed, 1, &[("emu:1", 2)], &mut alone);
+        check_seed(seed, 1, &[("cpu:1,emu:1", 2)], &mut beside);
     }
     assert!(alone.failed > 5 && alone.in_place == 0 && beside.failed > 5);
 }

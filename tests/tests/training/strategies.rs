@@ -7,8 +7,8 @@ use gristmill::ir::{
 };
 use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
 use gristmill::train::{
-    Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy, TensorDataset,
-    Trainer, Training, Update, loss,
+    Adam, Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy,
+    TensorDataset, Trainer, Training, Update, loss,
 };
 use gristmill::{Compiled, DType, DataParallel, DeviceName, Result, Tensor};
 
@@ -125,6 +125,44 @@ fn emulated_gpus_train_as_one_cpu() {
     let own = mirrored_on(&setup("cpu:1,emu:2", 2), devices.to_vec()).unwrap();
     assert_near(&expected, &steps(&own, &data), "emulated GPUs");
     own.resources().check_replicas().unwrap();
+}
+
+/// Each replica writes new values over old ones, as one device does.
+#[test]
+fn replicas_are_updated_where_they_are() {
+    let data = examples(32);
+    let in_place = |devices: &str, strategy: Strategy| {
+        let setup = setup(devices, 2);
+        let training = Training {
+            strategy,
+            ..Training::from(Adam::default())
+        };
+        let session = setup.session();
+        let own = Trainer::in_session(&session, "perceptron", &training, super::perceptron);
+        let own = own.unwrap();
+        let batch = data.shuffled(32, 9, 0).next().unwrap().unwrap();
+        own.step(batch.clone()).unwrap();
+        let executable = own.executable_for(&batch).unwrap().unwrap();
+        let variables = &executable.lowered.program.variables;
+        let changed = variables.iter().filter(|v| v.in_place);
+        let names = changed.map(|v| v.name.split("/replica_").next().unwrap().to_owned());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    };
+    let once = in_place("cpu:1", Strategy::OneDevice);
+    // All but the number of steps: weights, and averages of gradients and of statistics.
+    assert_eq!(once.len(), 3 * 6 + 2);
+    let both = once.iter().flat_map(|name| [name.clone(), name.clone()]);
+    let both: Vec<String> = both.collect();
+    let devices = Vec::new();
+    let mirrored = Strategy::Mirrored { devices };
+    assert_eq!(in_place("cpu:2", mirrored), both);
+    let central = Strategy::CentralStorage {
+        central: None,
+        devices: Vec::new(),
+    };
+    assert_eq!(in_place("cpu:2", central), once);
 }
 
 /// Values that others set between steps are those of all replicas.
