@@ -50,7 +50,7 @@ pub use gristmill_runtime::exec::Resources;
 pub use gristmill_runtime::ndarray;
 pub use gristmill_runtime::npy::{read_npz, write_npz};
 pub use gristmill_runtime::{DType, DeviceName, Element, Tensor};
-pub use options::{AllReduce, DataParallel, DimRange, Options, Precision};
+pub use options::{AllReduce, DataParallel, Deal, DimRange, Options, Precision};
 pub use session::{HostPool, Session, Settings, Tuning};
 pub use target::{Arch, Level, TargetCpu};
 

@@ -106,8 +106,22 @@ impl Default for Options {
 pub struct DataParallel {
     /// The devices, without repetition.
     pub devices: Vec<DeviceName>,
-    /// The device with the variables, and with all other values that do not have the batch along an axis. `None`: each of `devices` has them all.
-    pub central: Option<DeviceName>,
+    /// The devices with the variables, and with all other values that do not have the batch along an axis. None: each of `devices` has
+    /// them all.
+    pub servers: Vec<DeviceName>,
+    /// The server of each variable, if there are several.
+    pub deal: Deal,
+}
+
+/// Distribution of variables over servers. Those of one update are together: a weight, its slots and its averages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Deal {
+    /// Each to the server with the fewest bytes so far.
+    #[default]
+    BySize,
+    /// One after the other.
+    InTurn,
 }
 
 /// Algorithm of convolutions on CPUs.

@@ -24,7 +24,7 @@ use gristmill::train::{
     ModelCheckpoint, Resumed, StepOutputs, Strategy, Summaries, TensorBoard, Trainer, Training,
     Weight,
 };
-use gristmill::{Error, Result};
+use gristmill::{Deal, Error, Result};
 use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::files;
 use gristmill_runtime::nearest::unknown;
@@ -73,6 +73,7 @@ pub struct TrainArgs {
     batch_per_replica: Option<u32>,
     /// Devices that train together. `one-device`: the placer decides which device of --devices computes what. `mirrored`: each device of --devices,
     /// of the fastest one's kind, has all weights and a share of each batch. `central`: the first CPU has the weights, and makes the updates.
+    /// `parameter-server`: the CPUs have the weights, about as many bytes each.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
@@ -116,6 +117,7 @@ enum StrategyName {
     OneDevice,
     Mirrored,
     Central,
+    ParameterServer,
 }
 
 impl StrategyName {
@@ -128,6 +130,11 @@ impl StrategyName {
             StrategyName::Central => Strategy::CentralStorage {
                 central: None,
                 devices: Vec::new(),
+            },
+            StrategyName::ParameterServer => Strategy::ParameterServer {
+                servers: Vec::new(),
+                workers: Vec::new(),
+                deal: Deal::BySize,
             },
         }
     }

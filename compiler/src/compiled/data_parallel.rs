@@ -21,14 +21,17 @@ pub(super) fn check(compiled: &Compiled) -> Result<()> {
         return Ok(());
     };
     let set = &compiled.session().settings().devices;
-    let mut seen = BTreeSet::new();
-    for device in &on.devices {
-        if !seen.insert(device) {
-            let message = format!("device {device} is named twice: it would have two shares");
+    for (devices, shares) in [
+        (&on.devices, "shares"),
+        (&on.servers, "shares of the variables"),
+    ] {
+        let mut seen = BTreeSet::new();
+        if let Some(device) = devices.iter().find(|&d| !seen.insert(d)) {
+            let message = format!("device {device} is named twice: it would have two {shares}");
             return Err(Error::invalid(message).hint("each device once"));
         }
     }
-    for device in on.devices.iter().chain(&on.central) {
+    for device in on.devices.iter().chain(&on.servers) {
         if !set.devices.iter().any(|d| d.name == *device) {
             let all: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
             let message = format!("device {device} is not there");

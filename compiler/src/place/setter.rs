@@ -64,11 +64,41 @@ pub fn result_elements(node: NewNode<'_>) -> Result<u64> {
             .map_or(1, |ty: &Type| ty.dtype.size_bytes().max(1)) as u64)
 }
 
+/// Loads of devices or tasks to which things are dealt.
+pub(crate) struct Loads {
+    loads: Vec<u64>,
+    /// The number of things that were dealt in turn.
+    n_dealt: usize,
+}
+
+impl Loads {
+    /// No load yet, on `n` devices or tasks; at least one.
+    pub(crate) fn new(n: usize) -> Loads {
+        Loads {
+            loads: vec![0; n],
+            n_dealt: 0,
+        }
+    }
+
+    /// The next one in turn.
+    pub(crate) fn next(&mut self) -> usize {
+        self.n_dealt += 1;
+        (self.n_dealt - 1) % self.loads.len()
+    }
+
+    /// The one with the least load, the first of equals; it gets a further load.
+    pub(crate) fn least(&mut self, load: u64) -> usize {
+        let least = (0..self.loads.len()).min_by_key(|&i| self.loads[i]);
+        let least = least.expect("there is at least one choice");
+        self.loads[least] = self.loads[least].saturating_add(load);
+        least
+    }
+}
+
 /// A strategy at work; uses of one variable get one choice, made and counted at the first.
 struct Dealer {
     strategy: Strategy,
-    loads: Vec<u64>,
-    next: usize,
+    loads: Loads,
     of_variable: BTreeMap<(String, String), usize>,
 }
 
@@ -76,8 +106,7 @@ impl Dealer {
     fn new(strategy: Strategy, n: usize) -> Dealer {
         Dealer {
             strategy,
-            loads: vec![0; n],
-            next: 0,
+            loads: Loads::new(n),
             of_variable: BTreeMap::new(),
         }
     }
@@ -94,18 +123,8 @@ impl Dealer {
             return Ok(*chosen);
         }
         let chosen = match &mut self.strategy {
-            Strategy::RoundRobin => {
-                self.next += 1;
-                (self.next - 1) % self.loads.len()
-            }
-            Strategy::Greedy(load) => {
-                let load = load(node)?;
-                let least = (0..self.loads.len())
-                    .min_by_key(|&i| self.loads[i])
-                    .expect("there is at least one choice");
-                self.loads[least] = self.loads[least].saturating_add(load);
-                least
-            }
+            Strategy::RoundRobin => self.loads.next(),
+            Strategy::Greedy(load) => self.loads.least(load(node)?),
         };
         if let Some(variable) = variable {
             self.of_variable.insert(variable, chosen);

@@ -1,7 +1,7 @@
 //! Several devices in one training.
 
 use crate::error::{Error, Result};
-use crate::options::DataParallel;
+use crate::options::{DataParallel, Deal};
 use crate::place::{Device, DeviceSet};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 
@@ -35,6 +35,17 @@ pub enum Strategy {
         /// The devices with a share of each batch. None: as of [`Strategy::Mirrored`].
         devices: Vec<DeviceName>,
     },
+    /// One copy of each variable, dealt over several devices, each of which makes the updates of its own; the
+    /// gradients of a batch's shares are computed on workers (TensorFlow's `ParameterServerStrategy`, in step,
+    /// on the devices of one machine).
+    ParameterServer {
+        /// The devices with the variables. None: all CPUs of the session, or all its devices.
+        servers: Vec<DeviceName>,
+        /// The devices with a share of each batch. None: as of [`Strategy::Mirrored`].
+        workers: Vec<DeviceName>,
+        /// The server of each variable.
+        deal: Deal,
+    },
 }
 
 impl Strategy {
@@ -49,15 +60,26 @@ impl Strategy {
 
     /// The devices that share each batch, of those of a session; `None` where the placer decides.
     pub(super) fn data_parallel(&self, set: &DeviceSet) -> Result<Option<DataParallel>> {
-        let (devices, central) = match self {
+        let (devices, servers, deal) = match self {
             Strategy::OneDevice => return Ok(None),
             Strategy::Mirrored { devices } => {
                 check_kinds(devices)?;
-                (devices, None)
+                (devices, Vec::new(), Deal::default())
             }
             Strategy::CentralStorage { central, devices } => {
                 let central = central.clone().map_or_else(|| first_cpu(set), Ok);
-                (devices, Some(central?))
+                (devices, vec![central?], Deal::default())
+            }
+            Strategy::ParameterServer {
+                servers,
+                workers,
+                deal,
+            } => {
+                let servers = match servers.is_empty() {
+                    true => of_kind(set, first_cpu(set)?.kind),
+                    false => servers.clone(),
+                };
+                (workers, servers, *deal)
             }
         };
         let devices = match devices.is_empty() {
@@ -66,7 +88,11 @@ impl Strategy {
         };
         // The only device has nothing to share.
         let is_alone = devices.len() == 1 && set.devices.len() == 1;
-        Ok((!is_alone).then_some(DataParallel { devices, central }))
+        Ok((!is_alone).then_some(DataParallel {
+            devices,
+            servers,
+            deal,
+        }))
     }
 }
 
@@ -97,10 +123,11 @@ fn check_kinds(devices: &[DeviceName]) -> Result<()> {
 /// All devices of the kind of the fastest one.
 fn fastest(set: &DeviceSet) -> Result<Vec<DeviceName>> {
     let fastest = set.fastest();
-    let kind = fastest
-        .ok_or_else(|| Error::invalid("no device"))?
-        .name
-        .kind;
+    let fastest = fastest.ok_or_else(|| Error::invalid("no device"))?;
+    Ok(of_kind(set, fastest.name.kind))
+}
+
+fn of_kind(set: &DeviceSet, kind: DeviceKind) -> Vec<DeviceName> {
     let own = set.devices.iter().filter(|d| d.name.kind == kind);
-    Ok(own.map(|d| d.name.clone()).collect())
+    own.map(|d| d.name.clone()).collect()
 }

@@ -551,10 +551,13 @@ fn replicas_train_the_model_of_one_device() {
     };
     let one = losses(&["--batch", "66"]);
     let mirrored = ["--strategy", "mirrored", "--devices", "cpu:3"];
-    let three = losses(&[&mirrored[..], &["--batch-per-replica", "22"]].concat());
+    let served = ["--strategy", "parameter-server", "--devices", "cpu:3"];
     assert_eq!(one.len(), 2);
-    for (a, b) in one.iter().zip(&three) {
-        assert!((a - b).abs() < 1e-3 * a, "{one:?} {three:?}");
+    for strategy in [mirrored, served] {
+        let three = losses(&[&strategy[..], &["--batch-per-replica", "22"]].concat());
+        for (a, b) in one.iter().zip(&three) {
+            assert!((a - b).abs() < 1e-3 * a, "{one:?} {three:?}");
+        }
     }
     let ended = train(
         folder.path(),

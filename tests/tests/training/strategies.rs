@@ -10,7 +10,9 @@ use gristmill::train::{
     Adam, Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy,
     TensorDataset, Trainer, Training, Update, loss,
 };
-use gristmill::{Compiled, DType, DataParallel, DeviceName, Result, Tensor};
+use gristmill::{Compiled, DType, DataParallel, Deal, DeviceName, Result, Tensor};
+use gristmill_runtime::program::Partition;
+use std::collections::BTreeMap;
 
 fn mirrored(setup: &Setup) -> Result<Trainer> {
     mirrored_on(setup, Vec::new())
@@ -27,6 +29,19 @@ fn central(setup: &Setup) -> Result<Trainer> {
         devices: Vec::new(),
     };
     with_strategy(setup, strategy)
+}
+
+/// Variables on all CPUs.
+fn served(setup: &Setup) -> Result<Trainer> {
+    with_strategy(setup, servers(Vec::new(), Deal::BySize))
+}
+
+fn servers(servers: Vec<DeviceName>, deal: Deal) -> Strategy {
+    Strategy::ParameterServer {
+        servers,
+        workers: Vec::new(),
+        deal,
+    }
 }
 
 fn with_strategy(setup: &Setup, strategy: Strategy) -> Result<Trainer> {
@@ -65,8 +80,8 @@ fn replicas_train_as_one_device() {
     let one = trainer(Setup::default());
     let expected = steps(&one, &data);
     let names = |t: &Trainer| state(t).into_iter().map(|(n, _)| n).collect::<Vec<_>>();
-    for (n, is_central) in (1..=4).flat_map(|n| [(n, false), (n, true)]) {
-        let make = [mirrored, central][usize::from(is_central)];
+    let all: [fn(&Setup) -> Result<Trainer>; 3] = [mirrored, central, served];
+    for (n, make) in (1..=4).flat_map(|n| all.map(|make| (n, make))) {
         let own = make(&setup(&format!("cpu:{n}"), 2)).unwrap();
         assert_eq!(own.n_replicas(), n);
         assert_near(&expected, &steps(&own, &data), &format!("{n} replicas"));
@@ -163,6 +178,63 @@ fn replicas_are_updated_where_they_are() {
         devices: Vec::new(),
     };
     assert_eq!(in_place("cpu:2", central), once);
+    for deal in [Deal::BySize, Deal::InTurn] {
+        assert_eq!(in_place("cpu:3", servers(Vec::new(), deal)), once);
+    }
+}
+
+/// Variables of one update are on one server, and the servers have about as many bytes.
+#[test]
+fn variables_are_dealt_to_servers() {
+    let data = examples(32);
+    let batch = data.shuffled(32, 9, 0).next().unwrap().unwrap();
+    let held = |deal: Deal| -> Vec<Vec<(String, usize)>> {
+        let own = with_strategy(&setup("cpu:2", 2), servers(Vec::new(), deal)).unwrap();
+        own.step(batch.clone()).unwrap();
+        let executable = own.executable_for(&batch).unwrap().unwrap();
+        let program = &executable.lowered.program;
+        let of_part = |(i, _): (usize, &Partition)| {
+            let all = program.variable_buffers();
+            let here = all.into_iter().filter(|(_, b)| {
+                let mut own = program.partitions[i].buffers.iter();
+                own.any(|other| std::ptr::eq(other, *b))
+            });
+            let named = here.map(|(v, b)| (v, b.size_bytes()));
+            let named: BTreeMap<u32, usize> = named.collect();
+            let name = |v: u32| program.variables[v as usize].name.clone();
+            named.into_iter().map(|(v, n)| (name(v), n)).collect()
+        };
+        program.partitions.iter().enumerate().map(of_part).collect()
+    };
+    for deal in [Deal::BySize, Deal::InTurn] {
+        let held = held(deal);
+        let n_bytes = |own: &[(String, usize)]| own.iter().map(|(_, n)| n).sum::<usize>();
+        assert_eq!(held.len(), 2);
+        for own in &held {
+            let has = |name: &str| own.iter().any(|(other, _)| other == name);
+            for weight in [
+                "first/weights",
+                "first/bias",
+                "second/weights",
+                "second/bias",
+            ] {
+                let of = [
+                    format!("optimizer/{weight}/mean"),
+                    format!("optimizer/{weight}/square"),
+                    format!("average/{weight}"),
+                ];
+                assert!(
+                    of.iter().all(|name| has(name) == has(weight)),
+                    "{weight}: {own:?}"
+                );
+            }
+        }
+        let [a, b] = [n_bytes(&held[0]), n_bytes(&held[1])];
+        assert!(
+            deal == Deal::InTurn || a.abs_diff(b) < (a + b) / 3,
+            "{a} {b}"
+        );
+    }
 }
 
 /// Values that others set between steps are those of all replicas.
@@ -246,7 +318,8 @@ fn devices_and_batches_that_do_not_fit_are_refused() {
     let mut both = setup("cpu:2", 2);
     both.options.data_parallel = Some(DataParallel {
         devices: vec![device("cpu:0")],
-        central: None,
+        servers: Vec::new(),
+        deal: Deal::default(),
     });
     insta::assert_snapshot!(mirrored(&both).err().unwrap(), @"a strategy, and Options::data_parallel (try: one of them: both say which devices share a batch)");
     let resources = trainer(Setup::default()).resources().clone();
@@ -362,8 +435,8 @@ impl Net {
 
 type Build = fn(&mut Net, ValueId) -> Result<ValueId>;
 
-/// A program of a step of a net.
-fn program(build: Build, n_replicas: usize, is_central: bool) -> Result<Compiled> {
+/// A program of a step of a net, with its variables on replicas or on so many servers.
+fn program(build: Build, n_replicas: usize, n_servers: usize) -> Result<Compiled> {
     let mut b = GraphBuilder::new("net");
     let batch = || Dim::from("batch");
     let x = b.input("x", DType::F64, [batch(), 1.into(), 6.into(), 6.into()]);
@@ -405,7 +478,8 @@ fn program(build: Build, n_replicas: usize, is_central: bool) -> Result<Compiled
         let devices = setup.settings.devices.devices.iter();
         let devices: Vec<DeviceName> = devices.map(|d| d.name.clone()).collect();
         setup.options.data_parallel = Some(DataParallel {
-            central: is_central.then(|| devices[0].clone()),
+            servers: devices[..n_servers].to_vec(),
+            deal: [Deal::BySize, Deal::InTurn][n_replicas % 2],
             devices,
         });
     }
@@ -441,16 +515,19 @@ fn fifty_steps_of_several_nets_are_those_of_one_device() {
         ("dropped", Net::dropped),
     ];
     for (name, build) in nets {
-        let expected = trained(&program(build, 1, false).unwrap()).unwrap();
+        let expected = trained(&program(build, 1, 0).unwrap()).unwrap();
         assert!(expected[0].1.iter().all(|loss| loss.is_finite()), "{name}");
-        for (n, is_central) in [(2, false), (3, false), (4, false), (2, true), (3, true)] {
-            let found = trained(&program(build, n, is_central).unwrap()).unwrap();
+        for (n, n_servers) in [(2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (2, 2), (3, 2)] {
+            let found = trained(&program(build, n, n_servers).unwrap()).unwrap();
             assert_eq!(expected.len(), found.len());
             for ((own, a), (other, b)) in expected.iter().zip(&found) {
                 assert_eq!(own, other);
                 let pairs = a.iter().zip(b);
                 let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                assert!(worst < 1e-9, "{name}, {n} replicas, {own}: {worst}");
+                assert!(
+                    worst < 1e-9,
+                    "{name}, {n} replicas, {n_servers} servers, {own}: {worst}"
+                );
             }
         }
     }

@@ -79,10 +79,14 @@ impl<'a> Emitter<'a> {
 
     /// Nodes for a value of a sharding.
     fn n_copies(&self, sharding: Sharding) -> usize {
-        match (sharding, &self.places.central) {
-            (Sharding::Replicated, Some(_)) => 1,
+        match sharding {
+            Sharding::Replicated if self.has_servers() => 1,
             _ => self.shares.n(),
         }
+    }
+
+    fn has_servers(&self) -> bool {
+        !self.places.servers.is_empty()
     }
 
     /// The values of the devices, of which one may stand for all.
@@ -111,7 +115,7 @@ impl<'a> Emitter<'a> {
         match computed.sharding {
             Sharding::Replicated => {
                 let results = self.new.add_copy(&copy, operands)?;
-                self.request_replicated(r);
+                self.request_replicated(r, node.outputs[0]);
                 Ok(results)
             }
             Sharding::Shard(axis) => self.shard(copy, axis, r, operands),
@@ -131,10 +135,11 @@ impl<'a> Emitter<'a> {
         self.request_at(self.places.devices[r].clone());
     }
 
-    /// Puts the last node, without shards, on a device or on the central one.
-    fn request_replicated(&mut self, r: usize) {
+    /// Puts the last node, which makes an old value without shards, on a device or on the value's server.
+    fn request_replicated(&mut self, r: usize, v: ValueId) {
+        let server = self.places.servers.get(self.places.homes.at(v));
         let own = || self.places.devices[r].clone();
-        self.request_at(self.places.central.clone().unwrap_or_else(own));
+        self.request_at(server.cloned().unwrap_or_else(own));
     }
 
     fn request_at(&mut self, place: Requested) {
@@ -246,12 +251,12 @@ impl<'a> Emitter<'a> {
                 let copies = 0..self.n_copies(Sharding::Replicated);
                 let mut join = |r| {
                     let joined = self.new.add1(Op::Concat { axis }, &parts, &origin)?;
-                    self.request_replicated(r);
+                    self.request_replicated(r, v);
                     Ok(joined)
                 };
                 copies.map(&mut join).collect::<Result<_>>()?
             }
-            _ if self.places.central.is_some() => vec![self.central_sum(&parts, &origin)?],
+            _ if self.has_servers() => vec![self.sum_on_server(v, &parts)?],
             _ => {
                 let kind = ReduceKind::Sum;
                 self.new.add(Op::AllReduce { kind }, &parts, &origin)?
@@ -260,8 +265,9 @@ impl<'a> Emitter<'a> {
         Ok(self.of_all(made))
     }
 
-    /// The sum on the central device, in the order of the devices.
-    fn central_sum(&mut self, parts: &[ValueId], origin: &Origin) -> Result<ValueId> {
+    /// The sum on the server of an old value, in the order of the devices.
+    fn sum_on_server(&mut self, v: ValueId, parts: &[ValueId]) -> Result<ValueId> {
+        let origin = &self.origin(v);
         let (&first, rest) = parts
             .split_first()
             .ok_or_else(|| Error::internal("a sum of no devices"))?;
@@ -270,7 +276,7 @@ impl<'a> Emitter<'a> {
             sum = self
                 .new
                 .add1(Op::Map(ScalarOp::Add), &[sum, part], origin)?;
-            self.request_replicated(0);
+            self.request_replicated(0, v);
         }
         Ok(sum)
     }
@@ -292,10 +298,10 @@ impl<'a> Emitter<'a> {
                 steps: vec![1; shape.len()],
             };
             let shard = self.new.add1(op, &[whole[r]], &origin)?;
-            // An input is everywhere; of a central value, the shards cross.
+            // An input is everywhere; of a value on a server, the shards cross.
             match self.old.def_node(v) {
                 None => self.request(r),
-                Some(_) => self.request_replicated(r),
+                Some(_) => self.request_replicated(r, v),
             }
             Ok(shard)
         };

@@ -10,10 +10,11 @@
 //! here with one axis, chosen by the compiler and not by annotations.)
 //!
 //! Each device has all variables: replica 0 under the variable's own name, and replica `r` under that of
-//! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With a central
-//! device, values without shards, and so variables and their updates, are there alone.
+//! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With
+//! servers, values without shards, and so variables and their updates, are there alone, each on one.
 
 mod emit;
+mod homes;
 mod rules;
 mod sharding;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use crate::ir::{DeviceRequest, Graph, Node, Op, Requested};
 use crate::options::DataParallel;
 use emit::Emitter;
 use gristmill_runtime::device::DeviceName;
+use homes::Homes;
 use sharding::Plan;
 use std::ops::Range;
 
@@ -42,8 +44,10 @@ enum Sharding {
 struct Places {
     /// Devices with a share of the batch.
     devices: Vec<Requested>,
-    /// The device with all values without shards.
-    central: Option<Requested>,
+    /// The devices with all values without shards; none, if each device has them.
+    servers: Vec<Requested>,
+    /// The server of each value.
+    homes: Homes,
 }
 
 /// The examples of each device.
@@ -101,7 +105,8 @@ pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Gr
     let request = |d: &DeviceName| DeviceRequest::from(d).into_requested();
     let places = Places {
         devices: on.devices.iter().map(request).collect(),
-        central: on.central.as_ref().map(request),
+        servers: on.servers.iter().map(request).collect(),
+        homes: Homes::of(g, &plan, on.servers.len(), on.deal),
     };
     Emitter::new(g, &plan, &shares, &places).graph()
 }

@@ -5,18 +5,19 @@ use super::{Sharding, Shares, split_batch};
 use crate::interp::{self, Store, compare::allclose};
 use crate::ir::verify::verify;
 use crate::ir::{Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
-use crate::options::DataParallel;
+use crate::options::{DataParallel, Deal};
 use crate::testing::{RandomOptions, random_graph};
 use crate::{DType, Tensor};
 use gristmill_runtime::device::DeviceName;
 use std::collections::BTreeMap;
 
-/// The first devices, and perhaps a central one.
-fn devices(n: usize, has_central: bool) -> DataParallel {
+/// The first devices, and perhaps servers: the first device and further ones.
+fn devices(n: usize, n_servers: usize) -> DataParallel {
     let name = |i| DeviceName::parse(&format!("cpu:{i}")).unwrap();
     DataParallel {
         devices: (0..n).map(name).collect(),
-        central: has_central.then(|| name(n)),
+        servers: (n - 1..).map(name).take(n_servers).collect(),
+        deal: [Deal::InTurn, Deal::BySize][n % 2],
     }
 }
 
@@ -70,7 +71,12 @@ fn any_graph_means_the_same_on_several_devices() {
         n_split += 1;
         let n = 2 + seed as usize % 3;
         count(&g, n, &mut counts);
-        let split = split_batch(&g, &batched(&g), &devices(n, seed % 5 == 0)).unwrap();
+        let split = split_batch(
+            &g,
+            &batched(&g),
+            &devices(n, [0, 1, 0, 2, 3][seed as usize % 5]),
+        )
+        .unwrap();
         verify(&split).unwrap();
         let (mut one, mut all) = (Store::new(), Store::new());
         for run in 0..2 {
@@ -127,13 +133,13 @@ const SHARDED: &[&str] = &[
 
 fn error(text: &str) -> String {
     let g = Graph::parse(text).unwrap();
-    let e = split_batch(&g, &batched(&g), &devices(2, false)).unwrap_err();
+    let e = split_batch(&g, &batched(&g), &devices(2, 0)).unwrap_err();
     e.to_string()
 }
 
 /// Both results of a graph for an input.
 fn on_one_and_two(g: &Graph, x: &Tensor) -> [Vec<Tensor>; 2] {
-    let split = split_batch(g, &batched(g), &devices(2, false)).unwrap();
+    let split = split_batch(g, &batched(g), &devices(2, 0)).unwrap();
     [g, &split].map(|g| interp::run(g, std::slice::from_ref(x)).unwrap())
 }
 
@@ -177,7 +183,7 @@ fn nodes_that_wait_for_others_are_refused() {
     let y = b.with_control_dependencies(&[check], |b| b.map(ScalarOp::Exp, &[x]));
     b.output("y", y.unwrap());
     let g = b.finish().unwrap();
-    let e = split_batch(&g, &batched(&g), &devices(2, false)).unwrap_err();
+    let e = split_batch(&g, &batched(&g), &devices(2, 0)).unwrap_err();
     insta::assert_snapshot!(e, @r#"
 in node "/exp": a batch is divided among devices, and the node waits for others by control dependencies (try: without with_control_dependencies)
 "#);

@@ -5,7 +5,7 @@ use crate::passes::{specialise, split_batch};
 use crate::train::{
     BatchNorm, Conv2d, Init, Lrn, Model, Objective, Pool2d, Sgd, Training, loss, step_graph,
 };
-use crate::{DType, DataParallel, Result};
+use crate::{DType, DataParallel, Deal, Result};
 use gristmill_runtime::device::DeviceName;
 
 /// The graph of a step on two devices.
@@ -16,7 +16,8 @@ fn split(build: impl Fn(&mut Model) -> Result<Objective>) -> Graph {
     let devices = ["cpu:0", "cpu:1"].map(|name| DeviceName::parse(name).unwrap());
     let on = DataParallel {
         devices: devices.to_vec(),
-        central: None,
+        servers: Vec::new(),
+        deal: Deal::default(),
     };
     split_batch(&g, &["x".to_owned(), "y".to_owned()], &on).unwrap()
 }
