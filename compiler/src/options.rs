@@ -54,7 +54,8 @@ pub struct Options {
     /// model its own container to keep its variables separate. The first model compiled for shapes sets the initial value of a variable. Values and
     /// types stay as long as the session. A run with assignments excludes all runs with variables, of other containers too.
     pub container: String,
-    /// Overwrites old values of variables by element-wise updates, once nothing in the run can fail any more.
+    /// Overwrites old values of variables by element-wise updates and scatters, once nothing can fail any more in the run, on other
+    /// devices neither.
     /// Without it, old and new values are both in memory until the end of the run.
     pub updates_in_place: bool,
     /// Target CPU of generated code.

@@ -82,7 +82,7 @@ pub struct VariableSpec {
     /// Value given to the variable when the container does not hold it yet; without one, reading before assigning is an error.
     pub initial: Option<Tensor>,
     /// True when [`Loc::Assigned`] is the very bytes of [`Loc::Variable`]. Only for a program whose partitions are all in
-    /// the memory of the host, in which no step of any can fail any more when the step that writes them begins.
+    /// the memory of the host; when the step that writes them begins, no step of any partition can still fail.
     pub in_place: bool,
 }
 

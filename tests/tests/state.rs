@@ -483,21 +483,34 @@ fn updates_are_written_over_old_values_when_nothing_can_fail_any_more() {
     }
 }
 
-/// A step of an optimiser on one device, and a pick on another that may fail after all else has ended: the step waits for it.
-#[test]
-fn updates_wait_for_what_may_fail_on_another_device() {
+/// A step of an optimiser on one device, and a pick on another, which may fail after all else has ended: from the step's input, or from a
+/// value of the first device.
+fn update_beside_a_pick(is_joined: bool) -> Graph {
     let mut b = GraphBuilder::new("beside");
     let x = b.input("x", DType::F32, [4]);
     let at = b.input("at", DType::I64, [1]);
     let old = b.variable("v", reals(&[1.0, 2.0, 3.0, 4.0])).unwrap();
     let new = b.with_device("/cpu:0", |b| b.add_(old, x)).unwrap();
     b.assign_variable("v", new).unwrap();
-    let y = b.with_device("/cpu:1", |b| b.add1(Op::Gather { axis: 0 }, &[x, at]));
+    let from = match is_joined {
+        true => b
+            .with_device("/cpu:0", |b| b.map(ScalarOp::Neg, &[x]))
+            .unwrap(),
+        false => x,
+    };
+    let y = b.with_device("/cpu:1", |b| b.add1(Op::Gather { axis: 0 }, &[from, at]));
     b.output("y", y.unwrap());
-    let graph = b.finish().unwrap();
-    for level in [0, 2] {
+    b.finish().unwrap()
+}
+
+/// The update waits for the pick, in place where the devices exchange values anyway.
+#[test]
+fn updates_wait_for_what_may_fail_on_another_device() {
+    for (level, is_joined) in [(0, true), (2, true), (0, false), (2, false)] {
+        let graph = update_beside_a_pick(is_joined);
         let model = setup("cpu:2", level).compile(&graph).unwrap();
-        assert_eq!(changed_in_place(&model), ["v"]);
+        let expected: &[&str] = if is_joined { &["v"] } else { &[] };
+        assert_eq!(changed_in_place(&model), expected);
         for (at, is_good) in [(3i64, true), (9, false), (0, true), (-9, false)] {
             let before = value(&model, "v");
             let at = Tensor::from_slice(&[at], &[1]).unwrap();
@@ -507,6 +520,36 @@ fn updates_wait_for_what_may_fail_on_another_device() {
             let after: Vec<f32> = before.iter().map(|v| v + moved).collect();
             assert_eq!(value(&model, "v"), after);
         }
+    }
+}
+
+/// A run that fails before its first step leaves values whole.
+#[test]
+fn a_run_that_cannot_begin_changes_nothing() {
+    let mut b = GraphBuilder::new("two");
+    let x = b.input("x", DType::F32, [4]);
+    let v = b.variable("v", reals(&[1.0, 2.0, 3.0, 4.0])).unwrap();
+    let w = b.read_variable("w", DType::F32, [4usize]).unwrap();
+    let new = b.add_(v, x).unwrap();
+    b.assign_variable("v", new).unwrap();
+    b.output("w", w);
+    let graph = b.finish().unwrap();
+    for devices in ["cpu:1", "cpu:2"] {
+        let model = setup(devices, 2).compile(&graph).unwrap();
+        let run = || model.run([("x", reals(&[1.0; 4]))]);
+        let set = |n: usize| {
+            model
+                .resources()
+                .set("", "w", &reals(&vec![0.0; n]))
+                .unwrap()
+        };
+        set(4);
+        run().unwrap();
+        set(2);
+        run().unwrap_err();
+        set(4);
+        run().unwrap();
+        assert_eq!(value(&model, "v"), [3.0, 4.0, 5.0, 6.0]);
     }
 }
 

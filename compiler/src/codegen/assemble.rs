@@ -90,7 +90,7 @@ pub struct Assembled {
     pub step_nodes: Vec<Vec<Option<NodeId>>>,
     /// Chosen forms of the kernels that have several.
     pub choices: Vec<Choice>,
-    /// Failures that did not stop assembly.
+    /// Failures without an end of assembly.
     pub warnings: Vec<String>,
     /// Ops that run in generated loops on a CPU although they have a kernel.
     pub fallbacks: Vec<(DeviceName, Fallback)>,
@@ -142,7 +142,6 @@ fn assemble_into(
         warnings: Vec::new(),
         fallbacks: Vec::new(),
         is_region,
-        is_on_host: parts.iter().all(|p| !p.device.kind.has_own_memory()),
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -220,9 +219,8 @@ fn no_static_shape(ty: &Type) -> Error {
 struct Assembler<'s> {
     settings: &'s Settings,
     code: &'s mut Collector,
-    /// True in a sub-program; and in a program whose partitions are all in the memory of the host.
+    /// True in a sub-program.
     is_region: bool,
-    is_on_host: bool,
     variables: Vec<VariableSpec>,
     choices: Vec<Choice>,
     warnings: Vec<String>,
@@ -269,7 +267,9 @@ impl Assembler<'_> {
             in_place: in_place(&part.device, &compiled),
             limit_bytes: limit,
             has_residents,
-            updates_in_place: has_residents && self.is_on_host && self.settings.updates_in_place,
+            updates_in_place: has_residents
+                && part.updates_in_place
+                && self.settings.updates_in_place,
             ..Needs::default()
         };
         if part.device.kind == DeviceKind::Gpu {

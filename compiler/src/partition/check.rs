@@ -9,7 +9,7 @@
 //! 5. of each all-reduce by a library every rank is there once, on the device that all name for it, with its own operand, of one type;
 //! 6. no cycle: all nodes of the union can run. With schedules, their dependencies included
 //!    ([`check_schedules`]);
-//! 7. updates in place: all devices are in the memory of the host, and each update comes after all fallible steps of other parts
+//! 7. updates in place: all parts are in the memory of the host, and each update comes after all fallible steps of other parts
 //!    ([`check_schedules`]; the checker of schedules looks at its own part).
 
 use super::Part;
@@ -85,23 +85,26 @@ fn updating_steps(parts: &[Part], schedules: &[Schedule]) -> Vec<(Option<At>, St
     found
 }
 
-/// Fallible steps of a part, each with the name of its op. Reads of residents cannot fail: their variables are checked before the run.
-fn failing_steps(part: &Part, schedule: &Schedule) -> Vec<(usize, &'static str)> {
-    let fails = |id: NodeId| {
-        let node = part.graph.node(id);
-        let mut residents = schedule.residents.iter();
-        let is_resident = residents.any(|r| r.reads.contains(&id) || r.assignment == Some(id));
-        may_fail(&part.graph, node) && node.op.class() != OpClass::Transfer && !is_resident
-    };
-    let steps = schedule.steps.iter().enumerate();
-    let nodes = steps.filter_map(|(i, step)| match step.action {
-        Action::Node(id) => Some((i, id)),
-        Action::CopyToOutput { .. } => None,
-    });
-    let failing = nodes.filter(|&(_, id)| fails(id));
-    failing
-        .map(|(i, id)| (i, part.graph.node(id).op.name()))
-        .collect()
+/// Fallible steps, each with the name of its op. Reads of residents cannot fail: their variables are checked before the run.
+fn failing_steps(parts: &[Part], schedules: &[Schedule]) -> Vec<(At, &'static str)> {
+    let mut found = Vec::new();
+    for (p, (part, schedule)) in parts.iter().zip(schedules).enumerate() {
+        let is_resident = |id: NodeId| {
+            let mut residents = schedule.residents.iter();
+            residents.any(|r| r.reads.contains(&id) || r.assignment == Some(id))
+        };
+        for (i, step) in schedule.steps.iter().enumerate() {
+            let Action::Node(id) = step.action else {
+                continue;
+            };
+            let node = part.graph.node(id);
+            let is_transfer = node.op.class() == OpClass::Transfer;
+            if may_fail(&part.graph, node) && !is_transfer && !is_resident(id) {
+                found.push(((p, i), node.op.name()));
+            }
+        }
+    }
+    found
 }
 
 /// Part and node (or step) within it.
@@ -417,29 +420,29 @@ impl<'a> Checker<'a> {
     /// Checks for each update in place its order after all fallible steps of other parts. `order` is one of all steps.
     fn check_updates(&mut self, schedules: &[Schedule], edges: &Edges, order: &[At]) {
         let parts = self.parts;
-        if parts.len() < 2 || schedules.iter().all(|s| s.in_place.is_empty()) {
+        let updates = updating_steps(parts, schedules);
+        if parts.len() < 2 || updates.is_empty() {
             return;
         }
-        if let Some(part) = parts.iter().find(|p| p.device.kind.has_own_memory()) {
-            let message = "variables are changed in place beside";
+        for part in parts.iter().filter(|p| p.device.kind.has_own_memory()) {
             self.problem(format!(
-                "{message} {}, whose kernels fail at any time",
+                "variables are changed in place beside {}, whose kernels fail at any time",
                 part.device
             ));
         }
-        let updates = updating_steps(parts, schedules);
-        for (p, (part, schedule)) in parts.iter().zip(schedules).enumerate() {
-            for (failing, op) in failing_steps(part, schedule) {
-                let after = descendants(edges, order, (p, failing));
-                let early = |&&(at, _): &&(Option<At>, String)| {
-                    at.is_none_or(|at| at.0 != p && !after.contains(&at))
-                };
-                for (_, update) in updates.iter().filter(early) {
-                    self.problem(format!(
-                        "{update} is changed in place before what may fail on {} ({op})",
-                        part.device
-                    ));
-                }
+        for (_, update) in updates.iter().filter(|(at, _)| at.is_none()) {
+            self.problem(format!("{update} is changed in place by no step"));
+        }
+        for (at, op) in failing_steps(parts, schedules) {
+            let after = descendants(edges, order, at);
+            let early = |&&(step, _): &&(Option<At>, String)| {
+                step.is_some_and(|step| step.0 != at.0 && !after.contains(&step))
+            };
+            for (_, update) in updates.iter().filter(early) {
+                self.problem(format!(
+                    "{update} is changed in place before what may fail on {} ({op})",
+                    parts[at.0].device
+                ));
             }
         }
     }

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub use print::to_text;
-pub(crate) use tokens::add_tokens;
+pub use tokens::add_tokens;
 
 /// The share of one device.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +42,8 @@ pub struct Part {
     pub outputs: Vec<u32>,
     /// The node of the whole graph for each node; `None` for transfers and their tokens.
     pub nodes: Vec<Option<NodeId>>,
+    /// True where variables may be changed in place: when an update begins, nothing can fail any more. See [`add_tokens`].
+    pub updates_in_place: bool,
 }
 
 impl Part {
@@ -53,11 +55,12 @@ impl Part {
         );
         let nodes = graph.nodes().map(|(id, _)| Some(id)).collect();
         Part {
-            device,
             graph,
             inputs,
             outputs,
             nodes,
+            updates_in_place: !device.kind.has_own_memory(),
+            device,
         }
     }
 
@@ -198,6 +201,7 @@ impl<'g> Splitter<'g> {
                     inputs: Vec::new(),
                     outputs: Vec::new(),
                     nodes: Vec::new(),
+                    updates_in_place: false,
                 },
             )
         };

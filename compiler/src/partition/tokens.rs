@@ -18,15 +18,20 @@ struct Token {
     origin: Origin,
 }
 
-/// Adds tokens, if all parts are in the memory of the host. Kernels of other devices may fail at any time, and a program with such a
-/// device has no updates in place.
+/// Adds tokens, and notes the parts in which variables may be updated in place: none, unless all parts are in the memory of the
+/// host. Kernels of other devices may fail at any time.
+///
+/// Tokens go between parts with other transfers alone. The order of steps in a part without any saves memory, which may be more than
+/// the second buffer of a variable, and nothing else makes its device wait.
 ///
 /// Tokens stand behind all other nodes, sends before receives: so there is still one order of all parts.
-pub(crate) fn add_tokens(parts: &mut [Part]) -> Result<()> {
+pub fn add_tokens(parts: &mut [Part]) -> Result<()> {
     if parts.iter().any(|part| part.device.kind.has_own_memory()) {
         return Ok(());
     }
-    let tokens = needed(parts);
+    let mut tokens = needed(parts);
+    permit_updates(parts, &tokens);
+    tokens.retain(|token| parts[token.to].updates_in_place);
     let devices: Vec<_> = parts.iter().map(|part| part.device.clone()).collect();
     for token in &tokens {
         let to = &devices[token.to];
@@ -36,6 +41,16 @@ pub(crate) fn add_tokens(parts: &mut [Part]) -> Result<()> {
         parts[token.to].recv_token(key(), &devices[token.from], &token.origin)?;
     }
     Ok(())
+}
+
+/// Permits updates in place in parts whose tokens are all between parts with transfers.
+fn permit_updates(parts: &mut [Part], tokens: &[Token]) {
+    let has_transfers = |part: &Part| transfers(&part.graph).next().is_some();
+    let can_wait: Vec<bool> = parts.iter().map(has_transfers).collect();
+    for (to, part) in parts.iter_mut().enumerate() {
+        let mut own = tokens.iter().filter(|token| token.to == to);
+        part.updates_in_place = own.all(|token| can_wait[to] && can_wait[token.from]);
+    }
 }
 
 /// Name of the transfer of a token; there is one at most from a device to another.

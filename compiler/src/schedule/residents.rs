@@ -1,6 +1,6 @@
 //! Resident variables: read in place, and updated in place where safe.
 
-use super::{Needs, Place};
+use super::{Needs, Place, fixed_places, node_deps, roots};
 use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
 use crate::passes::indexed::scattered_extents;
 use std::collections::{BTreeMap, BTreeSet};
@@ -178,10 +178,22 @@ fn readers(g: &Graph, is_read: &dyn Fn(ValueId) -> bool) -> BTreeSet<NodeId> {
     nodes.map(|(id, _)| id).collect()
 }
 
-/// True for the graph of a part with variables that are read and then assigned: some may be changed where they are.
+/// True for the graph of a part with variables that may be updated in place if all kernels permit it.
 pub(crate) fn has_updates(g: &Graph) -> bool {
-    let mut all = residents(g).into_iter();
-    all.any(|r| r.assignment.is_some() && !r.reads.is_empty())
+    let pairs = |node: &Node| {
+        let operands = 0..node.inputs.len() as u32;
+        let results = 0..node.outputs.len() as u32;
+        let pairs = operands.flat_map(|x| results.clone().map(move |y| (x, y)));
+        pairs.collect()
+    };
+    let needs = Needs {
+        updates_in_place: true,
+        in_place: g.nodes().map(|(id, n)| (id, pairs(n))).collect(),
+        ..Needs::default()
+    };
+    let (residents, roots, mut deps) = (residents(g), roots(g), node_deps(g));
+    let (places, _) = fixed_places(g, &residents, &roots);
+    !updates(g, &needs, &residents, &places, &roots, &mut deps).is_empty()
 }
 
 /// Nodes of a part that may fail by themselves in a run. A transfer between parts in the memory of the host cannot.

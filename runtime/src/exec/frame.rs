@@ -398,7 +398,6 @@ impl Frame {
 
     /// Takes over the addresses in `inputs`, `outputs` and `variables`.
     pub(crate) fn bind(&mut self) {
-        self.variables.is_changing = false;
         for &(buffer, loc) in &self.bound_buffers {
             self.addresses.buffers[buffer] = match loc {
                 Loc::Input(i) => self.inputs[i as usize],

@@ -423,6 +423,10 @@ impl Executor {
 
     fn bind(&self, operands: &mut Operands) -> Result<(), Error> {
         let workers = &self.shared.workers;
+        // What follows may fail, with nothing changed in this run.
+        for worker in workers {
+            lock(worker).frame.variables.is_changing = false;
+        }
         self.residents.bind(|variable, addresses| {
             for worker in workers {
                 lock(worker).frame.variables.places[variable as usize] = addresses;

@@ -289,6 +289,9 @@ impl Residents {
                 Some(_) => {}
                 None => one.variable.end(well),
             }
+            if one.in_place && (well || is_changing) {
+                one.variable.renumber();
+            }
             if !well && is_changing && one.in_place {
                 one.variable.tear();
             }

@@ -600,6 +600,13 @@ impl Variable {
         alone(&self.state).assign(next.filled());
     }
 
+    /// Gives the value, which a run has changed where it is, a number of its own.
+    pub(super) fn renumber(&self) {
+        if let Some(value) = &mut alone(&self.state).value {
+            value.number = Value::fresh();
+        }
+    }
+
     /// Marks the value as partly changed by a failed run.
     pub(super) fn tear(&self) {
         alone(&self.state).is_torn = true;
@@ -610,8 +617,8 @@ impl State {
     /// The address of the value, for an update in place. Other holders of the tensor keep the old value.
     fn bind_in_place(&mut self) -> Result<[*mut u8; 2], Error> {
         let Some(Value {
-            number,
             at: At::Host(value),
+            ..
         }) = &mut self.value
         else {
             return Err(Error::internal("a variable without a value is changed"));
@@ -619,7 +626,6 @@ impl State {
         if !value.is_unique() {
             *value = Tensor::from_bytes(value.dtype(), value.shape(), value.as_bytes())?;
         }
-        *number = Value::fresh();
         Ok([value.as_mut_ptr(); 2])
     }
 }

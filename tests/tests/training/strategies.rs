@@ -298,6 +298,12 @@ fn a_replica_with_other_bits_is_found() {
     resources
         .set_any("", "second/weights/replica_1", &flipped)
         .unwrap();
+    // A step that fails hides nothing.
+    let mut bad = batch.clone();
+    let labels = bad.iter_mut().find(|(name, _)| name == "y").unwrap();
+    labels.1 = Tensor::from_slice(&[99i64; 8], &[8]).unwrap();
+    own.step(bad).unwrap_err();
+    resources.check_replicas().unwrap_err();
     step().unwrap();
     insta::assert_snapshot!(step().unwrap_err(), @r#"
 variable "second/weights" of container "" differs from its replica, variable "second/weights/replica_1" of container "", after the same updates (try: devices of one model; or go on from a checkpoint without the one that failed)
