@@ -1,6 +1,7 @@
 //! Training: the digits, state between processes, runs that fail.
 
 mod accumulation;
+mod asynchronous;
 #[path = "../../compiler/examples/char_gpt.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod char_gpt;

@@ -22,7 +22,7 @@ use gristmill::onnx::{self, Converted};
 use gristmill::train::{
     Batch, Callback, Checkpoints, End, EpochReport, Every, Fit, FitContext, FitReport,
     ModelCheckpoint, Resumed, StepOutputs, Strategy, Summaries, TensorBoard, Trainer, Training,
-    Weight,
+    Updates, Weight, WorkerReport,
 };
 use gristmill::{Deal, Error, Result};
 use gristmill_runtime::command::given::check_target;
@@ -76,6 +76,10 @@ pub struct TrainArgs {
     /// `parameter-server`: the CPUs have the weights, about as many bytes each.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
+    /// With `parameter-server`: each device takes whole batches, and updates the weights by their gradients at once, without waiting for
+    /// the others. Results differ from run to run.
+    #[arg(long = "async", help_heading = heading::TRAINING)]
+    is_async: bool,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
     #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     accumulate: u32,
@@ -120,9 +124,18 @@ enum StrategyName {
     ParameterServer,
 }
 
-impl StrategyName {
-    fn strategy(self) -> Strategy {
-        match self {
+impl TrainArgs {
+    /// Errors on `--async` without servers.
+    fn check_strategy(&self) -> Result<()> {
+        match self.is_async && self.strategy != StrategyName::ParameterServer {
+            true => Err(Error::invalid("--async: the weights have no servers")
+                .hint("--strategy parameter-server")),
+            false => Ok(()),
+        }
+    }
+
+    fn strategy(&self) -> Strategy {
+        match self.strategy {
             StrategyName::OneDevice => Strategy::OneDevice,
             StrategyName::Mirrored => Strategy::Mirrored {
                 devices: Vec::new(),
@@ -135,6 +148,10 @@ impl StrategyName {
                 servers: Vec::new(),
                 workers: Vec::new(),
                 deal: Deal::BySize,
+                updates: match self.is_async {
+                    true => Updates::Asynchronous,
+                    false => Updates::InStep,
+                },
             },
         }
     }
@@ -170,6 +187,7 @@ pub fn train(args: &TrainArgs) -> Result<()> {
 /// Errors to give before training rather than after it.
 fn check_flags(args: &TrainArgs) -> Result<()> {
     args.update.check()?;
+    args.check_strategy()?;
     if !args.compile.keep.is_empty() {
         let e = Error::invalid("--keep: state that inputs and outputs have is not differentiated");
         return Err(e.hint("train the model without it"));
@@ -255,9 +273,10 @@ impl<'a> Setup<'a> {
         aim.check_learning()?;
         aim.warn_of_fixed();
         let fixed = fixed_batch(&aim)?;
-        let strategy = args.strategy.strategy();
-        let n_replicas = strategy.n_replicas(&session.settings().devices)?;
-        if args.strategy != StrategyName::OneDevice && n_replicas == 1 {
+        let strategy = args.strategy();
+        let devices = &session.settings().devices;
+        let n_replicas = strategy.n_replicas(devices)?;
+        if args.strategy != StrategyName::OneDevice && devices.devices.len() == 1 {
             errln!(
                 "warning: --strategy with a single device shares nothing; --devices cpu:2 has two"
             );
@@ -286,7 +305,7 @@ impl<'a> Setup<'a> {
             seed: self.args.seed,
             options: self.options.clone(),
             accumulate: self.args.accumulate as usize,
-            strategy: self.args.strategy.strategy(),
+            strategy: self.args.strategy(),
             ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.
@@ -443,6 +462,7 @@ impl Run<'_> {
             on_interrupt: &|| self.checkpoints(&folder),
             n_examples: self.size,
             line: None,
+            has_reported: false,
         };
         // Without a folder of its own, a training has checkpoints only of interruptions.
         let is_saved = self.args.resume || self.args.checkpoint_dir.is_some();
@@ -571,6 +591,14 @@ impl Run<'_> {
             );
             return;
         }
+        for worker in &self.report.workers {
+            let steps = plural(worker.n_steps as usize, "step");
+            let (mean, most) = (worker.mean_staleness, worker.most_staleness);
+            outln!(
+                "worker on {}: {steps}, mean staleness {mean:.1}, at most {most}",
+                worker.device
+            );
+        }
         let tensors = plural(self.trained().count(), "tensor");
         let parameters = match self.n_parameters() {
             1 => "1 parameter".to_owned(),
@@ -592,6 +620,7 @@ impl Run<'_> {
             "steps": self.report.n_steps,
             "batch": self.size,
             "replicas": self.trainer.n_replicas(),
+            "workers": self.report.workers.iter().map(worker_json).collect::<Vec<_>>(),
             "seed": self.args.seed,
             "train_ns": ns,
             "output": is_whole.then_some(&self.args.out),
@@ -605,6 +634,15 @@ impl Run<'_> {
     }
 }
 
+fn worker_json(worker: &WorkerReport) -> Value {
+    json!({
+        "device": worker.device.to_string(),
+        "steps": worker.n_steps,
+        "mean_staleness": worker.mean_staleness,
+        "most_staleness": worker.most_staleness,
+    })
+}
+
 const BEGINS_ANEW: &str = "--resume goes on from them; another --checkpoint-dir begins anew";
 
 /// Shows a training, and ends it on Ctrl-C.
@@ -616,6 +654,7 @@ struct Watch<'a> {
     /// Examples of a step.
     n_examples: usize,
     line: Option<Line>,
+    has_reported: bool,
 }
 
 impl Watch<'_> {
@@ -638,9 +677,9 @@ impl Callback for Watch<'_> {
     }
 
     fn step_begin(&mut self, cx: &mut FitContext, batch: &Batch) -> Result<()> {
-        match cx.trainer().program().specialisations() {
-            0 => self.report(cx.trainer(), batch),
-            _ => Ok(()),
+        match std::mem::replace(&mut self.has_reported, true) {
+            false => self.report(cx.trainer(), batch),
+            true => Ok(()),
         }
     }
 

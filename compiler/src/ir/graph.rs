@@ -199,6 +199,13 @@ impl Graph {
         }
     }
 
+    /// Gives each node a request for devices.
+    pub(crate) fn request_each(&mut self, request: impl Fn(&Graph, NodeId) -> Requested) {
+        for id in (0..self.nodes.len() as u32).map(NodeId) {
+            self.nodes[id.0 as usize].device = request(self, id);
+        }
+    }
+
     /// Adds an input.
     pub fn add_input(&mut self, name: &str, ty: Type) -> ValueId {
         let v = self.push_value(ty, Def::Input(self.inputs.len() as u32));

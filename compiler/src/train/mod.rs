@@ -34,6 +34,7 @@
 
 mod accumulation;
 mod activation;
+mod asynchronous;
 mod checkpoint;
 mod collection;
 mod data;
@@ -65,6 +66,7 @@ mod update;
 
 pub use crate::onnx::variables::FixedTensor;
 pub use activation::Activation;
+pub use asynchronous::{Gradients, Pulled, Worker};
 pub use checkpoint::{Checkpoints, Position, Resumed, latest_checkpoint};
 pub use data::{
     Batch, Batches, Dataset, Epoch, Example, FileDataset, ImageOp, Images, Loading, Map, Random,
@@ -74,6 +76,7 @@ pub use events::{EventLog, Histogram, LoggedStep};
 pub use fit::{
     Callback, CallbackState, EarlyStopping, End, EpochReport, Every, Fit, FitContext, FitReport,
     JsonLines, LearningRateScheduler, ModelCheckpoint, Monitor, Summaries, TensorBoard,
+    WorkerReport,
 };
 pub use idx::read_idx;
 pub use init::Init;
@@ -85,6 +88,6 @@ pub use optimizer::{Adagrad, Adam, Optimizer, RmsProp, Sgd};
 pub use pool::Pool2d;
 pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};
-pub use strategy::Strategy;
+pub use strategy::{Strategy, Updates};
 pub use trainer::{Objective, StepOutputs, Trainer, Training, Weights, step_graph};
 pub use update::{Group, Parameter, Step, Update, WeightDecay};

@@ -36,26 +36,51 @@ pub enum Strategy {
         devices: Vec<DeviceName>,
     },
     /// One copy of each variable, dealt over several devices, each of which makes the updates of its own; the
-    /// gradients of a batch's shares are computed on workers (TensorFlow's `ParameterServerStrategy`, in step,
-    /// on the devices of one machine).
+    /// gradients are computed on workers (TensorFlow's `ParameterServerStrategy`, on the devices of one machine).
     ParameterServer {
         /// The devices with the variables. None: all CPUs of the session, or all its devices.
         servers: Vec<DeviceName>,
-        /// The devices with a share of each batch. None: as of [`Strategy::Mirrored`].
+        /// The devices that compute gradients. None: as of [`Strategy::Mirrored`].
         workers: Vec<DeviceName>,
         /// The server of each variable.
         deal: Deal,
+        /// The times of updates.
+        updates: Updates,
     },
 }
 
+/// Times at which workers update the variables of servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Updates {
+    /// All workers share each batch, and the sum of their gradients makes one update.
+    #[default]
+    InStep,
+    /// Each worker takes whole batches of its own: it pulls the variables, computes gradients, and pushes them, at
+    /// once and whatever other workers have pushed since its pull. A step is one push.
+    ///
+    /// The order of pushes, and so the result, differs from run to run. Each push reads its variables again and
+    /// excludes others, so no update is lost. Metrics and statistics are those of one worker's batch.
+    Asynchronous,
+}
+
 impl Strategy {
-    /// Number of devices that share each batch, of those of a session.
+    /// Number of devices that share each batch, of those of a session: one where each worker takes whole batches.
     ///
     /// Errors with `InvalidInput` when the session has no device, and on replicas of different kinds of
     /// devices.
     pub fn n_replicas(&self, set: &DeviceSet) -> Result<usize> {
-        let on = self.data_parallel(set)?;
+        let on = self.data_parallel(set)?.filter(|_| !self.is_asynchronous());
         Ok(on.map_or(1, |on| on.devices.len()))
+    }
+
+    /// True where each worker takes whole batches.
+    pub(super) fn is_asynchronous(&self) -> bool {
+        let updates = match self {
+            Strategy::ParameterServer { updates, .. } => *updates,
+            _ => Updates::InStep,
+        };
+        updates == Updates::Asynchronous
     }
 
     /// The devices that share each batch, of those of a session; `None` where the placer decides.
@@ -74,6 +99,7 @@ impl Strategy {
                 servers,
                 workers,
                 deal,
+                ..
             } => {
                 let servers = match servers.is_empty() {
                     true => of_kind(set, first_cpu(set)?.kind),

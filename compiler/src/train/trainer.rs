@@ -1,6 +1,7 @@
 //! Steps of training over batches.
 
 use super::accumulation::{self, Accumulation, Part};
+use super::asynchronous::Asynchronous;
 use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::inspection::{SUMMARIES, StepValues};
 use super::metrics::Metrics;
@@ -19,6 +20,7 @@ use gristmill_runtime::exec::Resources;
 use gristmill_runtime::safetensors::Saved;
 use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
+use std::iter;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +32,8 @@ pub struct Trainer {
     step: Compiled,
     /// The program of further micro-batches.
     accumulation: Option<Accumulation>,
+    /// The programs of workers; they make the steps.
+    asynchronous: Option<Asynchronous>,
     evaluation: Compiled,
     names: Vec<String>,
     /// The state between steps, by container and name.
@@ -70,6 +74,10 @@ pub struct StepOutputs {
     pub largest_gradient: f64,
     /// The metrics of the batch, with the names of [`Objective::metric`].
     pub metrics: Outputs,
+    /// The number of the worker that computed the gradients, from 0; 0 unless training is asynchronous.
+    pub worker: usize,
+    /// Steps of other workers since this one's read of the variables; 0 unless training is asynchronous.
+    pub staleness: u64,
 }
 
 /// Names of outputs of the step's graph, reserved from metrics.
@@ -148,7 +156,7 @@ pub struct Training {
 }
 
 impl Training {
-    /// The options of all programs on some devices.
+    /// The options of all programs on some devices, but for those of workers.
     fn options_for(&self, set: &DeviceSet) -> Result<Options> {
         let own = self.strategy.data_parallel(set)?;
         if own.is_some() && self.options.data_parallel.is_some() {
@@ -203,25 +211,21 @@ impl Trainer {
         let metrics = metrics(&evaluation);
         let evaluation = program(session, options, evaluation)?;
         let part = Part::last_of(training.accumulate)?;
-        let accumulation = match training.accumulate {
-            1 => None,
-            n => {
-                let adds = step_of(name, training, Part::Adds(n), &build)?.graph;
-                let adds = program(session, options, adds)?;
-                Some(Accumulation::new(n, adds, &options.container)?)
-            }
-        };
+        let accumulation = accumulation(session, name, training, options, &build)?;
         let StepGraph {
             graph,
             names,
             step_values,
         } = step_of(name, training, part, &build)?;
+        let asynchronous = match training.strategy.is_asynchronous() {
+            true => workers(session, training, options, &graph, &step_values)?,
+            false => None,
+        };
         let step = program(session, options, graph)?;
-        let adds = accumulation.as_ref().map(Accumulation::adds);
-        declare([&evaluation, &step].into_iter().chain(adds))?;
         let mut trainer = Trainer {
             evaluation,
             accumulation,
+            asynchronous,
             state: BTreeMap::new(),
             step,
             names,
@@ -232,6 +236,7 @@ impl Trainer {
             metrics,
             has_loaded: AtomicBool::new(false),
         };
+        trainer.declare()?;
         trainer.state = trainer.graph()?.variables();
         let is_kept = |name: &str| !name.starts_with(accumulation::FOLDER);
         trainer.state.retain(|(_, name), _| is_kept(name));
@@ -242,7 +247,24 @@ impl Trainer {
     /// examples per replica has `n` times as many.
     pub fn n_replicas(&self) -> usize {
         let on = self.step.options.data_parallel.as_ref();
+        let on = on.filter(|_| self.asynchronous.is_none());
         on.map_or(1, |on| on.devices.len())
+    }
+
+    /// Compiles all programs, and declares their variables: those of all or of none, so that a step that cannot be
+    /// compiled leaves none in the session.
+    fn declare(&self) -> Result<()> {
+        let step = self.asynchronous.is_none().then_some(&self.step);
+        let adds = self.accumulation.as_ref().map(Accumulation::adds);
+        let parts = self.asynchronous.iter().flat_map(Asynchronous::programs);
+        let all = iter::once(&self.evaluation).chain(step).chain(adds);
+        let all: Vec<&Compiled> = all.chain(parts).collect();
+        all.iter().try_for_each(|p| p.compile_static())?;
+        all.iter().try_for_each(|p| p.declare_variables())
+    }
+
+    pub(super) fn asynchronous(&self) -> Option<&Asynchronous> {
+        self.asynchronous.as_ref()
     }
 
     /// A step on a batch: inputs by name.
@@ -253,16 +275,21 @@ impl Trainer {
         &self,
         batch: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Result<StepOutputs> {
+        let owned = |batch: &mut dyn Iterator<Item = (N, Tensor)>| -> Batch {
+            batch
+                .map(|(name, t)| (name.as_ref().to_owned(), t))
+                .collect()
+        };
+        if let Some(asynchronous) = &self.asynchronous {
+            let worker = self.workers()[asynchronous.next()];
+            return worker.step(owned(&mut batch.into_iter()));
+        }
         let outputs = match &self.accumulation {
             None => self.step.run(batch)?,
-            Some(accumulation) => {
-                let batch = batch.into_iter();
-                let batch = batch.map(|(name, t)| (name.as_ref().to_owned(), t));
-                accumulation.run(&self.step, batch.collect())?
-            }
+            Some(accumulation) => accumulation.run(&self.step, owned(&mut batch.into_iter()))?,
         };
-        let number = scalar(&outputs, NUMBER)? as u64;
-        if self.n_replicas() > 1 && number.is_multiple_of(CHECKED_STEPS) {
+        let step = self.step_outputs(&[outputs])?;
+        if self.n_replicas() > 1 && step.number.is_multiple_of(CHECKED_STEPS) {
             let checked = self.resources().check_replicas();
             checked.map_err(|e| {
                 Error::from(e).hint(
@@ -270,13 +297,24 @@ impl Trainer {
                 )
             })?;
         }
+        Ok(step)
+    }
+
+    /// The results of a step, of which a push may have some.
+    pub(super) fn step_outputs(&self, all: &[Outputs]) -> Result<StepOutputs> {
+        let get = |name: &str| all.iter().find_map(|outputs| outputs.get(name));
+        let names = self.step.output_names().iter();
+        let results = names.filter_map(|name| Some((name.clone(), get(name)?.clone())));
+        let outputs = Outputs::of(results.collect());
         Ok(StepOutputs {
-            number,
+            number: scalar(&outputs, NUMBER)? as u64,
             loss: scalar(&outputs, LOSS)?,
             learning_rate: scalar(&outputs, RATE)?,
             norm: outputs.get(NORM).map(|t| t.to_f64s()[0]),
             largest_gradient: scalar(&outputs, LARGEST)?,
             metrics: outputs.without(&RESERVED),
+            worker: 0,
+            staleness: 0,
         })
     }
 
@@ -446,11 +484,11 @@ impl Trainer {
 
     /// The code of a step on a batch, or its first micro-batch, generated if need be. Variables have their first values then.
     pub fn executable_for(&self, batch: &Batch) -> Result<Option<Arc<Executable>>> {
+        if let Some(worker) = self.workers().first() {
+            return worker.executable_for(batch);
+        }
         let batch = self.first_micro_batch(batch)?;
-        let names = self.step.inputs().iter().map(|(name, _)| name);
-        let tensor = |name: &String| batch.iter().find(|(own, _)| own == name);
-        let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
-        self.step.executable_for(&tensors.collect::<Vec<_>>())
+        executable_for(&self.step, &batch)
     }
 
     /// Errors when the model takes another number of examples at once; true when it takes exactly this one.
@@ -596,6 +634,17 @@ impl Trainer {
     }
 }
 
+/// The code of a program for tensors by name.
+pub(super) fn executable_for(
+    program: &Compiled,
+    given: &[(String, Tensor)],
+) -> Result<Option<Arc<Executable>>> {
+    let names = program.inputs().iter().map(|(name, _)| name);
+    let tensor = |name: &String| given.iter().find(|(own, _)| own == name);
+    let tensors = names.filter_map(|name| Some(tensor(name)?.1.clone()));
+    program.executable_for(&tensors.collect::<Vec<_>>())
+}
+
 /// The graph of an evaluation.
 fn evaluation_of(
     name: &str,
@@ -609,16 +658,52 @@ fn evaluation_of(
     b.finish()
 }
 
+/// The programs of workers; `None` for a single device.
+fn workers(
+    session: &Session,
+    training: &Training,
+    options: &Options,
+    step: &Graph,
+    values: &StepValues,
+) -> Result<Option<Asynchronous>> {
+    if training.accumulate > 1 {
+        let e = Error::unsupported("asynchronous updates, and steps in micro-batches");
+        return Err(
+            e.hint("smaller batches without accumulation: a push moves the weights by each")
+        );
+    }
+    let Some(on) = &options.data_parallel else {
+        return Ok(None);
+    };
+    let gradients: Vec<ValueId> = values.gradients.iter().map(|(_, v)| *v).collect();
+    let options = Options {
+        data_parallel: None,
+        ..options.clone()
+    };
+    Asynchronous::new(session, &options, on, step.clone(), &gradients).map(Some)
+}
+
 /// A graph as a program, whose variables the session does not know yet.
 fn program(session: &Session, options: &Options, mut graph: Graph) -> Result<Compiled> {
     graph.set_container(&options.container);
     session.undeclared((&graph).into(), options)
 }
 
-/// Compiles programs, and declares their variables: those of all or of none, so that a step that cannot be compiled leaves none in the session.
-fn declare<'p>(programs: impl Iterator<Item = &'p Compiled> + Clone) -> Result<()> {
-    programs.clone().try_for_each(Compiled::compile_static)?;
-    programs.clone().try_for_each(Compiled::declare_variables)
+/// The program of micro-batches before the last one of a step, if there are any.
+fn accumulation(
+    session: &Session,
+    name: &str,
+    training: &Training,
+    options: &Options,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Option<Accumulation>> {
+    if training.accumulate == 1 {
+        return Ok(None);
+    }
+    let n = training.accumulate;
+    let adds = step_of(name, training, Part::Adds(n), build)?.graph;
+    let adds = program(session, options, adds)?;
+    Accumulation::new(n, adds, &options.container).map(Some)
 }
 
 /// The outputs of one element, by name.

@@ -559,6 +559,12 @@ fn replicas_train_the_model_of_one_device() {
             assert!((a - b).abs() < 1e-3 * a, "{one:?} {three:?}");
         }
     }
+    let ended = train(folder.path(), &["--async"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+    assert!(ended.stderr.contains("the weights have no servers"));
+    let ended = train(folder.path(), &[&served[..], &["--async"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stdout.matches("worker on /device:CPU:").count(), 3);
     let ended = train(
         folder.path(),
         &[&mirrored[..], &["--accumulate", "30"]].concat(),

@@ -8,7 +8,7 @@ use gristmill::ir::{
 use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
 use gristmill::train::{
     Adam, Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy,
-    TensorDataset, Trainer, Training, Update, loss,
+    TensorDataset, Trainer, Training, Update, Updates, loss,
 };
 use gristmill::{Compiled, DType, DataParallel, Deal, DeviceName, Result, Tensor};
 use gristmill_runtime::program::Partition;
@@ -41,6 +41,7 @@ fn servers(servers: Vec<DeviceName>, deal: Deal) -> Strategy {
         servers,
         workers: Vec::new(),
         deal,
+        updates: Updates::InStep,
     }
 }
 

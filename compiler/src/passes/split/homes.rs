@@ -47,6 +47,18 @@ impl Homes {
         )
     }
 
+    /// The server of each variable, by container and name.
+    pub(super) fn of_variables(&self, g: &Graph) -> BTreeMap<(String, String), usize> {
+        let mut found = BTreeMap::new();
+        for (_, node) in g.nodes() {
+            for ((container, name), _) in variable_uses(node) {
+                let key = (container.to_owned(), name.to_owned());
+                found.insert(key, self.at(node.outputs[0]));
+            }
+        }
+        found
+    }
+
     pub(super) fn at(&self, v: ValueId) -> usize {
         self.0[v.0 as usize]
     }

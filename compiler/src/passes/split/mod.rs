@@ -22,7 +22,8 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::ir::{DeviceRequest, Graph, Node, Op, Requested};
-use crate::options::DataParallel;
+use crate::options::{DataParallel, Deal};
+use crate::schedule::variable_uses;
 use emit::Emitter;
 use gristmill_runtime::device::DeviceName;
 use homes::Homes;
@@ -109,6 +110,25 @@ pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Gr
         homes: Homes::of(g, &plan, on.servers.len(), on.deal),
     };
     Emitter::new(g, &plan, &shares, &places).graph()
+}
+
+/// Puts a push and a pull of its variables on servers: the variables as they are dealt, other nodes where the fewest
+/// bytes cross.
+pub fn place_on_servers([push, pull]: [&mut Graph; 2], servers: &[DeviceName], deal: Deal) {
+    let plan = Plan::of(push, &[], &Shares::equal(1, 1));
+    let homes = Homes::of(push, &plan, servers.len(), deal);
+    let of_variables = homes.of_variables(push);
+    let request = |home: usize| match servers.get(home) {
+        Some(server) => DeviceRequest::from(server).into_requested(),
+        None => Requested::default(),
+    };
+    push.request_each(|g, node| request(homes.at(g.node(node).outputs[0])));
+    pull.request_each(|g, node| {
+        let mut used = variable_uses(g.node(node)).into_iter();
+        let (container, name) = used.next().map_or(("", ""), |(variable, _)| variable);
+        let key = (container.to_owned(), name.to_owned());
+        request(of_variables.get(&key).copied().unwrap_or(0))
+    });
 }
 
 fn check(node: &Node) -> Result<()> {

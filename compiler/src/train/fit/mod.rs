@@ -1,5 +1,6 @@
 //! Training over epochs: [`Trainer::fit`].
 
+mod asynchronous;
 mod callback;
 mod early_stopping;
 mod json_lines;
@@ -8,6 +9,7 @@ mod monitor;
 mod scheduler;
 mod tensor_board;
 
+pub use asynchronous::WorkerReport;
 pub use callback::{Callback, CallbackState, End, EpochReport, FitContext};
 pub use early_stopping::EarlyStopping;
 pub use json_lines::JsonLines;
@@ -17,10 +19,10 @@ pub use scheduler::LearningRateScheduler;
 pub use tensor_board::{Summaries, TensorBoard};
 
 use super::checkpoint::{Position, Resumed, Snapshot};
-use super::data::{Batch, Dataset, Loader, Loading, n_examples};
+use super::data::{Batch, Batches, Dataset, Loader, Loading, n_examples};
 use super::fit_state::FitState;
 use super::metrics::Metrics;
-use super::trainer::{Trainer, Weights, no_batch};
+use super::trainer::{StepOutputs, Trainer, Weights, no_batch};
 use crate::error::{Error, ErrorKind, Result};
 use callback::{Save, Target};
 use std::collections::BTreeMap;
@@ -228,6 +230,8 @@ pub struct FitReport {
     pub checkpoint: Option<PathBuf>,
     /// Warnings of callbacks.
     pub warnings: Vec<String>,
+    /// The steps of each worker in this process, if training is asynchronous.
+    pub workers: Vec<WorkerReport>,
 }
 
 impl Trainer {
@@ -281,6 +285,7 @@ struct Training<'f, 'c, 'd> {
     learning_rate: f64,
     epochs: Vec<EpochReport>,
     warnings: Vec<String>,
+    workers: Vec<WorkerReport>,
 }
 
 impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
@@ -303,6 +308,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             learning_rate: state.learning_rate,
             epochs: Vec::new(),
             warnings: Vec::new(),
+            workers: trainer.workers().iter().map(WorkerReport::new).collect(),
             fit,
         })
     }
@@ -314,6 +320,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             stopped: self.cx.stop,
             checkpoint: self.cx.checkpoint,
             warnings: self.warnings,
+            workers: self.workers,
         }
     }
 
@@ -372,28 +379,11 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         if self.cx.stop.is_some() {
             return Ok(());
         }
-        let (loader, batches) = (self.loader.clone(), self.cx.position.rest(self.fit.data)?);
-        let mut begin = Instant::now();
-        loader.each(batches, |batch| {
-            let n = n_examples(&batch);
-            if self.drops_last && n != self.fit.batch_size {
-                return Ok(ControlFlow::Break(()));
-            }
-            self.step(batch, n)?;
-            self.cx.time += begin.elapsed();
-            self.cx.n_timed += n;
-            if self.fit.evaluate.is_step(self.cx.step()) {
-                self.evaluate()?;
-            }
-            self.settle()?;
-            begin = Instant::now();
-            Ok(
-                match self.cx.stop.is_some() || self.cx.step() >= self.cx.n_steps {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                },
-            )
-        })?;
+        let batches = self.cx.position.rest(self.fit.data)?;
+        match self.workers.is_empty() {
+            true => self.steps(batches)?,
+            false => self.steps_of_workers(batches)?,
+        }
         if !self.cx.is_at_end() {
             return Ok(());
         }
@@ -403,20 +393,57 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         }
     }
 
-    fn step(&mut self, batch: Batch, n: usize) -> Result<()> {
+    /// A step on each batch.
+    fn steps(&mut self, batches: Batches) -> Result<()> {
+        let loader = self.loader.clone();
+        let mut begin = Instant::now();
+        loader.each(batches, |batch| {
+            let n = n_examples(&batch);
+            if self.is_left_out(n) {
+                return Ok(ControlFlow::Break(()));
+            }
+            self.begin_step(&batch)?;
+            let step = self.cx.trainer.step(batch);
+            let step = step.map_err(|e| self.of_batch(e, self.cx.position.n_batches + 1))?;
+            self.end_step(&step, n)?;
+            self.cx.time += begin.elapsed();
+            self.evaluate_after_step()?;
+            self.settle()?;
+            begin = Instant::now();
+            let is_over = self.cx.stop.is_some() || self.cx.step() >= self.cx.n_steps;
+            Ok(match is_over {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            })
+        })
+    }
+
+    /// True for an incomplete last batch that is not trained on.
+    fn is_left_out(&self, n: usize) -> bool {
+        self.drops_last && n != self.fit.batch_size
+    }
+
+    fn begin_step(&mut self, batch: &Batch) -> Result<()> {
         self.cx.has_begun = true;
-        self.event("step_begin", |c, cx| c.step_begin(cx, &batch))?;
-        let step = self.cx.trainer.step(batch);
-        let step = step.map_err(|e| match e.kind() {
-            ErrorKind::NotFinite => self.not_finite(&e),
-            _ => e,
-        })?;
+        self.event("step_begin", |c, cx| c.step_begin(cx, batch))
+    }
+
+    fn evaluate_after_step(&mut self) -> Result<()> {
+        if self.fit.evaluate.is_step(self.cx.step()) {
+            self.evaluate()?;
+        }
+        Ok(())
+    }
+
+    /// Counts a step on `n` examples.
+    fn end_step(&mut self, step: &StepOutputs, n: usize) -> Result<()> {
+        self.cx.n_timed += n;
         self.cx.position.n_batches += 1;
         self.learning_rate = step.learning_rate;
         let metrics = self.cx.trainer.metrics_of(&step.metrics);
         let loss = iter::once(("loss", step.loss));
         self.trained.add(n, loss.chain(metrics));
-        self.event("step_end", |c, cx| c.step_end(cx, &step))
+        self.event("step_end", |c, cx| c.step_end(cx, step))
     }
 
     fn end_epoch(&mut self) -> Result<()> {
@@ -520,9 +547,12 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         states.filter(has_state).collect()
     }
 
-    /// The error of a step whose loss or gradients are not finite.
-    fn not_finite(&self, e: &Error) -> Error {
-        let (epoch, batch) = (self.cx.epoch() + 1, self.cx.position.n_batches + 1);
+    /// The error of a step on a batch of this number in its epoch: with the number if loss or gradients are not finite.
+    fn of_batch(&self, e: Error, batch: u64) -> Error {
+        if e.kind() != ErrorKind::NotFinite {
+            return e;
+        }
+        let epoch = self.cx.epoch() + 1;
         let message = format!("batch {batch} of epoch {epoch} changes nothing: {e}");
         let e = Error::new(ErrorKind::NotFinite, message);
         e.hint(LOWER)

@@ -1,0 +1,197 @@
+//! Workers in no step with each other: each pulls the variables, computes gradients of a batch of its own, and
+//! pushes them, whatever the others have pushed meanwhile.
+
+use super::data::Batch;
+use super::trainer::{StepOutputs, Trainer, executable_for};
+use crate::compiled::{Compiled, Executable, Outputs};
+use crate::error::{Error, Result};
+use crate::ir::random::STEP;
+use crate::ir::{DeviceRequest, Graph, Op, ValueId};
+use crate::options::{DataParallel, Options};
+use crate::passes::{PushPull, place_on_servers, push_pull};
+use crate::session::Session;
+use gristmill_runtime::Tensor;
+use gristmill_runtime::device::DeviceName;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The programs of asynchronous training.
+pub(super) struct Asynchronous {
+    pull: Compiled,
+    /// By worker: its device, and the program of gradients.
+    workers: Vec<(DeviceName, Compiled)>,
+    push: Compiled,
+    /// Steps by [`Trainer::step`].
+    n_steps: AtomicUsize,
+}
+
+impl Asynchronous {
+    /// The programs of a step, whose graph has these gradients.
+    ///
+    /// Errors with `Unsupported`, naming the node, when the step cannot be cut.
+    pub(super) fn new(
+        session: &Session,
+        options: &Options,
+        on: &DataParallel,
+        mut step: Graph,
+        gradients: &[ValueId],
+    ) -> Result<Asynchronous> {
+        step.set_container(&options.container);
+        let PushPull {
+            mut pull,
+            compute,
+            mut push,
+        } = push_pull(&step, gradients)?;
+        add_number(&push, &mut pull)?;
+        place_on_servers([&mut push, &mut pull], &on.servers, on.deal);
+        let program = |graph: Graph| session.undeclared((&graph).into(), options);
+        let worker = |device: &DeviceName| {
+            let mut own = compute.clone();
+            let request = DeviceRequest::from(device).into_requested();
+            own.request_each(|_, _| request.clone());
+            Ok((device.clone(), program(own)?))
+        };
+        Ok(Asynchronous {
+            pull: program(pull)?,
+            workers: on.devices.iter().map(worker).collect::<Result<_>>()?,
+            push: program(push)?,
+            n_steps: 0.into(),
+        })
+    }
+
+    /// All programs.
+    pub(super) fn programs(&self) -> impl Iterator<Item = &Compiled> + Clone {
+        let workers = self.workers.iter().map(|(_, program)| program);
+        [&self.pull, &self.push].into_iter().chain(workers)
+    }
+
+    pub(super) fn n_workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// The worker of the next step: they take turns.
+    pub(super) fn next(&self) -> usize {
+        self.n_steps.fetch_add(1, Ordering::Relaxed) % self.workers.len()
+    }
+}
+
+/// Adds the number of steps so far, which a push counts, to the values pulled.
+fn add_number(push: &Graph, pull: &mut Graph) -> Result<()> {
+    let is_number = |op: &Op| matches!(op, Op::ReadVariable { name, .. } if name == STEP);
+    let mut nodes = push.nodes().map(|(_, node)| node);
+    let read = nodes.find(|node| is_number(&node.op));
+    let read = read.ok_or_else(|| Error::internal("a push does not count"))?;
+    let number = pull.add_copy(read, &[])?[0];
+    pull.add_output(STEP, number);
+    Ok(())
+}
+
+/// A worker of asynchronous training ([`Updates::Asynchronous`](super::Updates::Asynchronous)). Its three parts are for programs that
+/// decide themselves when each happens; [`Trainer::step`] does one after the other, and [`Trainer::fit`] keeps all workers busy.
+///
+/// Workers are independent of each other: use each from a thread of its own.
+#[derive(Clone, Copy)]
+pub struct Worker<'t> {
+    trainer: &'t Trainer,
+    asynchronous: &'t Asynchronous,
+    index: usize,
+}
+
+/// Values of the variables at one time.
+pub struct Pulled {
+    values: Vec<(String, Tensor)>,
+    /// Number of steps before.
+    number: u64,
+}
+
+/// Gradients of a batch by values of the variables.
+pub struct Gradients {
+    worker: usize,
+    /// Number of steps before the values.
+    since: u64,
+    outputs: Outputs,
+}
+
+impl Trainer {
+    /// The workers of asynchronous training; none of any other.
+    pub fn workers(&self) -> Vec<Worker<'_>> {
+        let asynchronous = self.asynchronous();
+        let workers = asynchronous.iter().flat_map(|a| {
+            (0..a.n_workers()).map(|index| Worker {
+                trainer: self,
+                asynchronous: a,
+                index,
+            })
+        });
+        workers.collect()
+    }
+}
+
+impl Worker<'_> {
+    /// Its number, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &DeviceName {
+        &self.asynchronous.workers[self.index].0
+    }
+
+    /// Reads all variables at one time, between pushes.
+    ///
+    /// Errors as [`Compiled::run`] does.
+    pub fn pull(&self) -> Result<Pulled> {
+        let none: [(&str, Tensor); 0] = [];
+        let outputs = self.asynchronous.pull.run(none)?;
+        let number = outputs.get(STEP).and_then(|t| t.to_f64s().first().copied());
+        let number = number.ok_or_else(|| Error::internal("a pull without a number of steps"))?;
+        let values = outputs.iter().filter(|(name, _)| *name != STEP);
+        Ok(Pulled {
+            values: values.map(|(n, t)| (n.to_owned(), t.clone())).collect(),
+            number: number as u64,
+        })
+    }
+
+    /// The gradients of a batch: inputs by name. No variable is read or assigned.
+    ///
+    /// Errors as [`Trainer::step`] does, with the worker's device.
+    pub fn compute(&self, pulled: &Pulled, batch: Batch) -> Result<Gradients> {
+        let program = &self.asynchronous.workers[self.index].1;
+        let values = pulled.values.iter().cloned();
+        let outputs = program.run(batch.into_iter().chain(values));
+        let on_device = |e: Error| e.context(format!("worker on {}", self.device()));
+        Ok(Gradients {
+            worker: self.index,
+            since: pulled.number,
+            outputs: outputs.map_err(on_device)?,
+        })
+    }
+
+    /// Updates the variables. Pushes are exclusive, so no update is lost.
+    ///
+    /// Errors as [`Compiled::run`] does.
+    pub fn push(&self, gradients: Gradients) -> Result<StepOutputs> {
+        let push = &self.asynchronous.push;
+        let names = push.inputs().iter().map(|(name, _)| name.as_str());
+        let value = |name| Some((name, gradients.outputs.get(name)?.clone()));
+        let pushed = push.run(names.filter_map(value))?;
+        let step = self.trainer.step_outputs(&[gradients.outputs, pushed])?;
+        Ok(StepOutputs {
+            worker: gradients.worker,
+            staleness: step.number.saturating_sub(gradients.since + 1),
+            ..step
+        })
+    }
+
+    /// The code of its gradients.
+    pub(super) fn executable_for(&self, batch: &Batch) -> Result<Option<Arc<Executable>>> {
+        let given = [batch.clone(), self.pull()?.values].concat();
+        executable_for(&self.asynchronous.workers[self.index].1, &given)
+    }
+
+    /// All three, one after the other.
+    pub(super) fn step(&self, batch: Batch) -> Result<StepOutputs> {
+        self.push(self.compute(&self.pull()?, batch)?)
+    }
+}

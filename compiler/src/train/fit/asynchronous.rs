@@ -1,0 +1,199 @@
+//! Batches of an epoch for workers in no step with each other.
+
+use super::Training;
+use crate::error::{Error, Result};
+use crate::train::asynchronous::{Gradients, Worker};
+use crate::train::data::{Batch, Batches, n_examples};
+use gristmill_runtime::device::DeviceName;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::{Scope, scope};
+use std::time::Instant;
+
+/// The steps of a worker of asynchronous training.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct WorkerReport {
+    /// Its device.
+    pub device: DeviceName,
+    /// Batches whose gradients it has pushed.
+    pub n_steps: u64,
+    /// Mean staleness of its steps: pushes of other workers between a pull and the push of its gradients.
+    pub mean_staleness: f64,
+    /// The largest one.
+    pub most_staleness: u64,
+}
+
+impl WorkerReport {
+    pub(super) fn new(worker: &Worker) -> WorkerReport {
+        WorkerReport {
+            device: worker.device().clone(),
+            n_steps: 0,
+            mean_staleness: 0.0,
+            most_staleness: 0,
+        }
+    }
+
+    fn add(&mut self, staleness: u64) {
+        let n = self.n_steps as f64;
+        self.mean_staleness = (self.mean_staleness * n + staleness as f64) / (n + 1.0);
+        self.most_staleness = self.most_staleness.max(staleness);
+        self.n_steps += 1;
+    }
+}
+
+/// A batch on its way to a worker.
+struct Task {
+    batch: Batch,
+    n_examples: usize,
+    /// Its number in the epoch, from 1.
+    number: u64,
+}
+
+/// A batch's gradients on their way back.
+struct Computed {
+    worker: usize,
+    n_examples: usize,
+    number: u64,
+    gradients: Result<Gradients>,
+}
+
+/// Workers in threads of their own.
+struct Team<'t> {
+    workers: Vec<Worker<'t>>,
+    tasks: Vec<SyncSender<Task>>,
+    computed: Receiver<Computed>,
+    idle: Vec<usize>,
+    /// Batches of the epoch that were given to workers, or pushed before.
+    n_given: u64,
+    /// End of the last step, evaluation or callback.
+    begin: Instant,
+}
+
+impl<'t> Team<'t> {
+    fn start<'s>(scope: &'s Scope<'s, 't>, workers: Vec<Worker<'t>>, n_given: u64) -> Team<'t> {
+        let (done, computed) = channel();
+        let start = |worker: &Worker<'t>| {
+            let (tasks, own) = sync_channel(1);
+            let (worker, done) = (*worker, done.clone());
+            scope.spawn(move || work(worker, &own, &done));
+            tasks
+        };
+        Team {
+            tasks: workers.iter().map(start).collect(),
+            computed,
+            idle: (0..workers.len()).rev().collect(),
+            n_given,
+            begin: Instant::now(),
+            workers,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.idle.len() == self.workers.len()
+    }
+
+    /// Gives a batch to an idle worker.
+    fn give(&mut self, batch: Batch) -> Result<()> {
+        let gone = || Error::internal("a worker has ended");
+        let worker = self.idle.pop().ok_or_else(gone)?;
+        self.n_given += 1;
+        let task = Task {
+            n_examples: n_examples(&batch),
+            number: self.n_given,
+            batch,
+        };
+        self.tasks[worker].send(task).map_err(|_| gone())
+    }
+}
+
+/// A worker's life: a pull and gradients for each batch. The training thread pushes.
+fn work(worker: Worker, tasks: &Receiver<Task>, done: &Sender<Computed>) {
+    for task in tasks {
+        let compute = || worker.compute(&worker.pull()?, task.batch);
+        let gradients = catch_unwind(AssertUnwindSafe(compute));
+        let panicked = |_| Err(Error::internal("a worker panicked"));
+        let computed = Computed {
+            worker: worker.index(),
+            n_examples: task.n_examples,
+            number: task.number,
+            gradients: gradients.unwrap_or_else(panicked),
+        };
+        // Nobody waits any more after an error.
+        if done.send(computed).is_err() {
+            return;
+        }
+    }
+}
+
+impl Training<'_, '_, '_> {
+    /// Gives each batch to the next idle worker, and pushes gradients in the order in which they come. Callbacks,
+    /// evaluations and files come between pushes; before an evaluation and a checkpoint, all batches are pushed that
+    /// were given.
+    pub(super) fn steps_of_workers(&mut self, batches: Batches) -> Result<()> {
+        let (loader, trainer) = (self.loader.clone(), self.cx.trainer);
+        scope(|scope| {
+            let n_given = self.cx.position.n_batches;
+            let mut team = Team::start(scope, trainer.workers(), n_given);
+            loader.each(batches, |batch| {
+                if self.is_left_out(n_examples(&batch)) {
+                    return Ok(ControlFlow::Break(()));
+                }
+                self.begin_step(&batch)?;
+                team.give(batch)?;
+                self.make_room(&mut team)?;
+                let is_over = self.cx.stop.is_some() || self.n_given(&team) >= self.cx.n_steps;
+                Ok(match is_over {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                })
+            })?;
+            self.push_all(&mut team)
+        })
+    }
+
+    /// Steps of the whole training, those under way included.
+    fn n_given(&self, team: &Team) -> u64 {
+        self.cx.step() + team.n_given - self.cx.position.n_batches
+    }
+
+    /// Pushes until a worker is idle, and until all are where the next batch has to wait.
+    fn make_room(&mut self, team: &mut Team) -> Result<()> {
+        if team.idle.is_empty() {
+            self.push(team)?;
+        }
+        let evaluates = self.fit.evaluate.is_step(self.n_given(team));
+        if evaluates || !self.cx.saves.is_empty() || self.cx.stop.is_some() {
+            self.push_all(team)?;
+        }
+        Ok(())
+    }
+
+    fn push_all(&mut self, team: &mut Team) -> Result<()> {
+        while !team.is_idle() {
+            self.push(team)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the gradients of a batch, and makes a step of them.
+    fn push(&mut self, team: &mut Team) -> Result<()> {
+        let computed = team.computed.recv();
+        let computed = computed.map_err(|_| Error::internal("no worker is left"))?;
+        let step = computed
+            .gradients
+            .and_then(|g| team.workers[computed.worker].push(g));
+        let step = step.map_err(|e| self.of_batch(e, computed.number))?;
+        team.idle.push(computed.worker);
+        self.workers[computed.worker].add(step.staleness);
+        self.end_step(&step, computed.n_examples)?;
+        self.cx.time += team.begin.elapsed();
+        self.evaluate_after_step()?;
+        if self.cx.saves.is_empty() || team.is_idle() {
+            self.settle()?;
+        }
+        team.begin = Instant::now();
+        Ok(())
+    }
+}
