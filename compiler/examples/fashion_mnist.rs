@@ -1,18 +1,21 @@
 //! Trains on Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 60,000 images of clothes to learn from, 10,000 that are held out.
 //!
-//! `cargo run --release -p gristmill --example fashion_mnist [FOLDER] [mlp|lenet] [SEED]`, where the folder has the four IDX files, compressed or not:
-//! `train-images-idx3-ubyte.gz` and so on. Debian's package `dataset-fashion-mnist` brings them to `/usr/share/datasets/fashion-mnist`.
+//! `cargo run --release -p gristmill --example fashion_mnist [FOLDER] [mlp|lenet] [SEED] [one|mirrored|async] [DEVICES]`, where the folder has
+//! the four IDX files, compressed or not: `train-images-idx3-ubyte.gz` and so on. Debian's package `dataset-fashion-mnist` brings them to
+//! `/usr/share/datasets/fashion-mnist`. On several devices (`cpu:2`), `mirrored` shares each batch, and with `async` each device takes batches of its
+//! own.
 //!
 //! Logs for TensorBoard and the weights of each epoch go to a new folder in `target/fashion_mnist`. The last weights are then loaded
 //! and evaluated, as another program could do.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
+use gristmill::place::DeviceSet;
 use gristmill::train::{
     Adam, Callback, Checkpoints, Conv2d, Dataset, EpochReport, Every, Fit, FitContext, FitReport,
-    ImageOp, LearningRateScheduler, Metrics, Model, ModelCheckpoint, Objective, Schedule,
-    TensorBoard, TensorDataset, Trainer, Training, latest_checkpoint, loss, read_idx,
+    ImageOp, LearningRateScheduler, Metrics, Model, ModelCheckpoint, Objective, Schedule, Strategy,
+    TensorBoard, TensorDataset, Trainer, Training, Updates, latest_checkpoint, loss, read_idx,
 };
-use gristmill::{DType, Error, Result};
+use gristmill::{DType, Deal, Error, Result, Session, Settings};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Instant, SystemTime};
@@ -45,6 +48,37 @@ impl FromStr for Net {
     }
 }
 
+/// The devices of a training, and their strategy.
+pub struct On {
+    devices: DeviceSet,
+    strategy: Strategy,
+}
+
+impl On {
+    /// Devices by their names, and a strategy by its name.
+    pub fn parse(devices: &str, strategy: &str) -> Result<On> {
+        let strategy = match strategy {
+            "one" => Strategy::OneDevice,
+            "mirrored" => Strategy::Mirrored {
+                devices: Vec::new(),
+            },
+            "async" => Strategy::ParameterServer {
+                servers: Vec::new(),
+                workers: Vec::new(),
+                deal: Deal::BySize,
+                updates: Updates::Asynchronous,
+            },
+            _ => {
+                let message = format!("strategy {strategy:?}: expected one, mirrored or async");
+                return Err(Error::invalid(message));
+            }
+        };
+        let n_threads = std::thread::available_parallelism().map_or(1, Into::into);
+        let devices = DeviceSet::parse(devices, n_threads)?;
+        Ok(On { devices, strategy })
+    }
+}
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let data = PathBuf::from(arguments.next().unwrap_or_else(|| DATA.into()));
@@ -53,11 +87,21 @@ fn main() -> Result<()> {
     let seed = arguments.next().unwrap_or_else(|| "1".into());
     let number = seed.parse();
     let number = number.map_err(|e| Error::invalid(format!("seed {seed:?}: {e}")))?;
+    let strategy = arguments.next().unwrap_or_else(|| "one".into());
+    let on = arguments.next().unwrap_or_else(|| "cpu:1".into());
+    let on = On::parse(&on, &strategy)?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let run = Path::new(RUNS).join(format!("{name}-{seed}-{}", now.as_secs()));
     println!("tensorboard --logdir {}", run.join("logs").display());
     let begin = Instant::now();
-    train(&data, &run, net, number)?;
+    let report = train(&data, &run, net, number, &on)?;
+    for worker in &report.workers {
+        let (n, mean, most) = (worker.n_steps, worker.mean_staleness, worker.most_staleness);
+        println!(
+            "worker on {}: {n} steps, mean staleness {mean:.2}, at most {most}",
+            worker.device
+        );
+    }
     let seconds = begin.elapsed().as_secs_f64();
     let metrics = evaluate(&data, &run, net)?;
     println!("held out, with the last checkpoint: {metrics}; training took {seconds:.1} s");
@@ -65,7 +109,7 @@ fn main() -> Result<()> {
 }
 
 /// Trains a network on the images of a folder. Logs and weights go to the folder of the run.
-pub fn train(data: &Path, run: &Path, net: Net, seed: u64) -> Result<FitReport> {
+pub fn train(data: &Path, run: &Path, net: Net, seed: u64, on: &On) -> Result<FitReport> {
     let (examples, held_out) = (images(data, "train")?, images(data, "t10k")?);
     let checkpoints = Checkpoints::new(run.join("checkpoints"), EPOCHS as usize)?;
     let mut board = TensorBoard::new(run.join("logs"));
@@ -79,7 +123,7 @@ pub fn train(data: &Path, run: &Path, net: Net, seed: u64) -> Result<FitReport> 
     };
     let callbacks: &mut [&mut dyn Callback] =
         &mut [&mut board, &mut saved, &mut rate, &mut PrintLr];
-    trainer(net, seed)?.fit(&fit, callbacks)
+    trainer(net, seed, on)?.fit(&fit, callbacks)
 }
 
 /// The learning rate of an epoch.
@@ -116,7 +160,7 @@ pub fn evaluate(data: &Path, run: &Path, net: Net) -> Result<Metrics> {
     let last = latest_checkpoint(&folder)?;
     let last =
         last.ok_or_else(|| Error::invalid(format!("{}: no checkpoint", folder.display())))?;
-    let trainer = trainer(net, 0)?;
+    let trainer = trainer(net, 0, &On::parse("cpu:1", "one")?)?;
     trainer.load_weights(last)?;
     trainer.evaluate(&images(data, "t10k")?, BATCH)
 }
@@ -140,16 +184,21 @@ fn images(folder: &Path, part: &str) -> Result<impl Dataset> {
     Ok(data.images("image", [normalize]))
 }
 
-fn trainer(net: Net, seed: u64) -> Result<Trainer> {
+fn trainer(net: Net, seed: u64, on: &On) -> Result<Trainer> {
     let adam = Adam {
         learning_rate: Schedule::Variable(decay(0)),
         ..Adam::default()
     };
     let training = Training {
         seed,
+        strategy: on.strategy.clone(),
         ..Training::from(adam)
     };
-    Trainer::new("fashion", &training, |m| objective(m, net))
+    let session = Session::new(&Settings {
+        devices: on.devices.clone(),
+        ..Settings::default()
+    })?;
+    Trainer::in_session(&session, "fashion", &training, |m| objective(m, net))
 }
 
 fn objective(m: &mut Model, net: Net) -> Result<Objective> {

@@ -1,7 +1,7 @@
 //! The examples of training, on data made here.
 
 use super::{char_gpt, fashion_mnist};
-use fashion_mnist::Net;
+use fashion_mnist::{Net, On};
 use gristmill::ErrorKind;
 use gristmill::train::EventLog;
 use std::collections::BTreeMap;
@@ -33,11 +33,15 @@ fn write_images(folder: &Path, part: &str, n: usize) {
     write_idx(&path("labels-idx1-ubyte"), &[n], &classes);
 }
 
+fn one() -> On {
+    On::parse("cpu:1", "one").unwrap()
+}
+
 fn fashion_program(net: Net) {
     let (data, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_images(data.path(), "train", 320);
     write_images(data.path(), "t10k", 100);
-    let trained = fashion_mnist::train(data.path(), run.path(), net, 1).unwrap();
+    let trained = fashion_mnist::train(data.path(), run.path(), net, 1, &one()).unwrap();
     let rates: Vec<f64> = trained.epochs.iter().map(|e| e.learning_rate).collect();
     let expected = [[1e-3; 3].as_slice(), &[1e-4; 4], &[1e-5; 5]].concat();
     assert_eq!(rates, expected);
@@ -67,10 +71,29 @@ fn fashion_mnist_loads_the_last_weights_of_lenet() {
     fashion_program(Net::LeNet);
 }
 
+/// Two replicas, and four workers in no step with each other.
+#[test]
+fn fashion_mnist_is_learnt_by_several_devices() {
+    let (data, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_images(data.path(), "train", 320);
+    write_images(data.path(), "t10k", 100);
+    for (devices, strategy, n_workers) in [("cpu:2", "mirrored", 0), ("cpu:4", "async", 4)] {
+        let on = On::parse(devices, strategy).unwrap();
+        let run = run.path().join(strategy);
+        let trained = fashion_mnist::train(data.path(), &run, Net::Mlp, 1, &on).unwrap();
+        assert_eq!(trained.workers.len(), n_workers);
+        let metrics = fashion_mnist::evaluate(data.path(), &run, Net::Mlp).unwrap();
+        assert!(
+            metrics.get("accuracy").unwrap() > 0.9,
+            "{strategy}: {metrics}"
+        );
+    }
+}
+
 #[test]
 fn fashion_mnist_names_what_is_missing() {
     let empty = tempfile::tempdir().unwrap();
-    let e = fashion_mnist::train(empty.path(), empty.path(), Net::Mlp, 1).unwrap_err();
+    let e = fashion_mnist::train(empty.path(), empty.path(), Net::Mlp, 1, &one()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::InvalidInput);
     assert!(e.to_string().contains("train-images-idx3-ubyte.gz"), "{e}");
     let e = fashion_mnist::evaluate(empty.path(), empty.path(), Net::Mlp).unwrap_err();
