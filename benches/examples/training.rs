@@ -143,10 +143,12 @@ fn time(row: &Row, threads: Option<usize>, n_replicas: usize) -> Result<()> {
         times.push(begin.elapsed().as_secs_f64() * 1e3);
     }
     times.sort_unstable_by(f64::total_cmp);
+    let peak = peak_rss_bytes().unwrap_or_default() >> 20;
+    let planned = trainer.program().plan(&[x, label])?;
     println!(
-        "{name}\t{:.3} ms\tfirst step after {first:.2} s\tpeak {} MiB",
+        "{name}\t{:.3} ms\tfirst step after {first:.2} s\tpeak {peak} MiB\tpredicted {:.3} ms",
         times[times.len() / 2],
-        peak_rss_bytes().unwrap_or_default() >> 20,
+        planned.placement.makespan.0 as f64 / 1e6,
     );
     Ok(())
 }

@@ -20,9 +20,9 @@ use gristmill::Session;
 use gristmill::Source;
 use gristmill::onnx::{self, Converted};
 use gristmill::train::{
-    Batch, Callback, Checkpoints, End, EpochReport, Every, Fit, FitContext, FitReport,
-    ModelCheckpoint, Resumed, StepOutputs, Strategy, Summaries, TensorBoard, Trainer, Training,
-    Updates, Weight, WorkerReport,
+    Batch, Callback, Checkpoints, Comparison, End, EpochReport, Every, Fit, FitContext, FitReport,
+    Model, ModelCheckpoint, Prediction, Resumed, StepOutputs, Strategy, Summaries, TensorBoard,
+    Trainer, Training, Updates, Weight, WorkerReport,
 };
 use gristmill::{Deal, Error, Result};
 use gristmill_runtime::command::given::check_target;
@@ -73,13 +73,16 @@ pub struct TrainArgs {
     batch_per_replica: Option<u32>,
     /// Devices that train together. `one-device`: the placer decides which device of --devices computes what. `mirrored`: each device of --devices,
     /// of the fastest one's kind, has all weights and a share of each batch. `central`: the first CPU has the weights, and makes the updates.
-    /// `parameter-server`: the CPUs have the weights, about as many bytes each.
+    /// `parameter-server`: the CPUs have the weights, about as many bytes each. `auto`: the one with the shortest predicted step.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
     /// With `parameter-server`: each device takes whole batches, and updates the weights by their gradients at once, without waiting for
     /// the others. Results differ from run to run.
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
+    /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
+    #[arg(long, conflicts_with = "is_async", help_heading = heading::TRAINING)]
+    explain: bool,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
     #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
     accumulate: u32,
@@ -87,7 +90,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 0, help_heading = heading::TRAINING)]
     seed: u64,
     /// File to write: the model with its new weights. External tensors go to `OUT.onnx.data`.
-    #[arg(short = 'o', value_name = "OUT.onnx", help_heading = heading::OUTPUT)]
+    #[arg(short = 'o', value_name = "OUT.onnx", required = false, required_unless_present = "explain", default_value_if("explain", "true", "none.onnx"), help_heading = heading::OUTPUT)]
     out: PathBuf,
     /// Keep BatchNormalization and Dropout in training form, if the model has them so. By default, the file is for inference.
     #[arg(long, help_heading = heading::OUTPUT)]
@@ -122,6 +125,7 @@ enum StrategyName {
     Mirrored,
     Central,
     ParameterServer,
+    Auto,
 }
 
 impl TrainArgs {
@@ -134,8 +138,9 @@ impl TrainArgs {
         }
     }
 
-    fn strategy(&self) -> Strategy {
+    fn strategy(&self, batch_size: usize) -> Strategy {
         match self.strategy {
+            StrategyName::Auto => Strategy::Auto { batch_size },
             StrategyName::OneDevice => Strategy::OneDevice,
             StrategyName::Mirrored => Strategy::Mirrored {
                 devices: Vec::new(),
@@ -163,6 +168,9 @@ const INTERRUPTED: i32 = 128 + SIGINT;
 /// Runs the verb.
 pub fn train(args: &TrainArgs) -> Result<()> {
     check_flags(args)?;
+    if args.explain {
+        return explain(args);
+    }
     // Hours of training are worth more than their text.
     outlive_reader();
     let interrupt = interrupt()?;
@@ -182,6 +190,38 @@ pub fn train(args: &TrainArgs) -> Result<()> {
         std::process::exit(INTERRUPTED);
     }
     Ok(())
+}
+
+/// Prints the predicted steps of all strategies.
+fn explain(args: &TrainArgs) -> Result<()> {
+    let compared = Setup::new(args)?.comparison()?;
+    match args.json {
+        true => print_json("train", compared_json(&compared)),
+        false => outln!("{compared}"),
+    }
+    Ok(())
+}
+
+fn compared_json(compared: &Comparison) -> Value {
+    let row = |p: &Prediction| {
+        let peaks = p.peak_bytes.iter();
+        let peaks = peaks.map(|(device, bytes)| (device.to_string(), json!(bytes)));
+        json!({
+            "strategy": p.strategy.name(),
+            "replicas": p.n_replicas,
+            "batch": p.batch_size,
+            "step_ns": p.step_ns,
+            "compute_ns": p.busy_ns,
+            "peak_bytes": Value::Object(peaks.collect()),
+        })
+    };
+    let rows = |all: &[Prediction]| all.iter().map(row).collect::<Vec<_>>();
+    json!({
+        "same_batch": rows(&compared.fixed),
+        "same_batch_per_replica": rows(&compared.scaled),
+        "serial_part": compared.serial,
+        "shortest": compared.best().strategy.name(),
+    })
 }
 
 /// Errors to give before training rather than after it.
@@ -273,10 +313,12 @@ impl<'a> Setup<'a> {
         aim.check_learning()?;
         aim.warn_of_fixed();
         let fixed = fixed_batch(&aim)?;
-        let strategy = args.strategy();
+        let strategy = args.strategy(1);
         let devices = &session.settings().devices;
         let n_replicas = strategy.n_replicas(devices)?;
-        if args.strategy != StrategyName::OneDevice && devices.devices.len() == 1 {
+        let is_alone = devices.devices.len() == 1
+            || args.strategy == StrategyName::Mirrored && n_replicas == 1;
+        if args.strategy != StrategyName::OneDevice && is_alone {
             errln!(
                 "warning: --strategy with a single device shares nothing; --devices cpu:2 has two"
             );
@@ -294,6 +336,51 @@ impl<'a> Setup<'a> {
     }
 
     fn trainer(&self) -> Result<Trainer> {
+        let (training, dtype) = self.training()?;
+        self.warn_of_slow(&training, dtype)?;
+        Trainer::in_session(&self.session, "train", &training, |m| {
+            self.aim.build(m, dtype)
+        })
+    }
+
+    /// The predicted steps of all strategies.
+    fn comparison(&self) -> Result<Comparison> {
+        let (training, dtype) = self.training()?;
+        let build = |m: &mut Model| self.aim.build(m, dtype);
+        Comparison::of(&self.session, "train", &training, self.size, build)
+    }
+
+    /// Warns of a strategy that is predicted to take longer than one device.
+    fn warn_of_slow(&self, training: &Training, dtype: DType) -> Result<()> {
+        let is_named = !matches!(
+            training.strategy,
+            Strategy::OneDevice | Strategy::Auto { .. }
+        );
+        if !is_named || self.args.is_async || self.session.settings().devices.devices.len() == 1 {
+            return Ok(());
+        }
+        let step = |training: &Training| {
+            let build = |m: &mut Model| self.aim.build(m, dtype);
+            Prediction::of(&self.session, "train", training, self.size, build)
+        };
+        let one = Training {
+            strategy: Strategy::OneDevice,
+            ..training.clone()
+        };
+        let (own, one) = (step(training)?.step_ns, step(&one)?.step_ns);
+        if own > one {
+            errln!(
+                "warning: a step is predicted to take {} with --strategy {}, and {} without",
+                time_ns(own),
+                training.strategy.name(),
+                time_ns(one)
+            );
+        }
+        Ok(())
+    }
+
+    /// The settings, and the dtype of labels.
+    fn training(&self) -> Result<(Training, DType)> {
         let label = self.archive.get(&self.args.label)?;
         let n_examples = label.shape().first().copied().unwrap_or(0);
         let n_batches = match self.fixed {
@@ -305,7 +392,7 @@ impl<'a> Setup<'a> {
             seed: self.args.seed,
             options: self.options.clone(),
             accumulate: self.args.accumulate as usize,
-            strategy: self.args.strategy(),
+            strategy: self.args.strategy(self.size),
             ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.
@@ -313,9 +400,7 @@ impl<'a> Setup<'a> {
             dtype if dtype.is_float() => DType::I64,
             dtype => dtype,
         };
-        Trainer::in_session(&self.session, "train", &training, |m| {
-            self.aim.build(m, dtype)
-        })
+        Ok((training, dtype))
     }
 
     /// Errors when `--input` names an unknown input.
@@ -619,6 +704,7 @@ impl Run<'_> {
             "epochs": epochs.collect::<Vec<_>>(),
             "steps": self.report.n_steps,
             "batch": self.size,
+            "strategy": self.trainer.strategy().name(),
             "replicas": self.trainer.n_replicas(),
             "workers": self.report.workers.iter().map(worker_json).collect::<Vec<_>>(),
             "seed": self.args.seed,

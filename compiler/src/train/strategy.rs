@@ -47,6 +47,12 @@ pub enum Strategy {
         /// The times of updates.
         updates: Updates,
     },
+    /// The strategy with the shortest predicted step for batches of a size, [`Strategy::OneDevice`] among them; see
+    /// [`Comparison`](super::Comparison). Updates are in step.
+    Auto {
+        /// Examples of a step.
+        batch_size: usize,
+    },
 }
 
 /// Times at which workers update the variables of servers.
@@ -65,13 +71,30 @@ pub enum Updates {
 }
 
 impl Strategy {
-    /// Number of devices that share each batch, of those of a session: one where each worker takes whole batches.
+    /// Number of devices that share each batch, of those of a session: one where each worker takes whole batches, and
+    /// for [`Strategy::Auto`], which a trainer decides.
     ///
     /// Errors with `InvalidInput` when the session has no device, and on replicas of different kinds of
     /// devices.
     pub fn n_replicas(&self, set: &DeviceSet) -> Result<usize> {
         let on = self.data_parallel(set)?.filter(|_| !self.is_asynchronous());
         Ok(on.map_or(1, |on| on.devices.len()))
+    }
+
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Strategy::OneDevice => "one-device",
+            Strategy::Mirrored { .. } => "mirrored",
+            Strategy::CentralStorage { .. } => "central",
+            Strategy::ParameterServer { .. } => "parameter-server",
+            Strategy::Auto { .. } => "auto",
+        }
+    }
+
+    /// The devices to compare strategies on: those of the fastest kind.
+    pub(super) fn devices(set: &DeviceSet) -> Result<Vec<DeviceName>> {
+        fastest(set)
     }
 
     /// True where each worker takes whole batches.
@@ -86,7 +109,7 @@ impl Strategy {
     /// The devices that share each batch, of those of a session; `None` where the placer decides.
     pub(super) fn data_parallel(&self, set: &DeviceSet) -> Result<Option<DataParallel>> {
         let (devices, servers, deal) = match self {
-            Strategy::OneDevice => return Ok(None),
+            Strategy::OneDevice | Strategy::Auto { .. } => return Ok(None),
             Strategy::Mirrored { devices } => {
                 check_kinds(devices)?;
                 (devices, Vec::new(), Deal::default())

@@ -6,6 +6,7 @@ use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::inspection::{SUMMARIES, StepValues};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
+use super::prediction::Comparison;
 use super::schedule::{self, Schedule};
 use super::strategy::Strategy;
 use super::update::{Parameter, Update};
@@ -34,6 +35,7 @@ pub struct Trainer {
     accumulation: Option<Accumulation>,
     /// The programs of workers; they make the steps.
     asynchronous: Option<Asynchronous>,
+    strategy: Strategy,
     evaluation: Compiled,
     names: Vec<String>,
     /// The state between steps, by container and name.
@@ -157,7 +159,7 @@ pub struct Training {
 
 impl Training {
     /// The options of all programs on some devices, but for those of workers.
-    fn options_for(&self, set: &DeviceSet) -> Result<Options> {
+    pub(super) fn options_for(&self, set: &DeviceSet) -> Result<Options> {
         let own = self.strategy.data_parallel(set)?;
         if own.is_some() && self.options.data_parallel.is_some() {
             let e = Error::invalid("a strategy, and Options::data_parallel");
@@ -206,6 +208,10 @@ impl Trainer {
         training: &Training,
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Trainer> {
+        let training = &Training {
+            strategy: chosen(session, name, training, &build)?,
+            ..training.clone()
+        };
         let options = &training.options_for(&session.settings().devices)?;
         let evaluation = evaluation_of(name, training, &build)?;
         let metrics = metrics(&evaluation);
@@ -226,6 +232,7 @@ impl Trainer {
             evaluation,
             accumulation,
             asynchronous,
+            strategy: training.strategy.clone(),
             state: BTreeMap::new(),
             step,
             names,
@@ -249,6 +256,11 @@ impl Trainer {
         let on = self.step.options.data_parallel.as_ref();
         let on = on.filter(|_| self.asynchronous.is_none());
         on.map_or(1, |on| on.devices.len())
+    }
+
+    /// The strategy; for [`Strategy::Auto`], its choice.
+    pub fn strategy(&self) -> &Strategy {
+        &self.strategy
     }
 
     /// Compiles all programs, and declares their variables: those of all or of none, so that a step that cannot be
@@ -687,6 +699,20 @@ fn workers(
 fn program(session: &Session, options: &Options, mut graph: Graph) -> Result<Compiled> {
     graph.set_container(&options.container);
     session.undeclared((&graph).into(), options)
+}
+
+/// The strategy of a training; the best one for [`Strategy::Auto`].
+fn chosen(
+    session: &Session,
+    name: &str,
+    training: &Training,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Strategy> {
+    let Strategy::Auto { batch_size } = training.strategy else {
+        return Ok(training.strategy.clone());
+    };
+    let compared = Comparison::of(session, name, training, batch_size, build)?;
+    Ok(compared.best().strategy.clone())
 }
 
 /// The program of micro-batches before the last one of a step, if there are any.

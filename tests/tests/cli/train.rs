@@ -559,6 +559,30 @@ fn replicas_train_the_model_of_one_device() {
             assert!((a - b).abs() < 1e-3 * a, "{one:?} {three:?}");
         }
     }
+    let ended = gristmill(
+        folder.path(),
+        &[
+            "train",
+            &model,
+            "--data",
+            &examples,
+            "--explain",
+            "--devices",
+            "cpu:2",
+        ],
+    );
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for name in [
+        "one-device",
+        "mirrored",
+        "central",
+        "parameter-server",
+        "N-(N-1)s",
+    ] {
+        assert!(ended.stdout.contains(name), "{}", ended.stdout);
+    }
+    let auto = losses(&["--batch", "66", "--strategy", "auto", "--devices", "cpu:2"]);
+    assert!((auto[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {auto:?}");
     let ended = train(folder.path(), &["--async"]);
     assert_eq!(ended.code, Some(2), "{}", ended.stdout);
     assert!(ended.stderr.contains("the weights have no servers"));

@@ -7,8 +7,8 @@ use gristmill::ir::{
 };
 use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
 use gristmill::train::{
-    Adam, Checkpoints, Dataset, Every, Fit, ModelCheckpoint, Parameter, Sgd, Strategy,
-    TensorDataset, Trainer, Training, Update, Updates, loss,
+    Adam, Checkpoints, Comparison, Dataset, Every, Fit, Model, ModelCheckpoint, Objective,
+    Parameter, Prediction, Sgd, Strategy, TensorDataset, Trainer, Training, Update, Updates, loss,
 };
 use gristmill::{Compiled, DType, DataParallel, Deal, DeviceName, Result, Tensor};
 use gristmill_runtime::program::Partition;
@@ -182,6 +182,70 @@ fn replicas_are_updated_where_they_are() {
     for deal in [Deal::BySize, Deal::InTurn] {
         assert_eq!(in_place("cpu:3", servers(Vec::new(), deal)), once);
     }
+}
+
+/// The shortest of the predicted steps is taken, and the table has all of them.
+#[test]
+fn the_strategy_with_the_shortest_step_is_chosen() {
+    let data = examples(64);
+    let batch = || data.shuffled(64, 9, 0).next().unwrap().unwrap();
+    for devices in ["cpu:1", "cpu:2", "cpu:3"] {
+        let setup = setup(devices, 2);
+        let training = Training {
+            strategy: Strategy::Auto { batch_size: 64 },
+            ..super::training(&setup)
+        };
+        let session = setup.session();
+        let compared =
+            Comparison::of(&session, "perceptron", &training, 64, super::perceptron).unwrap();
+        let n = session.settings().devices.devices.len();
+        let names = |all: &[Prediction]| -> Vec<(&'static str, usize)> {
+            all.iter()
+                .map(|p| (p.strategy.name(), p.n_replicas))
+                .collect()
+        };
+        let mut expected = vec![("one-device", 1)];
+        expected.extend((2..=n).map(|k| ("mirrored", k)));
+        if n > 1 {
+            expected.extend([("central", n), ("parameter-server", n)]);
+        }
+        assert_eq!(names(&compared.fixed), expected);
+        let batches: Vec<usize> = compared.scaled.iter().map(|p| p.batch_size).collect();
+        assert_eq!(batches, (1..=n).map(|k| 64 * k).collect::<Vec<_>>());
+        let least = compared.fixed.iter().map(|p| p.step_ns).min().unwrap();
+        assert_eq!(compared.best().step_ns, least);
+        let own = Trainer::in_session(&session, "perceptron", &training, super::perceptron);
+        let own = own.unwrap();
+        assert_eq!(own.strategy(), &compared.best().strategy);
+        own.step(batch()).unwrap();
+        let text = compared.to_string();
+        assert_eq!(text.matches("<- shortest").count(), 1, "{text}");
+        assert_eq!(text.contains("N-(N-1)s"), n > 1, "{text}");
+    }
+}
+
+/// Millions of weights and two examples: each replica would make the whole update.
+#[test]
+fn large_updates_stay_on_few_devices() {
+    let wide = |m: &mut Model| {
+        let x = m.input("x", DType::F32, [Dim::from("batch"), 64.into()]);
+        let y = m.input("y", DType::I64, [Dim::from("batch")]);
+        let x = m.scope("wide", |m| m.dense(x, 8192))?;
+        let logits = m.scope("last", |m| m.dense(x, 64))?;
+        let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+        Ok(Objective::new(loss))
+    };
+    let setup = setup("cpu:4", 2);
+    let training = Training::from(Adam::default());
+    let compared = Comparison::of(&setup.session(), "wide", &training, 4, wide).unwrap();
+    let best = compared.best();
+    assert_ne!(best.strategy.name(), "mirrored", "{compared}");
+    assert!(compared.serial > 0.5, "{compared}");
+    let step = |name| {
+        let mut all = compared.fixed.iter().filter(|p| p.strategy.name() == name);
+        all.next_back().unwrap().step_ns
+    };
+    assert!(step("parameter-server") < step("mirrored"), "{compared}");
 }
 
 /// Variables of one update are on one server, and the servers have about as many bytes.
