@@ -96,7 +96,11 @@ fn main() -> Result<()> {
     let begin = Instant::now();
     let report = train(&data, &run, net, number, &on)?;
     for worker in &report.workers {
-        let (n, mean, most) = (worker.n_steps, worker.mean_staleness, worker.most_staleness);
+        let (n, mean, most) = (
+            worker.n_steps,
+            worker.mean_staleness,
+            worker.largest_staleness,
+        );
         println!(
             "worker on {}: {n} steps, mean staleness {mean:.2}, at most {most}",
             worker.device

@@ -76,8 +76,8 @@ pub struct TrainArgs {
     /// `parameter-server`: the CPUs have the weights, about as many bytes each. `auto`: the one with the shortest predicted step.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
-    /// With `parameter-server`: each device takes whole batches, and updates the weights by their gradients at once, without waiting for
-    /// the others. Results differ from run to run.
+    /// With `parameter-server`: each device takes whole batches, whose gradients update the weights at once, without waiting for other
+    /// devices. Results differ from run to run.
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
     /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
@@ -678,7 +678,7 @@ impl Run<'_> {
         }
         for worker in &self.report.workers {
             let steps = plural(worker.n_steps as usize, "step");
-            let (mean, most) = (worker.mean_staleness, worker.most_staleness);
+            let (mean, most) = (worker.mean_staleness, worker.largest_staleness);
             outln!(
                 "worker on {}: {steps}, mean staleness {mean:.1}, at most {most}",
                 worker.device
@@ -725,7 +725,7 @@ fn worker_json(worker: &WorkerReport) -> Value {
         "device": worker.device.to_string(),
         "steps": worker.n_steps,
         "mean_staleness": worker.mean_staleness,
-        "most_staleness": worker.most_staleness,
+        "largest_staleness": worker.largest_staleness,
     })
 }
 

@@ -7,7 +7,7 @@
 use super::{Rebuild, forward_state};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ValueId};
-use crate::schedule::variable_uses;
+use crate::schedule::{Variable, variable_uses};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The parts of a step.
@@ -68,7 +68,67 @@ impl<'g> Cut<'g> {
             passed: BTreeSet::new(),
         };
         cut.keep_needed()?;
+        cut.check_reads(gradients)?;
         Ok(cut)
+    }
+
+    /// Errors on a passed value that a worker computes from a variable, for the update of this variable: updates of
+    /// others since the pull would be lost. Gradients are meant so.
+    fn check_reads(&self, gradients: &BTreeSet<ValueId>) -> Result<()> {
+        let others = self.passed.iter().filter(|v| !gradients.contains(v));
+        let reads: Vec<(ValueId, BTreeSet<Variable>)> = others
+            .map(|&v| (v, self.variables_behind(v, gradients)))
+            .collect();
+        for (_, node) in self.g.nodes().filter(|(_, node)| is_assignment(node)) {
+            let passed = self.passed_to(node);
+            for (variable, _) in variable_uses(node) {
+                let mut lost = reads.iter();
+                let lost = lost.find(|(v, reads)| passed.contains(v) && reads.contains(&variable));
+                if let Some((v, _)) = lost {
+                    let maker = self.g.def_node(*v).unwrap_or(node);
+                    let why = format!(
+                        "the update of variable {:?} is not element by element, so that updates of other workers would be lost",
+                        variable.1
+                    );
+                    return Err(refused(maker, &why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The variables that a value depends on, other than by gradients.
+    fn variables_behind(
+        &self,
+        v: ValueId,
+        gradients: &BTreeSet<ValueId>,
+    ) -> BTreeSet<Variable<'g>> {
+        let mut values = BTreeSet::from([v]);
+        let mut found = BTreeSet::new();
+        for (_, node) in self.g.nodes().rev() {
+            let is_behind = |v: &ValueId| values.contains(v) && !gradients.contains(v);
+            if node.outputs.iter().any(is_behind) {
+                found.extend(
+                    variable_uses(node)
+                        .into_iter()
+                        .map(|(variable, _)| variable),
+                );
+                values.extend(&node.inputs);
+            }
+        }
+        found
+    }
+
+    /// The values that the push takes for an assignment.
+    fn passed_to(&self, assignment: &Node) -> BTreeSet<ValueId> {
+        let mut values: BTreeSet<ValueId> = assignment.inputs.iter().copied().collect();
+        for (id, node) in self.g.nodes().rev() {
+            if self.in_push[id.0 as usize] && node.outputs.iter().any(|v| values.contains(v)) {
+                values.extend(&node.inputs);
+            }
+        }
+        values.retain(|v| self.passed.contains(v));
+        values
     }
 
     fn is_in_push(&self, v: ValueId) -> bool {
@@ -89,7 +149,7 @@ impl<'g> Cut<'g> {
                     needed.insert(v);
                     continue;
                 }
-                if self.g.def_node(v).is_none() || self.g.ty(v).static_shape().is_none() {
+                if self.g.ty(v).static_shape().is_none() {
                     let why = "an update needs a value of the batch, and a push has gradients and variables alone";
                     return Err(refused(node, why));
                 }
@@ -141,7 +201,7 @@ impl<'g> Cut<'g> {
         let mut reads = BTreeMap::new();
         for (id, node) in nodes {
             let Op::ReadVariable { name, .. } = &node.op else {
-                copy(&mut r, node)?;
+                r.copy(id, node)?;
                 continue;
             };
             let name = fresh(names, format!("pull {name}"));
@@ -179,7 +239,7 @@ impl<'g> Cut<'g> {
         let mut r = Rebuild::onto(self.g, self.g.emptied());
         for (&id, name) in reads {
             let node = self.g.node(id);
-            copy(&mut r, node)?;
+            r.copy(id, node)?;
             let value = r.get(node.outputs[0]);
             r.graph.add_output(name, value);
         }
@@ -192,8 +252,8 @@ impl<'g> Cut<'g> {
             let value = r.graph.add_input(name, self.g.ty(v).clone());
             r.set(v, value);
         }
-        for (_, node) in self.g.nodes().filter(|(id, _)| self.in_push[id.0 as usize]) {
-            copy(&mut r, node)?;
+        for (id, node) in self.g.nodes().filter(|(id, _)| self.in_push[id.0 as usize]) {
+            r.copy(id, node)?;
         }
         for o in self.g.outputs.iter().filter(|o| self.is_in_push(o.value)) {
             let value = r.get(o.value);
@@ -257,13 +317,6 @@ fn any_of(values: &[ValueId], is: &[bool]) -> bool {
 
 fn is_assignment(node: &Node) -> bool {
     matches!(node.op, Op::AssignVariable { .. })
-}
-
-fn copy(r: &mut Rebuild, node: &Node) -> Result<()> {
-    let inputs = r.inputs(node);
-    let outputs = r.graph.add_copy(node, &inputs)?;
-    r.set_all(&node.outputs, &outputs);
-    Ok(())
 }
 
 /// A free name.

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::ir::{DeviceScope, NewNode, Op, Type};
+use crate::options::Deal;
 use gristmill_runtime::device::DeviceSpec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -86,11 +87,24 @@ impl Loads {
         (self.n_dealt - 1) % self.loads.len()
     }
 
+    /// The one for a thing of some bytes.
+    pub(crate) fn deal(&mut self, bytes: u64, deal: Deal) -> usize {
+        match deal {
+            Deal::InTurn => self.next(),
+            Deal::BySize => self.least(bytes),
+        }
+    }
+
+    /// Adds to the load of one.
+    pub(crate) fn add(&mut self, i: usize, load: u64) {
+        self.loads[i] = self.loads[i].saturating_add(load);
+    }
+
     /// The one with the least load, the first of equals; it gets a further load.
     pub(crate) fn least(&mut self, load: u64) -> usize {
         let least = (0..self.loads.len()).min_by_key(|&i| self.loads[i]);
         let least = least.expect("there is at least one choice");
-        self.loads[least] = self.loads[least].saturating_add(load);
+        self.add(least, load);
         least
     }
 }

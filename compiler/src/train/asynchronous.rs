@@ -98,6 +98,7 @@ pub struct Worker<'t> {
 }
 
 /// Values of the variables at one time.
+#[derive(Debug)]
 pub struct Pulled {
     values: Vec<(String, Tensor)>,
     /// Number of steps before.
@@ -105,6 +106,7 @@ pub struct Pulled {
 }
 
 /// Gradients of a batch by values of the variables.
+#[derive(Debug)]
 pub struct Gradients {
     worker: usize,
     /// Number of steps before the values.
@@ -158,6 +160,10 @@ impl Worker<'_> {
     /// Errors as [`Trainer::step`] does, with the worker's device.
     pub fn compute(&self, pulled: &Pulled, batch: Batch) -> Result<Gradients> {
         let program = &self.asynchronous.workers[self.index].1;
+        let step = self.trainer.program();
+        batch
+            .iter()
+            .try_for_each(|(name, t)| step.check_input(name, t))?;
         let values = pulled.values.iter().cloned();
         let outputs = program.run(batch.into_iter().chain(values));
         let on_device = |e: Error| e.context(format!("worker on {}", self.device()));
@@ -170,8 +176,13 @@ impl Worker<'_> {
 
     /// Updates the variables. Pushes are exclusive, so no update is lost.
     ///
-    /// Errors as [`Compiled::run`] does.
+    /// Errors as [`Compiled::run`] does, and with `InvalidInput` on gradients of another worker.
     pub fn push(&self, gradients: Gradients) -> Result<StepOutputs> {
+        if gradients.worker != self.index {
+            let (own, other) = (self.index, gradients.worker);
+            let message = format!("worker {own}: a push of gradients of worker {other}");
+            return Err(Error::invalid(message).hint("the worker that has computed them"));
+        }
         let push = &self.asynchronous.push;
         let names = push.inputs().iter().map(|(name, _)| name.as_str());
         let value = |name| Some((name, gradients.outputs.get(name)?.clone()));

@@ -74,17 +74,8 @@ impl Comparison {
             fixed.push(own(alone(n))?);
             scaled.push(predict(alone(n), n.saturating_mul(batch_size))?);
         }
-        if devices.len() > 1 {
-            fixed.push(own(Strategy::CentralStorage {
-                central: None,
-                devices: devices.clone(),
-            })?);
-            fixed.push(own(Strategy::ParameterServer {
-                servers: Vec::new(),
-                workers: devices.clone(),
-                deal: Deal::BySize,
-                updates: Updates::InStep,
-            })?);
+        for strategy in with_servers(&devices) {
+            fixed.push(own(strategy)?);
         }
         let twice = predict(alone(1), 2 * batch_size)?.step_ns as f64;
         let once = scaled[0].step_ns as f64;
@@ -101,6 +92,24 @@ impl Comparison {
         let best = self.fixed.iter().min_by_key(|p| p.step_ns);
         best.unwrap_or(&self.fixed[0])
     }
+}
+
+/// The strategies with variables on servers, for several devices.
+fn with_servers(devices: &[DeviceName]) -> Vec<Strategy> {
+    if devices.len() == 1 {
+        return Vec::new();
+    }
+    let central = Strategy::CentralStorage {
+        central: None,
+        devices: devices.to_vec(),
+    };
+    let dealt = Strategy::ParameterServer {
+        servers: Vec::new(),
+        workers: devices.to_vec(),
+        deal: Deal::BySize,
+        updates: Updates::InStep,
+    };
+    vec![central, dealt]
 }
 
 /// Numbers of devices to look at: 2, 3 and 4, powers of two, and all.

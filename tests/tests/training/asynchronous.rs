@@ -2,7 +2,7 @@
 
 use super::{examples, trainer};
 use crate::multi_device::setup;
-use gristmill::ir::{Dim, ReduceKind, ScalarOp};
+use gristmill::ir::{Dim, Op, ReduceKind, ScalarOp, ScatterKind};
 use gristmill::testing::{Rng, Setup, nvrtc_or_left_out};
 use gristmill::train::{
     Checkpoints, Dataset, Every, Fit, Gradients, Init, Model, ModelCheckpoint, Objective, Sgd,
@@ -313,18 +313,21 @@ fn asynchronous_training_that_does_not_fit_is_refused() {
     insta::assert_snapshot!(refused(Sgd::default().into(), waiting), @r#"
 in node "/late": asynchronous training: the node has control dependencies (try: a strategy with updates in step)
 "#);
-    let each = |m: &mut Model| {
+    // Rows of examples are counted: a worker would add to the counts that it has pulled.
+    let counted = |m: &mut Model| {
         let objective = line(m)?;
-        let x = m.input("z", DType::F32, [3]);
+        let at = m.input("at", DType::I64, [Dim::from("batch"), 1.into()]);
         let b = m.builder();
-        b.set_origin("/kept");
-        let old = b.variable("kept", Tensor::zeros(DType::F32, &[3])?)?;
-        let next = b.add_(old, x)?;
-        b.assign_variable("kept", next)?;
+        b.set_origin("/counts");
+        let counts = b.variable("counts", floats(&[0.0; 3], &[3]))?;
+        let ones = b.input("ones", DType::F32, [Dim::from("batch")]);
+        let kind = ScatterKind::Add;
+        let next = b.add1(Op::ScatterNd { kind }, &[counts, at, ones])?;
+        b.assign_variable("counts", next)?;
         Ok(objective)
     };
-    insta::assert_snapshot!(refused(Sgd::default().into(), each), @r#"
-in node "/kept": asynchronous training: an update needs a value of the batch, and a push has gradients and variables alone (try: a strategy with updates in step)
+    insta::assert_snapshot!(refused(Sgd::default().into(), counted), @r#"
+in node "/counts": asynchronous training: the update of variable "counts" is not element by element, so that updates of other workers would be lost (try: a strategy with updates in step)
 "#);
     let read = |m: &mut Model| {
         let objective = line(m)?;
@@ -340,6 +343,37 @@ in node "/kept": asynchronous training: an update needs a value of the batch, an
     insta::assert_snapshot!(refused(Sgd::default().into(), read), @r#"
 in node "/kept": asynchronous training: a worker needs the next value of a variable, which only the push has (try: a strategy with updates in step)
 "#);
+}
+
+/// Where a batch fails, every checkpoint has all batches before it, and none behind it.
+#[test]
+fn checkpoints_of_a_training_that_fails_leave_no_batch_out() {
+    let x: Vec<f64> = (0..160 * 3)
+        .map(|i| if i == 250 { f64::NAN } else { 0.5 })
+        .collect();
+    let tensors = [
+        ("x", floats(&x, &[160, 3])),
+        ("y", floats(&[1.0; 160], &[160])),
+    ];
+    let data = TensorDataset::new(tensors).unwrap();
+    for seed in 0..8 {
+        let own = workers_of(4, Training::from(Sgd::default()), line);
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path(), 100).unwrap();
+        let mut newest = ModelCheckpoint::newest(checkpoints.clone(), Every::Steps(2));
+        let fit = Fit {
+            seed,
+            ..Fit::new(&data, 4)
+        };
+        own.fit(&fit, &mut [&mut newest]).unwrap_err();
+        let is_bad = |batch: Vec<(String, Tensor)>| batch[0].1.to_f64s().iter().any(|x| x.is_nan());
+        let mut order = data.shuffled(4, seed, 0);
+        let bad = order.position(|batch| is_bad(batch.unwrap())).unwrap() as u64;
+        let other = workers_of(4, Training::from(Sgd::default()), line);
+        if let Some(resumed) = checkpoints.resume(&other).unwrap() {
+            assert!(resumed.position.n_batches <= bad, "seed {seed}: {bad}");
+        }
+    }
 }
 
 /// A batch whose loss is not finite ends the training, and changes nothing.

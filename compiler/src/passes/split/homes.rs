@@ -64,6 +64,28 @@ impl Homes {
     }
 }
 
+/// Deals the variables of a graph without a server, the largest servers last.
+pub(super) fn deal_others(
+    g: &Graph,
+    homes: &mut BTreeMap<(String, String), usize>,
+    n_servers: usize,
+    deal: Deal,
+) {
+    let mut loads = Loads::new(n_servers.max(1));
+    let reads = g.nodes().filter_map(|(_, node)| {
+        let ((container, name), _) = variable_uses(node).into_iter().next()?;
+        let bytes = g.ty(node.outputs[0]).size_bytes().unwrap_or(0);
+        Some(((container.to_owned(), name.to_owned()), bytes as u64))
+    });
+    let (dealt, others): (Vec<_>, Vec<_>) = reads.partition(|(key, _)| homes.contains_key(key));
+    for (key, bytes) in dealt {
+        loads.add(homes[&key], bytes);
+    }
+    for (key, bytes) in others {
+        homes.insert(key, loads.deal(bytes, deal));
+    }
+}
+
 /// Consumers of each value.
 fn users(g: &Graph) -> Vec<Vec<NodeId>> {
     let mut users = vec![Vec::new(); g.n_values()];
@@ -187,10 +209,7 @@ impl<'g> Groups<'g> {
         let mut loads = Loads::new(n_servers);
         let mut servers = vec![0; self.parent.len()];
         for (group, bytes) in bytes {
-            servers[group] = match deal {
-                Deal::InTurn => loads.next(),
-                Deal::BySize => loads.least(bytes),
-            };
+            servers[group] = loads.deal(bytes, deal);
         }
         servers
     }

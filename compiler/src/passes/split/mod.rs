@@ -117,7 +117,8 @@ pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Gr
 pub fn place_on_servers([push, pull]: [&mut Graph; 2], servers: &[DeviceName], deal: Deal) {
     let plan = Plan::of(push, &[], &Shares::equal(1, 1));
     let homes = Homes::of(push, &plan, servers.len(), deal);
-    let of_variables = homes.of_variables(push);
+    let mut of_variables = homes.of_variables(push);
+    homes::deal_others(pull, &mut of_variables, servers.len(), deal);
     let request = |home: usize| match servers.get(home) {
         Some(server) => DeviceRequest::from(server).into_requested(),
         None => Requested::default(),

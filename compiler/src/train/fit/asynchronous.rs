@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::train::asynchronous::{Gradients, Worker};
 use crate::train::data::{Batch, Batches, n_examples};
 use gristmill_runtime::device::DeviceName;
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -22,7 +23,7 @@ pub struct WorkerReport {
     /// Mean staleness of its steps: pushes of other workers between a pull and the push of its gradients.
     pub mean_staleness: f64,
     /// The largest one.
-    pub most_staleness: u64,
+    pub largest_staleness: u64,
 }
 
 impl WorkerReport {
@@ -31,14 +32,14 @@ impl WorkerReport {
             device: worker.device().clone(),
             n_steps: 0,
             mean_staleness: 0.0,
-            most_staleness: 0,
+            largest_staleness: 0,
         }
     }
 
     fn add(&mut self, staleness: u64) {
         let n = self.n_steps as f64;
         self.mean_staleness = (self.mean_staleness * n + staleness as f64) / (n + 1.0);
-        self.most_staleness = self.most_staleness.max(staleness);
+        self.largest_staleness = self.largest_staleness.max(staleness);
         self.n_steps += 1;
     }
 }
@@ -67,6 +68,8 @@ struct Team<'t> {
     idle: Vec<usize>,
     /// Batches of the epoch that were given to workers, or pushed before.
     n_given: u64,
+    /// Numbers of examples for which all workers have code.
+    sizes: BTreeSet<usize>,
     /// End of the last step, evaluation or callback.
     begin: Instant,
 }
@@ -83,6 +86,7 @@ impl<'t> Team<'t> {
         Team {
             tasks: workers.iter().map(start).collect(),
             computed,
+            sizes: BTreeSet::new(),
             idle: (0..workers.len()).rev().collect(),
             n_given,
             begin: Instant::now(),
@@ -94,8 +98,13 @@ impl<'t> Team<'t> {
         self.idle.len() == self.workers.len()
     }
 
-    /// Gives a batch to an idle worker.
+    /// Gives a batch to an idle worker. Before the first one of its size, the code of all workers is generated, so
+    /// that no worker pulls long before it pushes.
     fn give(&mut self, batch: Batch) -> Result<()> {
+        if self.sizes.insert(n_examples(&batch)) {
+            let mut workers = self.workers.iter();
+            workers.try_for_each(|w| w.executable_for(&batch).map(drop))?;
+        }
         let gone = || Error::internal("a worker has ended");
         let worker = self.idle.pop().ok_or_else(gone)?;
         self.n_given += 1;
@@ -128,34 +137,44 @@ fn work(worker: Worker, tasks: &Receiver<Task>, done: &Sender<Computed>) {
 }
 
 impl Training<'_, '_, '_> {
-    /// Gives each batch to the next idle worker, and pushes gradients in the order in which they come. Callbacks,
-    /// evaluations and files come between pushes; before an evaluation and a checkpoint, all batches are pushed that
-    /// were given.
+    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come. Callbacks, evaluations
+    /// and files come between pushes; before an evaluation and a checkpoint, all batches under way are pushed.
     pub(super) fn steps_of_workers(&mut self, batches: Batches) -> Result<()> {
-        let (loader, trainer) = (self.loader.clone(), self.cx.trainer);
+        let trainer = self.cx.trainer;
         scope(|scope| {
             let n_given = self.cx.position.n_batches;
             let mut team = Team::start(scope, trainer.workers(), n_given);
-            loader.each(batches, |batch| {
-                if self.is_left_out(n_examples(&batch)) {
-                    return Ok(ControlFlow::Break(()));
-                }
-                self.begin_step(&batch)?;
-                team.give(batch)?;
-                self.make_room(&mut team)?;
-                let is_over = self.cx.stop.is_some() || self.n_given(&team) >= self.cx.n_steps;
-                Ok(match is_over {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                })
-            })?;
-            self.push_all(&mut team)
+            let ended = self.share(&mut team, batches);
+            // A checkpoint has a position up to which all batches were pushed.
+            self.has_lost_batches |= ended.is_err() && self.cx.n_under_way > 0;
+            self.cx.n_under_way = 0;
+            ended
         })
     }
 
+    fn share(&mut self, team: &mut Team, batches: Batches) -> Result<()> {
+        let loader = self.loader.clone();
+        loader.each(batches, |batch| {
+            self.push_ready(team)?;
+            if self.is_left_out(n_examples(&batch)) || self.cx.stop.is_some() {
+                return Ok(ControlFlow::Break(()));
+            }
+            self.begin_step(&batch)?;
+            team.give(batch)?;
+            self.cx.n_under_way += 1;
+            self.make_room(team)?;
+            let is_over = self.cx.stop.is_some() || self.n_given() >= self.cx.n_steps;
+            Ok(match is_over {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            })
+        })?;
+        self.push_all(team)
+    }
+
     /// Steps of the whole training, those under way included.
-    fn n_given(&self, team: &Team) -> u64 {
-        self.cx.step() + team.n_given - self.cx.position.n_batches
+    fn n_given(&self) -> u64 {
+        self.cx.step() + self.cx.n_under_way
     }
 
     /// Pushes until a worker is idle, and until all are where the next batch has to wait.
@@ -163,11 +182,22 @@ impl Training<'_, '_, '_> {
         if team.idle.is_empty() {
             self.push(team)?;
         }
-        let evaluates = self.fit.evaluate.is_step(self.n_given(team));
+        let evaluates = self.fit.evaluate.is_step(self.n_given());
         if evaluates || !self.cx.saves.is_empty() || self.cx.stop.is_some() {
             self.push_all(team)?;
         }
         Ok(())
+    }
+
+    /// Pushes the gradients that are there.
+    fn push_ready(&mut self, team: &mut Team) -> Result<()> {
+        while let Ok(computed) = team.computed.try_recv() {
+            self.push_computed(team, computed)?;
+        }
+        match self.cx.saves.is_empty() {
+            true => Ok(()),
+            false => self.push_all(team),
+        }
     }
 
     fn push_all(&mut self, team: &mut Team) -> Result<()> {
@@ -181,11 +211,15 @@ impl Training<'_, '_, '_> {
     fn push(&mut self, team: &mut Team) -> Result<()> {
         let computed = team.computed.recv();
         let computed = computed.map_err(|_| Error::internal("no worker is left"))?;
-        let step = computed
-            .gradients
-            .and_then(|g| team.workers[computed.worker].push(g));
+        self.push_computed(team, computed)
+    }
+
+    fn push_computed(&mut self, team: &mut Team, computed: Computed) -> Result<()> {
+        let worker = team.workers[computed.worker];
+        let step = computed.gradients.and_then(|g| worker.push(g));
         let step = step.map_err(|e| self.of_batch(e, computed.number))?;
         team.idle.push(computed.worker);
+        self.cx.n_under_way -= 1;
         self.workers[computed.worker].add(step.staleness);
         self.end_step(&step, computed.n_examples)?;
         self.cx.time += team.begin.elapsed();

@@ -119,6 +119,8 @@ pub struct FitContext<'f> {
     pub(super) position: Position,
     pub(super) n_per_epoch: u64,
     pub(super) n_steps: u64,
+    /// Batches that asynchronous workers have, which are no steps yet.
+    pub(super) n_under_way: u64,
     pub(super) has_held_out: bool,
     pub(super) evaluate: Every,
     pub(super) is_resumed: bool,
@@ -197,7 +199,8 @@ impl<'f> FitContext<'f> {
         self.checkpoint.as_deref()
     }
 
-    /// Ends the training after the step in progress and its evaluation, for a reason to show. The epoch then has no end.
+    /// Ends the training after the step in progress and its evaluation, for a reason to show. The epoch then has no end. Asynchronous
+    /// workers push the batches under way first.
     pub fn stop(&mut self, reason: impl Into<String>) {
         self.stop.get_or_insert(reason.into());
     }
@@ -230,9 +233,14 @@ impl<'f> FitContext<'f> {
         self.position.n_batches == self.n_per_epoch
     }
 
+    /// The number of the step that begins; with asynchronous workers, that of its batch.
+    pub(super) fn next_step(&self) -> u64 {
+        self.step() + self.n_under_way + 1
+    }
+
     /// True before a step after which something happens.
     pub(super) fn is_next(&self, every: Every) -> bool {
-        let n = self.step() + 1;
+        let n = self.next_step();
         let per_epoch = self.n_per_epoch;
         match every {
             Every::Steps(_) => every.is_step(n),

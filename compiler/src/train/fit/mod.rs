@@ -174,6 +174,7 @@ impl Fit<'_> {
             position,
             n_per_epoch,
             n_steps,
+            n_under_way: 0,
             has_held_out: self.held_out.is_some(),
             evaluate: self.evaluate,
             is_resumed: resumed.is_some(),
@@ -286,6 +287,8 @@ struct Training<'f, 'c, 'd> {
     epochs: Vec<EpochReport>,
     warnings: Vec<String>,
     workers: Vec<WorkerReport>,
+    /// True after an error with batches under way, which a checkpoint would leave out.
+    has_lost_batches: bool,
 }
 
 impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
@@ -309,6 +312,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
             epochs: Vec::new(),
             warnings: Vec::new(),
             workers: trainer.workers().iter().map(WorkerReport::new).collect(),
+            has_lost_batches: false,
             fit,
         })
     }
@@ -511,6 +515,7 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         }
         // A checkpoint with the best value comes after the file with it: a crash between them loses nothing.
         let mut saves = std::mem::take(&mut self.cx.saves);
+        saves.retain(|_| !self.has_lost_batches);
         saves.sort_by_key(|save| matches!(save.target, Target::Folder(_)));
         saves.into_iter().try_for_each(|save| self.save(save))
     }

@@ -220,9 +220,9 @@ impl TensorBoard {
         record
     }
 
-    /// Writes histograms and sparsity of the step after `cx.step()`.
+    /// Writes histograms and sparsity of the step to come.
     fn add_summaries(&mut self, cx: &mut FitContext, batch: &Batch) -> Result<()> {
-        let step = cx.step() + 1;
+        let step = cx.next_step();
         let mut values = self.inspected(cx, batch);
         values.extend(self.weights(cx, batch)?);
         let mut record = Record::default();
@@ -252,7 +252,7 @@ impl TensorBoard {
                 pairs.map(|(tag, t)| (tag.to_owned(), t.clone())).collect()
             }
             Err(e) => {
-                let step = cx.step() + 1;
+                let step = cx.next_step();
                 cx.warn(format!(
                     "no activations and gradients from step {step} on: {e}"
                 ));
