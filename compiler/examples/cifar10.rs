@@ -20,6 +20,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 const BATCH: usize = 128;
+/// Decides the initial values.
+pub const SEED: u64 = 1;
 
 fn main() -> Result<()> {
     let args = Args::parse(std::env::args().skip(1))?;
@@ -195,28 +197,47 @@ pub fn trainer(args: &Args, steps_per_epoch: u64) -> Result<Trainer> {
 
 /// The same in a session.
 pub fn trainer_in(session: &Session, args: &Args, steps_per_epoch: u64) -> Result<Trainer> {
-    let sgd = Sgd {
-        // A tenth after 350 epochs.
-        learning_rate: Schedule::staircase(0.1, 0.1, 350 * steps_per_epoch),
-        ..Sgd::default()
-    };
     let training = Training {
-        seed: 1,
-        ..Training::from(Update {
-            average: Some(0.9999),
-            average_warms_up: true,
-            ..sgd.into()
-        })
+        seed: SEED,
+        ..Training::from(update(steps_per_epoch))
     };
     let n_filters = args.n_filters;
     Trainer::in_session(session, "cifar10", &training, |m| network(m, n_filters))
 }
 
+/// Gradient descent, with averages of the weights.
+pub fn update(steps_per_epoch: u64) -> Update {
+    let sgd = Sgd {
+        // A tenth after 350 epochs.
+        learning_rate: Schedule::staircase(0.1, 0.1, 350 * steps_per_epoch),
+        ..Sgd::default()
+    };
+    Update {
+        average: Some(0.9999),
+        average_warms_up: true,
+        ..sgd.into()
+    }
+}
+
 /// The network, its loss with the decay of weights, and the accuracy.
-fn network(m: &mut Model, n_filters: usize) -> Result<Objective> {
+pub fn network(m: &mut Model, n_filters: usize) -> Result<Objective> {
     let image = [Dim::from("batch"), 3.into(), 24.into(), 24.into()];
     let image = m.input("image", DType::F32, image);
     let label = m.input("label", DType::U8, [Dim::from("batch")]);
+    let (total, accuracy) = tower(m, image, label, n_filters, "")?;
+    let average = m.moving_average("total_loss/average", total, 0.9)?;
+    let objective = Objective::new(total).metric("accuracy", accuracy);
+    Ok(objective.metric("average_loss", average))
+}
+
+/// The loss with the decay of weights, and the accuracy, by values of a name scope.
+pub fn tower(
+    m: &mut Model,
+    image: ValueId,
+    label: ValueId,
+    n_filters: usize,
+    scope: &str,
+) -> Result<(ValueId, ValueId)> {
     let x = m.scope("conv1", |m| convolution(m, image, n_filters, 0.0))?;
     let x = m.max_pool(x, OVERLAPPING)?;
     let x = m.local_response_norm(x, LRN)?;
@@ -230,11 +251,8 @@ fn network(m: &mut Model, n_filters: usize) -> Result<Objective> {
     let accuracy = loss::accuracy(m.builder(), logits, label)?;
     let own = loss::sparse_cross_entropy(m.builder(), logits, label)?;
     m.collect("losses", own)?;
-    let losses = m.collection("losses", "");
-    let total = loss::add_n(m.builder(), &losses)?;
-    let average = m.moving_average("total_loss/average", total, 0.9)?;
-    let objective = Objective::new(total).metric("accuracy", accuracy);
-    Ok(objective.metric("average_loss", average))
+    let losses = m.collection("losses", scope);
+    Ok((loss::add_n(m.builder(), &losses)?, accuracy))
 }
 
 /// Windows of 3 x 3 with steps of 2.

@@ -10,6 +10,9 @@ mod cifar;
 #[path = "../../compiler/examples/cifar10.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod cifar10;
+#[path = "../../compiler/examples/cifar10_multi.rs"]
+#[allow(dead_code, reason = "an example's `main`")]
+mod cifar10_multi;
 mod crashes;
 mod curves;
 mod data;

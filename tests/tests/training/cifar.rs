@@ -1,9 +1,11 @@
 //! The program `cifar10` on generated images.
 
 use super::cifar10::{Args, evaluate, shapes, train, trainer};
+use super::cifar10_multi;
+use crate::multi_device::setup;
 use gristmill::ir::Dim;
 use gristmill::train::{
-    Adam, Dataset, EventLog, Fit, ImageOp, Model, Objective, Trainer, Training, loss,
+    Adam, Dataset, EventLog, Fit, ImageOp, Model, Objective, Strategy, Trainer, Training, loss,
 };
 use gristmill::{DType, Result};
 
@@ -67,6 +69,46 @@ fn the_network_has_the_parameters_of_the_tutorial() {
     let sizes = trained.map(|v| v.dims.iter().map(|n| n.unwrap()).product::<usize>());
     let n: usize = sizes.sum();
     assert_eq!(n, 1_068_298);
+}
+
+/// Two and four towers with variables on one CPU, written by hand, and the one line of `Mirrored`.
+#[test]
+fn towers_by_hand_train_as_replicas_do() {
+    let data = cifar10_multi::cifar10::shapes(384, 1).unwrap();
+    let data = data.images("image", cifar10_multi::cifar10::DISTORTIONS);
+    let batches = || data.shuffled(128, 3, 0).map(|batch| batch.unwrap());
+    let own = setup("cpu:2", 2);
+    let training = Training {
+        seed: cifar10_multi::cifar10::SEED,
+        strategy: Strategy::Mirrored {
+            devices: Vec::new(),
+        },
+        options: own.options.clone(),
+        ..Training::from(cifar10_multi::cifar10::update(100))
+    };
+    let network = |m: &mut Model| cifar10_multi::cifar10::network(m, 8);
+    let replicas = Trainer::in_session(&own.session(), "cifar10", &training, network).unwrap();
+    let losses: Vec<f64> = batches().map(|b| replicas.step(b).unwrap().loss).collect();
+    for n in [2, 4] {
+        let graph = cifar10_multi::step(n, "cpu", 8).unwrap();
+        let towers = setup(&format!("cpu:{n}"), 2).compile(&graph).unwrap();
+        for (batch, expected) in batches().zip(&losses) {
+            let outputs = towers.run(batch).unwrap();
+            let loss = outputs["loss"].to_f64s()[0];
+            assert!(
+                (loss - expected).abs() < 1e-4,
+                "{n} towers: {loss} {expected}"
+            );
+            assert!(outputs["conv1/sparsity"].to_f64s()[0] > 0.1);
+        }
+        for name in replicas.variables() {
+            let value = towers.resources().get("", name).unwrap().unwrap();
+            let pairs = value.to_f64s().into_iter();
+            let pairs = pairs.zip(replicas.value(name).unwrap().unwrap().to_f64s());
+            let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-4, "{n} towers, {name}: {worst}");
+        }
+    }
 }
 
 /// A softmax of the pixels.
