@@ -7,9 +7,6 @@ mod asynchronous;
 mod char_gpt;
 mod checkpoints;
 mod cifar;
-#[path = "../../compiler/examples/cifar10.rs"]
-#[allow(dead_code, reason = "an example's `main`")]
-mod cifar10;
 #[path = "../../compiler/examples/cifar10_multi.rs"]
 #[allow(dead_code, reason = "an example's `main`")]
 mod cifar10_multi;
@@ -33,6 +30,7 @@ mod strategies;
 mod tuning;
 
 use crate::multi_device::setup;
+use cifar10_multi::cifar10;
 use gristmill::ir::{Dim, ReduceKind, ScalarOp, ValueId};
 use gristmill::testing::Setup;
 use gristmill::train::{

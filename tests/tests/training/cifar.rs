@@ -1,7 +1,7 @@
 //! The program `cifar10` on generated images.
 
 use super::cifar10::{Args, evaluate, shapes, train, trainer};
-use super::cifar10_multi;
+use super::{cifar10, cifar10_multi};
 use crate::multi_device::setup;
 use gristmill::ir::Dim;
 use gristmill::train::{
@@ -74,19 +74,19 @@ fn the_network_has_the_parameters_of_the_tutorial() {
 /// Two and four towers with variables on one CPU, written by hand, and the one line of `Mirrored`.
 #[test]
 fn towers_by_hand_train_as_replicas_do() {
-    let data = cifar10_multi::cifar10::shapes(384, 1).unwrap();
-    let data = data.images("image", cifar10_multi::cifar10::DISTORTIONS);
+    let data = cifar10::shapes(384, 1).unwrap();
+    let data = data.images("image", cifar10::DISTORTIONS);
     let batches = || data.shuffled(128, 3, 0).map(|batch| batch.unwrap());
     let own = setup("cpu:2", 2);
     let training = Training {
-        seed: cifar10_multi::cifar10::SEED,
+        seed: cifar10::SEED,
         strategy: Strategy::Mirrored {
             devices: Vec::new(),
         },
         options: own.options.clone(),
-        ..Training::from(cifar10_multi::cifar10::update(100))
+        ..Training::from(cifar10::update(100))
     };
-    let network = |m: &mut Model| cifar10_multi::cifar10::network(m, 8);
+    let network = |m: &mut Model| cifar10::network(m, 8);
     let replicas = Trainer::in_session(&own.session(), "cifar10", &training, network).unwrap();
     let losses: Vec<f64> = batches().map(|b| replicas.step(b).unwrap().loss).collect();
     for n in [2, 4] {
