@@ -12,14 +12,85 @@ use crate::passes::{PushPull, place_on_servers, push_pull};
 use crate::session::Session;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
-use std::sync::Arc;
+use gristmill_runtime::program::IoSpec;
+use gristmill_runtime::sync::lock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A program whose results are written to the memory of earlier ones.
+struct Repeated {
+    program: Compiled,
+    spare: Spare,
+}
+
+/// Results that nobody needs any more.
+type Spare = Arc<Mutex<Vec<Vec<Tensor>>>>;
+
+impl Repeated {
+    fn new(program: Compiled) -> Repeated {
+        Repeated {
+            program,
+            spare: Spare::default(),
+        }
+    }
+
+    /// Runs with inputs by name.
+    fn run(&self, inputs: impl IntoIterator<Item = (String, Tensor)>) -> Result<Results> {
+        let inputs = self.program.bind(inputs)?;
+        let Some(executable) = self.program.executable_for(&inputs)? else {
+            let outputs = self.program.run_ordered(&inputs)?;
+            let names = outputs.iter().map(|(name, _)| name.to_owned());
+            return Ok(Results {
+                names: names.collect(),
+                values: outputs.into_tensors(),
+                spare: self.spare.clone(),
+            });
+        };
+        let specs = &executable.lowered.program.outputs;
+        let mut values = lock(&self.spare).pop().unwrap_or_default();
+        let fits = |(t, o): (&Tensor, &IoSpec)| t.dtype() == o.dtype && t.shape() == o.shape;
+        if values.len() != specs.len() || !values.iter().zip(specs).all(fits) {
+            let zeros = specs.iter().map(|o| Tensor::zeros(o.dtype, &o.shape));
+            values = zeros.collect::<std::result::Result<_, _>>()?;
+        }
+        executable.run_into(&inputs, &mut values)?;
+        Ok(Results {
+            names: specs.iter().map(|o| o.name.clone()).collect(),
+            values,
+            spare: self.spare.clone(),
+        })
+    }
+}
+
+/// The results of a program, whose memory goes back to it.
+#[derive(Debug)]
+struct Results {
+    names: Vec<String>,
+    values: Vec<Tensor>,
+    spare: Spare,
+}
+
+impl Results {
+    fn iter(&self) -> impl Iterator<Item = (&String, &Tensor)> {
+        self.names.iter().zip(&self.values)
+    }
+
+    fn get(&self, name: &str) -> Option<&Tensor> {
+        self.iter().find(|(own, _)| *own == name).map(|(_, t)| t)
+    }
+}
+
+impl Drop for Results {
+    fn drop(&mut self) {
+        lock(&self.spare).push(std::mem::take(&mut self.values));
+    }
+}
 
 /// The programs of asynchronous training.
 pub(super) struct Asynchronous {
-    pull: Compiled,
+    pull: Repeated,
     /// By worker: its device, and the program of gradients.
-    workers: Vec<(DeviceName, Compiled)>,
+    workers: Vec<(DeviceName, Repeated)>,
     push: Compiled,
     /// Steps by [`Trainer::step`].
     n_steps: AtomicUsize,
@@ -49,10 +120,10 @@ impl Asynchronous {
             let mut own = compute.clone();
             let request = DeviceRequest::from(device).into_requested();
             own.request_each(|_, _| request.clone());
-            Ok((device.clone(), program(own)?))
+            Ok((device.clone(), Repeated::new(program(own)?)))
         };
         Ok(Asynchronous {
-            pull: program(pull)?,
+            pull: Repeated::new(program(pull)?),
             workers: on.devices.iter().map(worker).collect::<Result<_>>()?,
             push: program(push)?,
             n_steps: 0.into(),
@@ -61,8 +132,8 @@ impl Asynchronous {
 
     /// All programs.
     pub(super) fn programs(&self) -> impl Iterator<Item = &Compiled> + Clone {
-        let workers = self.workers.iter().map(|(_, program)| program);
-        [&self.pull, &self.push].into_iter().chain(workers)
+        let workers = self.workers.iter().map(|(_, own)| &own.program);
+        [&self.pull.program, &self.push].into_iter().chain(workers)
     }
 
     pub(super) fn n_workers(&self) -> usize {
@@ -100,7 +171,7 @@ pub struct Worker<'t> {
 /// Values of the variables at one time.
 #[derive(Debug)]
 pub struct Pulled {
-    values: Vec<(String, Tensor)>,
+    values: Results,
     /// Number of steps before.
     number: u64,
 }
@@ -111,7 +182,15 @@ pub struct Gradients {
     worker: usize,
     /// Number of steps before the values.
     since: u64,
-    outputs: Outputs,
+    outputs: Results,
+}
+
+impl Pulled {
+    /// The values but for the number of steps.
+    fn weights(&self) -> impl Iterator<Item = (String, Tensor)> {
+        let all = self.values.iter().filter(|(name, _)| *name != STEP);
+        all.map(|(name, t)| (name.clone(), t.clone()))
+    }
 }
 
 impl Trainer {
@@ -144,13 +223,11 @@ impl Worker<'_> {
     ///
     /// Errors as [`Compiled::run`] does.
     pub fn pull(&self) -> Result<Pulled> {
-        let none: [(&str, Tensor); 0] = [];
-        let outputs = self.asynchronous.pull.run(none)?;
-        let number = outputs.get(STEP).and_then(|t| t.to_f64s().first().copied());
+        let values = self.asynchronous.pull.run([])?;
+        let number = values.get(STEP).and_then(|t| t.to_f64s().first().copied());
         let number = number.ok_or_else(|| Error::internal("a pull without a number of steps"))?;
-        let values = outputs.iter().filter(|(name, _)| *name != STEP);
         Ok(Pulled {
-            values: values.map(|(n, t)| (n.to_owned(), t.clone())).collect(),
+            values,
             number: number as u64,
         })
     }
@@ -164,8 +241,7 @@ impl Worker<'_> {
         batch
             .iter()
             .try_for_each(|(name, t)| step.check_input(name, t))?;
-        let values = pulled.values.iter().cloned();
-        let outputs = program.run(batch.into_iter().chain(values));
+        let outputs = program.run(batch.into_iter().chain(pulled.weights()));
         let on_device = |e: Error| e.context(format!("worker on {}", self.device()));
         Ok(Gradients {
             worker: self.index,
@@ -187,7 +263,10 @@ impl Worker<'_> {
         let names = push.inputs().iter().map(|(name, _)| name.as_str());
         let value = |name| Some((name, gradients.outputs.get(name)?.clone()));
         let pushed = push.run(names.filter_map(value))?;
-        let step = self.trainer.step_outputs(&[gradients.outputs, pushed])?;
+        let computed = gradients.outputs.iter();
+        let computed = computed.map(|(name, t)| (name.clone(), t.clone()));
+        let computed = Outputs::of(computed.collect());
+        let step = self.trainer.step_outputs(&[computed, pushed])?;
         Ok(StepOutputs {
             worker: gradients.worker,
             staleness: step.number.saturating_sub(gradients.since + 1),
@@ -197,8 +276,9 @@ impl Worker<'_> {
 
     /// The code of its gradients.
     pub(super) fn executable_for(&self, batch: &Batch) -> Result<Option<Arc<Executable>>> {
-        let given = [batch.clone(), self.pull()?.values].concat();
-        executable_for(&self.asynchronous.workers[self.index].1, &given)
+        let weights: Batch = self.pull()?.weights().collect();
+        let given = [batch.clone(), weights].concat();
+        executable_for(&self.asynchronous.workers[self.index].1.program, &given)
     }
 
     /// All three, one after the other.

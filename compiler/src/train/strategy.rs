@@ -38,7 +38,8 @@ pub enum Strategy {
     /// One copy of each variable, dealt over several devices, each of which makes the updates of its own; the
     /// gradients are computed on workers (TensorFlow's `ParameterServerStrategy`, on the devices of one machine).
     ParameterServer {
-        /// The devices with the variables. None: all CPUs of the session, or all its devices.
+        /// The devices with the variables. None: all CPUs of the session, or all its devices; with asynchronous
+        /// updates, which exclude each other, the first of them.
         servers: Vec<DeviceName>,
         /// The devices that compute gradients. None: as of [`Strategy::Mirrored`].
         workers: Vec<DeviceName>,
@@ -122,11 +123,12 @@ impl Strategy {
                 servers,
                 workers,
                 deal,
-                ..
+                updates,
             } => {
-                let servers = match servers.is_empty() {
-                    true => of_kind(set, first_cpu(set)?.kind),
-                    false => servers.clone(),
+                let servers = match (servers.is_empty(), updates) {
+                    (false, _) => servers.clone(),
+                    (true, Updates::Asynchronous) => vec![first_cpu(set)?],
+                    (true, Updates::InStep) => of_kind(set, first_cpu(set)?.kind),
                 };
                 (workers, servers, *deal)
             }
