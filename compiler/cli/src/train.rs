@@ -73,7 +73,7 @@ pub struct TrainArgs {
     batch_per_replica: Option<u32>,
     /// Devices that train together. `one-device`: the placer decides which device of --devices computes what. `mirrored`: each device of --devices,
     /// of the fastest one's kind, has all weights and a share of each batch. `central`: the first CPU has the weights, and makes the updates.
-    /// `parameter-server`: the CPUs have the weights, about as many bytes each. `auto`: the one with the shortest predicted step.
+    /// `parameter-server`: the CPUs have the weights, about as many bytes each; with --async, the first CPU has them. `auto`: the one with the shortest predicted step.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
     /// With `parameter-server`: each device takes whole batches, whose gradients update the weights at once, without waiting for other
@@ -81,7 +81,7 @@ pub struct TrainArgs {
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
     /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
-    #[arg(long, conflicts_with = "is_async", help_heading = heading::TRAINING)]
+    #[arg(long, conflicts_with_all = ["is_async", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
     explain: bool,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
     #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
@@ -129,8 +129,14 @@ enum StrategyName {
 }
 
 impl TrainArgs {
-    /// Errors on `--async` without servers.
+    /// Errors on `--async` without servers, and on a batch per replica of an unknown number.
     fn check_strategy(&self) -> Result<()> {
+        if self.strategy == StrategyName::Auto && self.batch_per_replica.is_some() {
+            let e = Error::invalid(
+                "--batch-per-replica: --strategy auto decides the number of replicas by the batch",
+            );
+            return Err(e.hint("--batch"));
+        }
         match self.is_async && self.strategy != StrategyName::ParameterServer {
             true => Err(Error::invalid("--async: the weights have no servers")
                 .hint("--strategy parameter-server")),
@@ -209,6 +215,7 @@ fn compared_json(compared: &Comparison) -> Value {
         json!({
             "strategy": p.strategy.name(),
             "replicas": p.n_replicas,
+            "is_shortest": p == compared.best(),
             "batch": p.batch_size,
             "step_ns": p.step_ns,
             "compute_ns": p.busy_ns,
@@ -220,7 +227,7 @@ fn compared_json(compared: &Comparison) -> Value {
         "same_batch": rows(&compared.fixed),
         "same_batch_per_replica": rows(&compared.scaled),
         "serial_part": compared.serial,
-        "shortest": compared.best().strategy.name(),
+        "left_out": compared.left_out,
     })
 }
 
@@ -243,6 +250,9 @@ fn check_flags(args: &TrainArgs) -> Result<()> {
     ];
     let others = others.iter();
     read.extend(others.filter_map(|(what, path)| Some((*what, path.as_deref()?))));
+    if args.explain {
+        return Ok(());
+    }
     check_target("-o", &args.out, &read)?;
     let free = files::nameless(&args.out);
     free.map(drop)
@@ -308,7 +318,9 @@ impl<'a> Setup<'a> {
         // The graph of a step has them already.
         let dims = std::mem::take(&mut options.dims);
         let model = onnx_model(&args.model)?;
-        model.check_target(&args.out).map_err(|e| e.context("-o"))?;
+        if !args.explain {
+            model.check_target(&args.out).map_err(|e| e.context("-o"))?;
+        }
         let aim = Aim::new(&model, &args.objective, dims, &args.label)?;
         aim.check_learning()?;
         aim.warn_of_fixed();
@@ -318,7 +330,8 @@ impl<'a> Setup<'a> {
         let n_replicas = strategy.n_replicas(devices)?;
         let is_alone = devices.devices.len() == 1
             || args.strategy == StrategyName::Mirrored && n_replicas == 1;
-        if args.strategy != StrategyName::OneDevice && is_alone {
+        let may_be_alone = matches!(args.strategy, StrategyName::OneDevice | StrategyName::Auto);
+        if !may_be_alone && is_alone {
             errln!(
                 "warning: --strategy with a single device shares nothing; --devices cpu:2 has two"
             );
@@ -337,10 +350,17 @@ impl<'a> Setup<'a> {
 
     fn trainer(&self) -> Result<Trainer> {
         let (training, dtype) = self.training()?;
-        self.warn_of_slow(&training, dtype)?;
-        Trainer::in_session(&self.session, "train", &training, |m| {
-            self.aim.build(m, dtype)
-        })
+        self.warn_of_slow(&training, dtype);
+        let build = |m: &mut Model| self.aim.build(m, dtype);
+        let trainer = Trainer::in_session(&self.session, "train", &training, build)?;
+        if self.args.strategy == StrategyName::Auto {
+            let name = trainer.strategy().name();
+            noteln!(
+                "strategy: {name} on {}",
+                plural(trainer.n_replicas(), "device")
+            );
+        }
+        Ok(trainer)
     }
 
     /// The predicted steps of all strategies.
@@ -351,13 +371,13 @@ impl<'a> Setup<'a> {
     }
 
     /// Warns of a strategy that is predicted to take longer than one device.
-    fn warn_of_slow(&self, training: &Training, dtype: DType) -> Result<()> {
+    fn warn_of_slow(&self, training: &Training, dtype: DType) {
         let is_named = !matches!(
             training.strategy,
             Strategy::OneDevice | Strategy::Auto { .. }
         );
         if !is_named || self.args.is_async || self.session.settings().devices.devices.len() == 1 {
-            return Ok(());
+            return;
         }
         let step = |training: &Training| {
             let build = |m: &mut Model| self.aim.build(m, dtype);
@@ -367,16 +387,18 @@ impl<'a> Setup<'a> {
             strategy: Strategy::OneDevice,
             ..training.clone()
         };
-        let (own, one) = (step(training)?.step_ns, step(&one)?.step_ns);
-        if own > one {
+        // Training itself says what is wrong.
+        let (Ok(own), Ok(one)) = (step(training), step(&one)) else {
+            return;
+        };
+        if own.step_ns > one.step_ns {
             errln!(
-                "warning: a step is predicted to take {} with --strategy {}, and {} without",
-                time_ns(own),
+                "warning: a step is predicted to take {} with --strategy {}, and {} with one-device on these devices",
+                time_ns(own.step_ns),
                 training.strategy.name(),
-                time_ns(one)
+                time_ns(one.step_ns)
             );
         }
-        Ok(())
     }
 
     /// The settings, and the dtype of labels.

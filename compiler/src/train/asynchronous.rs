@@ -2,7 +2,7 @@
 //! pushes them, whatever the others have pushed meanwhile.
 
 use super::data::Batch;
-use super::trainer::{StepOutputs, Trainer, executable_for};
+use super::trainer::{StepOutputs, Trainer, check_inputs, executable_for};
 use crate::compiled::{Compiled, Executable, Outputs};
 use crate::error::{Error, Result};
 use crate::ir::random::STEP;
@@ -43,7 +43,7 @@ impl Repeated {
             return Ok(Results {
                 names: names.collect(),
                 values: outputs.into_tensors(),
-                spare: self.spare.clone(),
+                spare: Spare::default(),
             });
         };
         let specs = &executable.lowered.program.outputs;
@@ -237,10 +237,7 @@ impl Worker<'_> {
     /// Errors as [`Trainer::step`] does, with the worker's device.
     pub fn compute(&self, pulled: &Pulled, batch: Batch) -> Result<Gradients> {
         let program = &self.asynchronous.workers[self.index].1;
-        let step = self.trainer.program();
-        batch
-            .iter()
-            .try_for_each(|(name, t)| step.check_input(name, t))?;
+        check_inputs(self.trainer.program(), &batch)?;
         let outputs = program.run(batch.into_iter().chain(pulled.weights()));
         let on_device = |e: Error| e.context(format!("worker on {}", self.device()));
         Ok(Gradients {
@@ -276,6 +273,7 @@ impl Worker<'_> {
 
     /// The code of its gradients.
     pub(super) fn executable_for(&self, batch: &Batch) -> Result<Option<Arc<Executable>>> {
+        check_inputs(self.trainer.program(), batch)?;
         let weights: Batch = self.pull()?.weights().collect();
         let given = [batch.clone(), weights].concat();
         executable_for(&self.asynchronous.workers[self.index].1.program, &given)

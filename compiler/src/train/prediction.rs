@@ -6,8 +6,9 @@ use super::trainer::{Objective, Training, step_graph};
 use crate::compiled::{Compiled, InputShapes};
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
-use crate::ir::Bindings;
+use crate::ir::{Bindings, OpClass, Type};
 use crate::options::Deal;
+use crate::pipeline::Planned;
 use crate::session::Session;
 use gristmill_runtime::device::DeviceName;
 use gristmill_runtime::units::time_ns;
@@ -37,18 +38,22 @@ pub struct Prediction {
 pub struct Comparison {
     /// The strategies at the same batch, [`Strategy::OneDevice`] first.
     pub fixed: Vec<Prediction>,
-    /// Mirrored training on 1, 2, .. devices at the same batch per replica; the first is one device alone.
+    /// Mirrored training on 1, 2, .. devices at the same batch per replica; the first is one device alone. None for a
+    /// model with a fixed batch.
     pub scaled: Vec<Prediction>,
-    /// The part of a step on one device without growth by its batch, such as the update of the weights.
-    pub serial: f64,
+    /// The part of a step on one device without growth by its batch, such as the update of the weights. `None` as for
+    /// `scaled`.
+    pub serial: Option<f64>,
+    /// Names of strategies that the model or the memory does not allow, with the reasons.
+    pub left_out: Vec<(&'static str, String)>,
 }
 
 impl Comparison {
     /// The strategies on a session's devices, for batches of a size. Nothing is compiled or run: the devices may
     /// be those of another machine.
     ///
-    /// Errors as [`Trainer::in_session`](super::Trainer::in_session) does, and with `InvalidInput` when an extent
-    /// beside the batch is not fixed.
+    /// Errors as [`Trainer::in_session`](super::Trainer::in_session) does, and with `InvalidInput` on a batch of 0
+    /// examples, on another one than the model's fixed batch, and when a further extent is not fixed.
     pub fn of(
         session: &Session,
         name: &str,
@@ -56,42 +61,77 @@ impl Comparison {
         batch_size: usize,
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Comparison> {
-        let predict = |strategy, n| {
+        let devices = Strategy::devices(&session.settings().devices)?;
+        let predict = |n: usize, size: usize| {
             let training = Training {
-                strategy,
+                strategy: Strategy::Mirrored {
+                    devices: devices[..n].to_vec(),
+                },
                 ..training.clone()
             };
-            Prediction::of(session, name, &training, n, &build)
+            Prediction::of(session, name, &training, size, &build)
         };
-        let own = |strategy| predict(strategy, batch_size);
-        let devices = Strategy::devices(&session.settings().devices)?;
-        let mut fixed = vec![own(Strategy::OneDevice)?];
-        let alone = |n: usize| Strategy::Mirrored {
-            devices: devices[..n].to_vec(),
-        };
-        let mut scaled = vec![predict(alone(1), batch_size)?];
-        for n in counts(devices.len().min(batch_size)) {
-            fixed.push(own(alone(n))?);
-            scaled.push(predict(alone(n), n.saturating_mul(batch_size))?);
+        let mut compared = at_one_batch(session, name, training, batch_size, &build)?;
+        let grows = step_graph(name, training, &build)?;
+        let grows = grows.inputs.iter().any(|&v| symbol(grows.ty(v)).is_some());
+        let all = [1].into_iter().chain(counts(devices.len()));
+        for n in all.filter(|_| grows && devices.len() > 1) {
+            // Larger batches than asked for: memory may not have room for them.
+            if let Ok(prediction) = predict(n, n.saturating_mul(batch_size)) {
+                compared.scaled.push(prediction);
+            }
         }
-        for strategy in with_servers(&devices) {
-            fixed.push(own(strategy)?);
+        if let Some(once) = compared.scaled.first().filter(|p| p.n_replicas == 1)
+            && let Ok(twice) = predict(1, batch_size.saturating_mul(2))
+        {
+            let (once, twice) = (once.step_ns.max(1) as f64, twice.step_ns as f64);
+            compared.serial = Some(((2.0 * once - twice) / once).clamp(0.0, 1.0));
         }
-        let twice = predict(alone(1), 2 * batch_size)?.step_ns as f64;
-        let once = scaled[0].step_ns as f64;
-        let serial = (2.0 * once - twice) / once.max(1.0);
-        Ok(Comparison {
-            fixed,
-            scaled,
-            serial: serial.clamp(0.0, 1.0),
-        })
+        Ok(compared)
     }
 
     /// The strategy with the shortest step, the first of equals.
     pub fn best(&self) -> &Prediction {
         let best = self.fixed.iter().min_by_key(|p| p.step_ns);
-        best.unwrap_or(&self.fixed[0])
+        best.expect("one device is always there")
     }
+}
+
+/// The strategies at one batch. One device is among them; of others, those without a prediction are left out.
+pub(super) fn at_one_batch(
+    session: &Session,
+    name: &str,
+    training: &Training,
+    batch_size: usize,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Comparison> {
+    let predict = |strategy| {
+        let training = Training {
+            strategy,
+            ..training.clone()
+        };
+        Prediction::of(session, name, &training, batch_size, build)
+    };
+    let mut compared = Comparison {
+        fixed: vec![predict(Strategy::OneDevice)?],
+        scaled: Vec::new(),
+        serial: None,
+        left_out: Vec::new(),
+    };
+    let mut devices = Strategy::devices(&session.settings().devices)?;
+    // Each device has an example at least.
+    devices.truncate((batch_size / training.accumulate.max(1)).max(1));
+    let mirrored = counts(devices.len()).map(|n| Strategy::Mirrored {
+        devices: devices[..n].to_vec(),
+    });
+    for strategy in mirrored.chain(with_servers(&devices)) {
+        let name = strategy.name();
+        match predict(strategy) {
+            Ok(prediction) => compared.fixed.push(prediction),
+            Err(e) => compared.left_out.push((name, e.to_string())),
+        }
+    }
+    Ok(compared)
 }
 
 /// The strategies with variables on servers, for several devices.
@@ -118,7 +158,8 @@ fn counts(n: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Prediction {
-    /// The prediction of a step on a batch of a size by the strategy of a training, in step.
+    /// The prediction of a step on a batch of a size by the strategy of a training, in step; [`Strategy::Auto`] counts as
+    /// one device. With [`Training::accumulate`] it is that of a part, as many times as there are parts.
     ///
     /// Errors as [`Comparison::of`] does.
     pub fn of(
@@ -132,44 +173,63 @@ impl Prediction {
         let mut graph = step_graph(name, training, build)?;
         graph.set_container(&options.container);
         let program = session.undeclared((&graph).into(), &options)?;
-        let placement = program
-            .plan_shapes(&shapes(&program, batch_size)?)?
-            .placement;
-        let mut busy = vec![0_u64; placement.devices.len()];
-        for placed in placement.nodes.iter().flatten() {
-            busy[placed.device] += placed.end.0.saturating_sub(placed.start.0);
-        }
+        let n_parts = training.accumulate.max(1);
+        let shapes = shapes(&program, batch_size.div_ceil(n_parts))?;
+        let planned = program.plan_shapes(&shapes)?;
+        let busy_ns = busiest(&planned);
+        let placement = planned.placement;
         let peaks = placement.peak_bytes.iter().map(|b| b.0);
         let on = options.data_parallel.as_ref();
         Ok(Prediction {
             n_replicas: on.map_or(1, |on| on.devices.len()),
             strategy: training.strategy.clone(),
             batch_size,
-            step_ns: placement.makespan.0,
-            busy_ns: busy.into_iter().max().unwrap_or(0),
+            step_ns: placement.makespan.0.saturating_mul(n_parts as u64),
+            busy_ns: busy_ns.saturating_mul(n_parts as u64),
             peak_bytes: placement.devices.into_iter().zip(peaks).collect(),
         })
     }
 }
 
+/// The time in which the busiest device computes. Exchange is no computation.
+fn busiest(planned: &Planned) -> u64 {
+    let placement = &planned.placement;
+    let mut busy = vec![0_u64; placement.devices.len()];
+    for (id, node) in planned.clusters.nodes() {
+        if let Some(placed) = &placement.nodes[id.0 as usize]
+            && node.op.class() != OpClass::Transfer
+        {
+            busy[placed.device] += placed.end.0.saturating_sub(placed.start.0);
+        }
+    }
+    busy.into_iter().max().unwrap_or(0)
+}
+
+/// The symbol of the batch.
+fn symbol(ty: &Type) -> Option<&str> {
+    ty.shape.first()?.as_symbol()
+}
+
 /// Shapes of the inputs for a batch.
 fn shapes(program: &Compiled, batch_size: usize) -> Result<InputShapes> {
-    let symbol = program.inputs().iter().find_map(|(_, ty)| {
-        let first = ty.shape.first()?;
-        let mut symbols = Vec::new();
-        first.visit_symbols(&mut |symbol| symbols.push(symbol.to_owned()));
-        symbols.pop()
-    });
-    let sizes: Bindings = symbol
-        .map(|symbol| (symbol, batch_size))
-        .into_iter()
-        .collect();
-    let shape = |(name, ty): &(String, crate::ir::Type)| {
+    if batch_size == 0 {
+        return Err(Error::invalid("a batch of 0 examples"));
+    }
+    let mut types = program.inputs().iter().map(|(_, ty)| ty);
+    let symbol = types.find_map(symbol).map(str::to_owned);
+    let sizes: Bindings = symbol.map(|s| (s, batch_size)).into_iter().collect();
+    let shape = |(name, ty): &(String, Type)| {
+        let own = ty.shape.first().and_then(|d| d.as_usize());
+        if let Some(own) = own.filter(|own| *own != batch_size && sizes.is_empty()) {
+            let message =
+                format!("batches of {batch_size}: input {name:?} takes {own} examples at once");
+            return Err(Error::invalid(message));
+        }
         let shape = ty.shape.bind(&sizes).as_static();
         shape.ok_or_else(|| {
             let message =
                 format!("input {name:?} ({ty}): the time of a step depends on its extents");
-            Error::invalid(message).hint("fixed extents but for the batch")
+            Error::invalid(message).hint("fixed extents but for the batch, such as --set seq=128")
         })
     };
     Ok(InputShapes {
@@ -202,31 +262,32 @@ impl fmt::Display for Comparison {
             "{:<17} {:>7} {:>7} {:>10} {:>10} {:>10} {:>11}",
             "strategy", "devices", "batch", "step", "compute", "waits", "peak memory"
         );
-        let one = self.fixed[0].step_ns as f64;
-        writeln!(f, "{header} {:>8}", "speed-up")?;
+        let one = self.fixed.first().map_or(0, |p| p.step_ns) as f64;
+        write!(f, "{header} {:>8}", "speed-up")?;
         for p in &self.fixed {
             let is_best = if p == self.best() {
                 "  <- shortest"
             } else {
                 ""
             };
-            writeln!(f, "{p} {:>8.2}{is_best}", one / p.step_ns.max(1) as f64)?;
+            write!(f, "\n{p} {:>8.2}{is_best}", one / p.step_ns.max(1) as f64)?;
         }
-        let Some(alone) = self.scaled.first().filter(|_| self.scaled.len() > 1) else {
+        for (name, why) in &self.left_out {
+            write!(f, "\n{name}: {why}")?;
+        }
+        let (Some(alone), Some(s)) = (self.scaled.first(), self.serial) else {
             return Ok(());
         };
-        let s = self.serial;
-        writeln!(f)?;
-        writeln!(
+        let percent = 100.0 * s;
+        write!(
             f,
-            "the same batch per replica; serial part of a step: {:.0} %",
-            100.0 * s
+            "\n\nthe same batch per replica; serial part of a step: {percent:.0} %\n"
         )?;
-        writeln!(f, "{header} {:>8} {:>10}", "speed-up", "N-(N-1)s")?;
+        write!(f, "{header} {:>8} {:>10}", "speed-up", "N-(N-1)s")?;
         for p in &self.scaled {
             let n = p.n_replicas as f64;
             let speed_up = n * alone.step_ns as f64 / p.step_ns.max(1) as f64;
-            writeln!(f, "{p} {speed_up:>8.2} {:>10.2}", n - (n - 1.0) * s)?;
+            write!(f, "\n{p} {speed_up:>8.2} {:>10.2}", n - (n - 1.0) * s)?;
         }
         Ok(())
     }

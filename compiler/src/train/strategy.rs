@@ -38,8 +38,9 @@ pub enum Strategy {
     /// One copy of each variable, dealt over several devices, each of which makes the updates of its own; the
     /// gradients are computed on workers (TensorFlow's `ParameterServerStrategy`, on the devices of one machine).
     ParameterServer {
-        /// The devices with the variables. None: all CPUs of the session, or all its devices; with asynchronous
-        /// updates, which exclude each other, the first of them.
+        /// The devices with the variables. None: all CPUs of the session, or without CPUs all devices of the first
+        /// one's kind. With asynchronous updates the first of them alone: pushes exclude each other, so that more
+        /// servers would not help.
         servers: Vec<DeviceName>,
         /// The devices that compute gradients. None: as of [`Strategy::Mirrored`].
         workers: Vec<DeviceName>,

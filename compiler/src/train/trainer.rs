@@ -6,7 +6,7 @@ use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::inspection::{SUMMARIES, StepValues};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
-use super::prediction::Comparison;
+use super::prediction::at_one_batch;
 use super::schedule::{self, Schedule};
 use super::strategy::Strategy;
 use super::update::{Parameter, Update};
@@ -448,15 +448,7 @@ impl Trainer {
         }
         let places: Vec<usize> = (0..size.min(data.len())).collect();
         let batch = data.rows(&places, Epoch::default())?;
-        for (name, tensor) in &batch {
-            self.evaluation.check_input(name, tensor)?;
-        }
-        let has = |input: &String| batch.iter().any(|(name, _)| name == input);
-        let mut inputs = self.evaluation.inputs().iter();
-        match inputs.find(|(name, _)| !has(name)) {
-            None => Ok(()),
-            Some((name, ty)) => Err(Error::invalid(format!("input {name:?} ({ty}) is missing"))),
-        }
+        check_inputs(&self.evaluation, &batch)
     }
 
     /// True for a name of [`metric_names`](Self::metric_names) that steps give too.
@@ -646,6 +638,18 @@ impl Trainer {
     }
 }
 
+/// Errors on an input that a program does not have, of another type, or missing.
+pub(super) fn check_inputs(program: &Compiled, batch: &Batch) -> Result<()> {
+    for (name, tensor) in batch {
+        program.check_input(name, tensor)?;
+    }
+    let has = |input: &String| batch.iter().any(|(name, _)| name == input);
+    match program.inputs().iter().find(|(name, _)| !has(name)) {
+        None => Ok(()),
+        Some((name, ty)) => Err(Error::invalid(format!("input {name:?} ({ty}) is missing"))),
+    }
+}
+
 /// The code of a program for tensors by name.
 pub(super) fn executable_for(
     program: &Compiled,
@@ -711,7 +715,7 @@ fn chosen(
     let Strategy::Auto { batch_size } = training.strategy else {
         return Ok(training.strategy.clone());
     };
-    let compared = Comparison::of(session, name, training, batch_size, build)?;
+    let compared = at_one_batch(session, name, training, batch_size, build)?;
     Ok(compared.best().strategy.clone())
 }
 

@@ -581,6 +581,22 @@ fn replicas_train_the_model_of_one_device() {
     ] {
         assert!(ended.stdout.contains(name), "{}", ended.stdout);
     }
+    let ended = gristmill(
+        folder.path(),
+        &[
+            "train",
+            &model,
+            "--data",
+            &examples,
+            "--explain",
+            "--devices",
+            "cpu:2",
+            "--json",
+        ],
+    );
+    let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(json["same_batch"].as_array().unwrap().len(), 4);
+    assert!(!folder.path().join("none.onnx").exists());
     let auto = losses(&["--batch", "66", "--strategy", "auto", "--devices", "cpu:2"]);
     assert!((auto[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {auto:?}");
     let ended = train(folder.path(), &["--async"]);

@@ -211,7 +211,8 @@ fn the_strategy_with_the_shortest_step_is_chosen() {
         }
         assert_eq!(names(&compared.fixed), expected);
         let batches: Vec<usize> = compared.scaled.iter().map(|p| p.batch_size).collect();
-        assert_eq!(batches, (1..=n).map(|k| 64 * k).collect::<Vec<_>>());
+        let expected = (1..=n).map(|k| 64 * k).filter(|_| n > 1);
+        assert_eq!(batches, expected.collect::<Vec<_>>());
         let least = compared.fixed.iter().map(|p| p.step_ns).min().unwrap();
         assert_eq!(compared.best().step_ns, least);
         let own = Trainer::in_session(&session, "perceptron", &training, super::perceptron);
@@ -222,6 +223,40 @@ fn the_strategy_with_the_shortest_step_is_chosen() {
         assert_eq!(text.matches("<- shortest").count(), 1, "{text}");
         assert_eq!(text.contains("N-(N-1)s"), n > 1, "{text}");
     }
+}
+
+/// One device is left where a model does not allow others, and a fixed batch does not grow.
+#[test]
+fn strategies_without_a_prediction_are_left_out() {
+    let scoped = |m: &mut Model| {
+        let x = m.input("x", DType::F32, [8, 3]);
+        let y = m.input("y", DType::I64, [8]);
+        let logits = m.with_device("/cpu:0", |m| m.dense(x, 4))?;
+        let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+        Ok(Objective::new(loss))
+    };
+    let setup = setup("cpu:2", 2);
+    let training = Training {
+        strategy: Strategy::Auto { batch_size: 8 },
+        ..Training::from(Adam::default())
+    };
+    let session = setup.session();
+    let compared = Comparison::of(&session, "scoped", &training, 8, scoped).unwrap();
+    assert_eq!(
+        (compared.fixed.len(), compared.left_out.len()),
+        (1, 3),
+        "{compared}"
+    );
+    assert!(compared.scaled.is_empty() && compared.serial.is_none());
+    assert!(
+        compared.to_string().contains("asks for one by itself"),
+        "{compared}"
+    );
+    let e = Comparison::of(&session, "scoped", &training, 9, scoped).unwrap_err();
+    let expected = "batches of 9: input \"x\" takes 8 examples at once";
+    assert_eq!(e.to_string(), expected);
+    let own = Trainer::in_session(&session, "scoped", &training, scoped).unwrap();
+    assert_eq!(own.strategy(), &Strategy::OneDevice);
 }
 
 /// Millions of weights and two examples: each replica would make the whole update.
@@ -240,7 +275,12 @@ fn large_updates_stay_on_few_devices() {
     let compared = Comparison::of(&setup.session(), "wide", &training, 4, wide).unwrap();
     let best = compared.best();
     assert_ne!(best.strategy.name(), "mirrored", "{compared}");
-    assert!(compared.serial > 0.5, "{compared}");
+    assert!(compared.serial.unwrap() > 0.5, "{compared}");
+    // Fewer examples than devices.
+    let few = Comparison::of(&setup.session(), "wide", &training, 2, wide).unwrap();
+    assert!(few.fixed.iter().all(|p| p.n_replicas <= 2), "{few}");
+    let none = Comparison::of(&setup.session(), "wide", &training, 0, wide).unwrap_err();
+    assert_eq!(none.to_string(), "a batch of 0 examples");
     let step = |name| {
         let mut all = compared.fixed.iter().filter(|p| p.strategy.name() == name);
         all.next_back().unwrap().step_ns

@@ -64,7 +64,7 @@ impl Homes {
     }
 }
 
-/// Deals the variables of a graph without a server, the largest servers last.
+/// Deals the variables of a graph without a server: by size, to the servers with the fewest bytes so far.
 pub(super) fn deal_others(
     g: &Graph,
     homes: &mut BTreeMap<(String, String), usize>,

@@ -223,7 +223,8 @@ impl<'f> FitContext<'f> {
         }
     }
 
-    /// Saves a checkpoint in a folder once all callbacks have seen this event, or this step and its evaluation.
+    /// Saves a checkpoint in a folder once all callbacks have seen this event, or this step and its evaluation. Not after an error with
+    /// batches under way at asynchronous workers: it would leave them out.
     pub fn save_checkpoint(&mut self, checkpoints: &Checkpoints) {
         self.save(Target::Folder(checkpoints.clone()), false, Notes::new());
     }

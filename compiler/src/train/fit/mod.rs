@@ -515,7 +515,8 @@ impl<'f, 'c, 'd> Training<'f, 'c, 'd> {
         }
         // A checkpoint with the best value comes after the file with it: a crash between them loses nothing.
         let mut saves = std::mem::take(&mut self.cx.saves);
-        saves.retain(|_| !self.has_lost_batches);
+        // Weights alone have no position in the data.
+        saves.retain(|save| save.weights_alone || !self.has_lost_batches);
         saves.sort_by_key(|save| matches!(save.target, Target::Folder(_)));
         saves.into_iter().try_for_each(|save| self.save(save))
     }
