@@ -63,12 +63,8 @@ impl Comparison {
     ) -> Result<Comparison> {
         let devices = Strategy::devices(&session.settings().devices)?;
         let predict = |n: usize, size: usize| {
-            let training = Training {
-                strategy: Strategy::Mirrored {
-                    devices: devices[..n].to_vec(),
-                },
-                ..training.clone()
-            };
+            let devices = devices[..n].to_vec();
+            let training = training.with_strategy(Strategy::Mirrored { devices });
             Prediction::of(session, name, &training, size, &build)
         };
         let mut compared = at_one_batch(session, name, training, batch_size, &build)?;
@@ -76,16 +72,19 @@ impl Comparison {
         let grows = grows.inputs.iter().any(|&v| symbol(grows.ty(v)).is_some());
         let all = [1].into_iter().chain(counts(devices.len()));
         for n in all.filter(|_| grows && devices.len() > 1) {
-            // Larger batches than asked for: memory may not have room for them.
-            if let Ok(prediction) = predict(n, n.saturating_mul(batch_size)) {
-                compared.scaled.push(prediction);
+            // Memory may not have room for larger batches than asked for.
+            let size = n.saturating_mul(batch_size);
+            match predict(n, size) {
+                Ok(prediction) => compared.scaled.push(prediction),
+                Err(e) => compared
+                    .left_out
+                    .push(("mirrored", format!("batches of {size}: {e}"))),
             }
         }
         if let Some(once) = compared.scaled.first().filter(|p| p.n_replicas == 1)
             && let Ok(twice) = predict(1, batch_size.saturating_mul(2))
         {
-            let (once, twice) = (once.step_ns.max(1) as f64, twice.step_ns as f64);
-            compared.serial = Some(((2.0 * once - twice) / once).clamp(0.0, 1.0));
+            compared.serial = Some(serial_part(once, &twice));
         }
         Ok(compared)
     }
@@ -97,6 +96,12 @@ impl Comparison {
     }
 }
 
+/// The part of a step without growth, by a step on a batch and one on twice as many examples.
+fn serial_part(once: &Prediction, twice: &Prediction) -> f64 {
+    let (once, twice) = (once.step_ns.max(1) as f64, twice.step_ns as f64);
+    ((2.0 * once - twice) / once).clamp(0.0, 1.0)
+}
+
 /// The strategies at one batch. One device is among them; of others, those without a prediction are left out.
 pub(super) fn at_one_batch(
     session: &Session,
@@ -106,10 +111,7 @@ pub(super) fn at_one_batch(
     build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<Comparison> {
     let predict = |strategy| {
-        let training = Training {
-            strategy,
-            ..training.clone()
-        };
+        let training = training.with_strategy(strategy);
         Prediction::of(session, name, &training, batch_size, build)
     };
     let mut compared = Comparison {

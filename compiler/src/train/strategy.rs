@@ -39,8 +39,7 @@ pub enum Strategy {
     /// gradients are computed on workers (TensorFlow's `ParameterServerStrategy`, on the devices of one machine).
     ParameterServer {
         /// The devices with the variables. None: all CPUs of the session, or without CPUs all devices of the first
-        /// one's kind. With asynchronous updates the first of them alone: pushes exclude each other, so that more
-        /// servers would not help.
+        /// one's kind. With asynchronous updates the first of them alone.
         servers: Vec<DeviceName>,
         /// The devices that compute gradients. None: as of [`Strategy::Mirrored`].
         workers: Vec<DeviceName>,

@@ -158,6 +158,14 @@ pub struct Training {
 }
 
 impl Training {
+    /// The same with another strategy.
+    pub(super) fn with_strategy(&self, strategy: Strategy) -> Training {
+        Training {
+            strategy,
+            ..self.clone()
+        }
+    }
+
     /// The options of all programs on some devices, but for those of workers.
     pub(super) fn options_for(&self, set: &DeviceSet) -> Result<Options> {
         let own = self.strategy.data_parallel(set)?;
@@ -208,10 +216,7 @@ impl Trainer {
         training: &Training,
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Trainer> {
-        let training = &Training {
-            strategy: chosen(session, name, training, &build)?,
-            ..training.clone()
-        };
+        let training = &training.with_strategy(chosen(session, name, training, &build)?);
         let options = &training.options_for(&session.settings().devices)?;
         let evaluation = evaluation_of(name, training, &build)?;
         let metrics = metrics(&evaluation);

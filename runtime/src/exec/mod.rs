@@ -423,7 +423,7 @@ impl Executor {
 
     fn bind(&self, operands: &mut Operands) -> Result<(), Error> {
         let workers = &self.shared.workers;
-        // What follows may fail, with nothing changed in this run.
+        // A failure before the first step leaves all values whole.
         for worker in workers {
             lock(worker).frame.variables.is_changing = false;
         }

@@ -559,19 +559,14 @@ fn replicas_train_the_model_of_one_device() {
             assert!((a - b).abs() < 1e-3 * a, "{one:?} {three:?}");
         }
     }
-    let ended = gristmill(
-        folder.path(),
-        &[
-            "train",
-            &model,
-            "--data",
-            &examples,
-            "--explain",
-            "--devices",
-            "cpu:2",
-        ],
-    );
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let explain = |more: &[&str]| {
+        let args = ["train", &model, "--data", &examples, "--explain"];
+        let all = [&args[..], &["--devices", "cpu:2"], more].concat();
+        let ended = gristmill(folder.path(), &all);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let table = explain(&[]);
     for name in [
         "one-device",
         "mirrored",
@@ -579,22 +574,9 @@ fn replicas_train_the_model_of_one_device() {
         "parameter-server",
         "N-(N-1)s",
     ] {
-        assert!(ended.stdout.contains(name), "{}", ended.stdout);
+        assert!(table.contains(name), "{table}");
     }
-    let ended = gristmill(
-        folder.path(),
-        &[
-            "train",
-            &model,
-            "--data",
-            &examples,
-            "--explain",
-            "--devices",
-            "cpu:2",
-            "--json",
-        ],
-    );
-    let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&explain(&["--json"])).unwrap();
     assert_eq!(json["same_batch"].as_array().unwrap().len(), 4);
     assert!(!folder.path().join("none.onnx").exists());
     let auto = losses(&["--batch", "66", "--strategy", "auto", "--devices", "cpu:2"]);

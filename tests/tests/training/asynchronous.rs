@@ -193,7 +193,7 @@ fn no_push_is_lost() {
     assert!(stale > 0);
 }
 
-/// What a push that did not read its variables again would do: of two updates at a time one is lost.
+/// The reason for reads within a push: of two updates at a time one is lost otherwise.
 #[test]
 fn a_read_and_an_assignment_in_two_runs_lose_updates() {
     let own = workers_of(2, Training::from(Sgd::default()), count);

@@ -66,8 +66,6 @@ struct Team<'t> {
     tasks: Vec<SyncSender<Task>>,
     computed: Receiver<Computed>,
     idle: Vec<usize>,
-    /// Batches of the epoch that were given to workers, or pushed before.
-    n_given: u64,
     /// Numbers of examples for which all workers have code.
     sizes: BTreeSet<usize>,
     /// End of the last step, evaluation or callback.
@@ -75,7 +73,7 @@ struct Team<'t> {
 }
 
 impl<'t> Team<'t> {
-    fn start<'s>(scope: &'s Scope<'s, 't>, workers: Vec<Worker<'t>>, n_given: u64) -> Team<'t> {
+    fn start<'s>(scope: &'s Scope<'s, 't>, workers: Vec<Worker<'t>>) -> Team<'t> {
         let (done, computed) = channel();
         let start = |worker: &Worker<'t>| {
             let (tasks, own) = sync_channel(1);
@@ -88,7 +86,6 @@ impl<'t> Team<'t> {
             computed,
             sizes: BTreeSet::new(),
             idle: (0..workers.len()).rev().collect(),
-            n_given,
             begin: Instant::now(),
             workers,
         }
@@ -98,19 +95,18 @@ impl<'t> Team<'t> {
         self.idle.len() == self.workers.len()
     }
 
-    /// Gives a batch to an idle worker. Before the first one of its size, the code of all workers is generated, so
+    /// Gives a batch of a number to an idle worker. Before the first one of its size, the code of all workers is generated, so
     /// that no worker pulls long before it pushes.
-    fn give(&mut self, batch: Batch) -> Result<()> {
+    fn give(&mut self, batch: Batch, number: u64) -> Result<()> {
         if self.sizes.insert(n_examples(&batch)) {
             let mut workers = self.workers.iter();
             workers.try_for_each(|w| w.executable_for(&batch).map(drop))?;
         }
         let gone = || Error::internal("a worker has ended");
         let worker = self.idle.pop().ok_or_else(gone)?;
-        self.n_given += 1;
         let task = Task {
             n_examples: n_examples(&batch),
-            number: self.n_given,
+            number,
             batch,
         };
         self.tasks[worker].send(task).map_err(|_| gone())
@@ -142,8 +138,7 @@ impl Training<'_, '_, '_> {
     pub(super) fn steps_of_workers(&mut self, batches: Batches) -> Result<()> {
         let trainer = self.cx.trainer;
         scope(|scope| {
-            let n_given = self.cx.position.n_batches;
-            let mut team = Team::start(scope, trainer.workers(), n_given);
+            let mut team = Team::start(scope, trainer.workers());
             let ended = self.share(&mut team, batches);
             // A checkpoint has a position up to which all batches were pushed.
             self.has_lost_batches |= ended.is_err() && self.cx.n_under_way > 0;
@@ -160,7 +155,8 @@ impl Training<'_, '_, '_> {
                 return Ok(ControlFlow::Break(()));
             }
             self.begin_step(&batch)?;
-            team.give(batch)?;
+            let number = self.cx.position.n_batches + self.cx.n_under_way + 1;
+            team.give(batch, number)?;
             self.cx.n_under_way += 1;
             self.make_room(team)?;
             let is_over = self.cx.stop.is_some() || self.n_given() >= self.cx.n_steps;
