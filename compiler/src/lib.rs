@@ -42,7 +42,9 @@ pub mod onnx;
 pub mod place;
 pub mod train;
 
-pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
+pub use compiled::{
+    ClusterTime, Compiled, Executable, Outputs, Source, StepTime, compile, prepare,
+};
 pub use cost::{Bytes, Measured, Nanos};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::exec::Resources;

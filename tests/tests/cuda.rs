@@ -449,7 +449,10 @@ fn clusters_are_timed_by_events() {
             "kernels take {kernels} ns of {taken}"
         );
         let mut measured = Measured::default();
-        assert_eq!(compiled.measure(&tensors, 2, &mut measured).unwrap(), 1);
+        assert_eq!(
+            compiled.measure(&tensors, 2, &mut measured).unwrap().len(),
+            1
+        );
         let (_, sample) = measured.samples().next().unwrap();
         assert!(
             sample.count == 2 && sample.min.0 > kernels / 20,

@@ -10,7 +10,6 @@ use crate::{parse, print_json};
 use clap::Args;
 use gristmill::Measured;
 use gristmill::Options;
-use gristmill::StepTime;
 use gristmill::Tensor;
 use gristmill::calibrate::machine;
 use gristmill::command_line::Fallback;
@@ -18,6 +17,7 @@ use gristmill::cost::measured::MAX_RECENT;
 use gristmill::cost::store;
 use gristmill::pipeline::Config;
 use gristmill::place::{Objective, Replacement};
+use gristmill::{ClusterTime, Nanos, StepTime};
 use gristmill::{Compiled, Executable};
 use gristmill::{Error, Result};
 use gristmill_runtime::command::times::{Times, Until, peak_rss_bytes};
@@ -294,7 +294,7 @@ fn keep(p: &Prepared) -> Result<()> {
         return Ok(());
     };
     let mut new = Measured::default();
-    let n_clusters = p
+    let clusters = p
         .compiled()
         .ok_or_else(|| Error::internal("the clusters of an image are not known"))?
         .measure(&p.inputs.tensors, RECORDED_RUNS, &mut new)?;
@@ -302,6 +302,8 @@ fn keep(p: &Prepared) -> Result<()> {
     let (measured, warning) = store::add_times(&path, &machine(), &new)?;
     warning.iter().for_each(output::warning);
     let path = path.display();
+    print_predicted(&clusters);
+    let n_clusters = clusters.len();
     noteln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {path}");
     match placements_folder(p.compiled()) {
         Some(placements) => keep_placement(p, measured, placements),
@@ -364,6 +366,35 @@ fn print_profile(steps: &[StepTime]) {
         format!("{percent:.1} % {n} {kind}")
     });
     errln!("by kind: {}", parts.collect::<Vec<_>>().join(", "));
+}
+
+/// Clusters that are listed beside their predictions.
+const N_COMPARED: usize = 12;
+
+/// Prints the clusters whose predictions are furthest from the measured times, and the sums of all.
+fn print_predicted(clusters: &[ClusterTime]) {
+    let mut furthest: Vec<&ClusterTime> = clusters.iter().collect();
+    furthest.sort_by_key(|c| std::cmp::Reverse(c.predicted.0.abs_diff(c.measured.0)));
+    let sum = |of: fn(&ClusterTime) -> Nanos| clusters.iter().map(of).sum::<Nanos>();
+    let (predicted, measured) = (sum(|c| c.predicted), sum(|c| c.measured));
+    errln!(
+        "{:>9}  {:>9}  by rates alone, the largest differences first",
+        "predicted",
+        "measured"
+    );
+    for c in furthest.iter().take(N_COMPARED) {
+        let (predicted, measured) = (c.predicted.to_string(), c.measured.to_string());
+        errln!(
+            "{predicted:>9}  {measured:>9}  {:<28} {}",
+            c.class,
+            printable(&c.node)
+        );
+    }
+    errln!(
+        "{:>9}  {:>9}  all",
+        predicted.to_string(),
+        measured.to_string()
+    );
 }
 
 /// Kinds of steps that a profile sums up.

@@ -21,7 +21,7 @@ pub use executable::Executable;
 pub use interface::interface;
 pub use outputs::Outputs;
 pub use source::Source;
-pub use step_times::StepTime;
+pub use step_times::{ClusterTime, StepTime};
 
 use crate::cost::{Measured, Nanos};
 use crate::error::{Error, Result};

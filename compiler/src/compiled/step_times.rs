@@ -1,7 +1,7 @@
 //! Times of the steps of compiled models, and of their clusters.
 
 use super::{Compiled, Executable};
-use crate::cost::{DeviceProfile, Measured, Nanos};
+use crate::cost::{DeviceProfile, Measured, Nanos, measured};
 use crate::error::Result;
 use crate::ir::NodeId;
 use crate::pipeline::costs;
@@ -21,6 +21,19 @@ pub struct StepTime {
     pub node: String,
     /// Nanoseconds.
     pub ns: u64,
+}
+
+/// Time of one cluster, beside the prediction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterTime {
+    /// Path in the user's model.
+    pub node: String,
+    /// The kind of cluster and the rate that limits it: `contract conv f32`.
+    pub class: String,
+    /// By the rates of the device, without any measurement.
+    pub predicted: Nanos,
+    /// Median of the measured runs.
+    pub measured: Nanos,
 }
 
 impl StepTime {
@@ -89,13 +102,13 @@ impl Executable {
 }
 
 impl Compiled {
-    /// Measures every cluster: adds the times of `n_runs` runs with given inputs to `measured`. Returns the number of clusters measured.
+    /// Measures every cluster: adds the times of `n_runs` runs with given inputs to `measured`. Returns the median of each cluster.
     pub fn measure(
         &self,
         tensors: &[Tensor],
         n_runs: usize,
         measured: &mut Measured,
-    ) -> Result<usize> {
+    ) -> Result<Vec<ClusterTime>> {
         let executable = self.for_inputs(tensors)?;
         let runs = executable.recorded_runs(tensors, n_runs)?;
         let costs = costs(self.config());
@@ -105,26 +118,41 @@ impl Compiled {
             false => Vec::new(),
         };
         let parts = lowered.partitions.iter().chain(&made_again);
-        let mut n_clusters = 0;
+        let mut clusters = Vec::new();
         for (p, (part, nodes)) in parts.zip(&lowered.step_nodes).enumerate() {
             let Some(profile) = self.rates(&part.device) else {
                 continue;
             };
             let runs: Vec<&[u64]> = runs.iter().map(|run| &run[p][..]).collect();
             let times = cluster_times(nodes, &runs);
-            n_clusters += times.len();
             let graph = &part.graph;
+            clusters.extend(times.iter().map(|(&id, times)| {
+                let node = graph.node(id);
+                ClusterTime {
+                    node: node.origin.to_string(),
+                    class: measured::class(&costs, graph, node, profile).unwrap_or_default(),
+                    predicted: costs.analytic_ns(graph, node, profile),
+                    measured: median(times),
+                }
+            }));
             let rows = times.into_iter();
             let rows = rows.map(|(id, times)| (graph, graph.node(id), times));
             measured.record(&costs, profile, rows);
         }
-        Ok(n_clusters)
+        Ok(clusters)
     }
 
     fn rates(&self, device: &DeviceName) -> Option<&DeviceProfile> {
         let mut devices = self.config().settings.devices.devices.iter();
         devices.find(|d| d.name == *device).map(|d| &d.profile)
     }
+}
+
+/// The middle one of some times, the upper of two.
+fn median(times: &[Nanos]) -> Nanos {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
 /// Time of each cluster in each run: the sum over its steps.

@@ -224,7 +224,12 @@ fn has_kernels(node: &Node) -> bool {
 
 /// The class of a node that has kernels of its own: kind of cluster and limiting rate, or name of
 /// the control flow.
-fn class(costs: &CostModel, g: &Graph, node: &Node, profile: &DeviceProfile) -> Option<String> {
+pub(crate) fn class(
+    costs: &CostModel,
+    g: &Graph,
+    node: &Node,
+    profile: &DeviceProfile,
+) -> Option<String> {
     match &node.op {
         Op::Cluster { kind, .. } => {
             let kind = format!("{kind:?}").to_lowercase();
