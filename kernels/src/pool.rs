@@ -10,6 +10,7 @@ use crate::rows::{Fold, Largest};
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
+use std::ops::Range;
 
 /// The function of each window that a [`PoolDesc`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,32 +116,46 @@ pub unsafe extern "C" fn gm_pool_f32(
     if !(1..=3).contains(&desc.kind) || !desc.window.valid() {
         return INVALID;
     }
-    for item in begin..end.min(desc.n_items()) {
-        let (w, oh) = (&desc.window, item % desc.window.out_h);
-        // SAFETY: the pointers cover the descriptor's operands.
-        let (x, y) = unsafe { (pointer(ptrs, LHS).cast_const(), pointer(ptrs, OUT)) };
-        let x = x.wrapping_add(item / w.out_h * w.x_n_stride);
-        let rows = w.rows_inside(oh);
-        for ow in 0..w.out_w {
-            let taps = w.taps_inside(ow);
-            let ih = (oh * w.stride_h + rows.start * w.dilation_h).wrapping_sub(w.pad_top);
-            let iw = (ow * w.stride_w + taps.start * w.dilation_w).wrapping_sub(w.pad_left);
-            let first = ih
-                .wrapping_mul(w.x_h_stride)
-                .wrapping_add(iw.wrapping_mul(w.x_w_stride));
-            let pixel = Pixel {
-                desc,
-                x: x.wrapping_add(first),
-                y: y.wrapping_add((item * w.out_w + ow) * desc.ldy),
-                n_rows: rows.len(),
-                n_taps: taps.len(),
-                divisor: desc.divisor(oh, ow, rows.len() * taps.len()),
-            };
-            // SAFETY: the pointers cover the descriptor's operands.
-            unsafe { dispatch(isa, pixel) };
-        }
+    // SAFETY: the pointers cover the descriptor's operands.
+    unsafe {
+        let rows = Rows {
+            desc,
+            x: pointer(ptrs, LHS).cast_const(),
+            y: pointer(ptrs, OUT),
+            items: begin..end.min(desc.n_items()),
+        };
+        dispatch(isa, rows);
     }
     OK
+}
+
+/// Output rows.
+struct Rows<'a> {
+    desc: &'a PoolDesc,
+    x: *const f32,
+    y: *mut f32,
+    items: Range<usize>,
+}
+
+impl Task for Rows<'_> {
+    type Out = ();
+
+    /// Safety: the pointers cover the descriptor's operands.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let w = &self.desc.window;
+        for item in self.items.clone() {
+            let oh = item % w.out_h;
+            let rows = w.rows_inside(oh);
+            let x = self.x.wrapping_add(item / w.out_h * w.x_n_stride);
+            for ow in 0..w.out_w {
+                let y = (item * w.out_w + ow) * self.desc.ldy;
+                let pixel = Pixel::new(self.desc, (x, self.y.wrapping_add(y)), (oh, &rows), ow);
+                // SAFETY: by contract.
+                unsafe { pixel.run(s) };
+            }
+        }
+    }
 }
 
 /// One output pixel.
@@ -155,10 +170,45 @@ struct Pixel<'a> {
     divisor: f32,
 }
 
-impl Task for Pixel<'_> {
-    type Out = ();
+impl<'a> Pixel<'a> {
+    /// Column `ow` of output row `oh`, whose windows have `rows` on the image. The pointers are those
+    /// of the image and of the output pixel.
+    #[inline(always)]
+    fn new(
+        desc: &'a PoolDesc,
+        (x, y): (*const f32, *mut f32),
+        (oh, rows): (usize, &Range<usize>),
+        ow: usize,
+    ) -> Pixel<'a> {
+        let w = &desc.window;
+        let (start, reach) = (ow * w.stride_w, (w.kernel_w - 1) * w.dilation_w);
+        let is_inside = start >= w.pad_left && start - w.pad_left + reach < w.in_w;
+        // Windows inside of the image need no division.
+        let taps = match is_inside {
+            true => 0..w.kernel_w,
+            false => w.taps_inside(ow),
+        };
+        let ih = (oh * w.stride_h + rows.start * w.dilation_h).wrapping_sub(w.pad_top);
+        let iw = (start + taps.start * w.dilation_w).wrapping_sub(w.pad_left);
+        let first = ih
+            .wrapping_mul(w.x_h_stride)
+            .wrapping_add(iw.wrapping_mul(w.x_w_stride));
+        let is_mean = desc.kind != PoolKind::Max as u32;
+        Pixel {
+            desc,
+            x: x.wrapping_add(first),
+            y,
+            n_rows: rows.len(),
+            n_taps: taps.len(),
+            divisor: match is_mean {
+                true => desc.divisor(oh, ow, rows.len() * taps.len()),
+                false => 1.0,
+            },
+        }
+    }
 
-    /// Safety: the pointers cover the pixel's window and channels.
+    /// # Safety
+    /// The pointers cover the pixel's window and channels.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
         let mut channel = 0;
@@ -180,9 +230,7 @@ impl Task for Pixel<'_> {
             }
         }
     }
-}
 
-impl Pixel<'_> {
     /// True when there are `n` whole vectors of channels from `channel` on.
     #[inline(always)]
     fn has<S: Simd>(&self, channel: usize, n: usize) -> bool {

@@ -82,7 +82,7 @@ fn reference(d: &ConvDesc, x: &[f32], weights: &[f32], bias: &[f32], residual: &
 }
 
 fn check(
-    rng: &mut Rng,
+    (rng, values): (&mut Rng, fn(&mut Rng, usize) -> Vec<f32>),
     isa: Isa,
     window: Window,
     groups: usize,
@@ -110,8 +110,8 @@ fn check(
         );
     }
     let n_taps = window.kernel_h * window.kernel_w;
-    let x = rng.vec(window.batch * window.x_n_stride);
-    let weights = rng.vec(channels * in_channels * n_taps);
+    let x = values(rng, window.batch * window.x_n_stride);
+    let weights = values(rng, channels * in_channels * n_taps);
     let (bias, residual) = (rng.vec(channels), rng.vec(window.n_pixels() * channels));
     let packed = pack_weights(isa, groups, out_channels, in_channels, n_taps, &weights);
     assert_eq!(packed.len(), d.packed_len());
@@ -147,7 +147,28 @@ fn convolutions_agree_with_the_reference() {
             let in_channels = rng.pick(&[1, 2, 3, 4, 16, 17, 20]);
             let window = window(&mut rng, groups * in_channels);
             let out_channels = rng.pick(&[1, 3, 8, 16, 31, 32, 33, 70]);
-            check(&mut rng, isa, window, groups, in_channels, out_channels);
+            let values = (&mut rng, Rng::vec as fn(&mut Rng, usize) -> Vec<f32>);
+            check(values, isa, window, groups, in_channels, out_channels);
+        }
+    }
+}
+
+/// Values whose sums of products are exact.
+fn integers(rng: &mut Rng, n: usize) -> Vec<f32> {
+    rng.vec(n).iter().map(|x| (x * 4.0).round()).collect()
+}
+
+/// Windows as large as images, whose panels are summed by blocks of taps.
+#[test]
+fn deep_windows_agree_with_the_reference() {
+    let mut rng = Rng(12);
+    for isa in Isa::available() {
+        for (size, channels) in [(42, 20), (48, 15)] {
+            for out_channels in [3, 40] {
+                let [height, width] = [size + rng.below(2), size + 1];
+                let window = Window::new(1, height, width, channels, size, size);
+                check((&mut rng, integers), isa, window, 1, channels, out_channels);
+            }
         }
     }
 }

@@ -9,6 +9,9 @@ use std::ops::Range;
 
 /// Elements of a panel that stay in the second-level cache while row panels pass: 512 KiB.
 const PANEL_ELEMENTS: usize = 128 * 1024;
+/// Panels of filters are divided when they are larger than this multiple of [`PANEL_ELEMENTS`]:
+/// those of gradients of filters, whose windows are images.
+const LARGE_FILTER: usize = 2;
 
 /// One matrix product, computed by blocks.
 pub(crate) struct Product<'a> {
@@ -42,7 +45,7 @@ struct Cell {
     panel: usize,
     /// More than 1 only for full panels and at most 4 rows.
     n_panels: usize,
-    /// Range of the summed dimension.
+    /// Range of the summed dimension; of taps when rows are indirect.
     k: Range<usize>,
 }
 
@@ -129,17 +132,27 @@ impl Product<'_> {
         }
     }
 
-    /// Ranges of the summed dimension: several if a panel is too large for the cache, and the sums
-    /// are stored as they are.
+    /// Ranges of the summed dimension, or of taps: several if a panel is too large for the cache,
+    /// and the sums are stored as they are.
     fn k_blocks(&self, tiles: &Tiles) -> impl Iterator<Item = Range<usize>> + use<> {
-        let k = self.k;
-        let is_whole = self.lhs.taps > 0 || self.integers.is_some() || self.quantize.to != 0;
-        let n_blocks = if is_whole {
+        let (n, elements) = (self.depth(), self.k * self.lhs.taps.max(1) * tiles.nr);
+        let is_whole = self.integers.is_some() || self.quantize.to != 0;
+        let is_small = self.lhs.taps > 0 && elements <= LARGE_FILTER * PANEL_ELEMENTS;
+        let n_blocks = if is_whole || is_small {
             1
         } else {
-            (k * tiles.nr).div_ceil(PANEL_ELEMENTS).max(1)
+            elements.div_ceil(PANEL_ELEMENTS).clamp(1, n.max(1))
         };
-        (0..n_blocks).map(move |i| i * k / n_blocks..(i + 1) * k / n_blocks)
+        (0..n_blocks).map(move |i| i * n / n_blocks..(i + 1) * n / n_blocks)
+    }
+
+    /// Length of the dimension that [`Product::k_blocks`] divides.
+    #[inline(always)]
+    fn depth(&self) -> usize {
+        match self.lhs.taps {
+            0 => self.k,
+            taps => taps,
+        }
     }
 
     /// # Safety
@@ -148,7 +161,7 @@ impl Product<'_> {
     unsafe fn tile(&self, tiles: &Tiles, cell: &Cell) {
         let col = cell.panel * tiles.nr;
         let width = cell.n_panels * tiles.nr;
-        let is_last = cell.k.end == self.k;
+        let is_last = cell.k.end == self.depth();
         let mut scratch = std::mem::MaybeUninit::<Scratch>::uninit();
         let (c, ldc) = if self.quantize.to == 0 {
             (self.c.wrapping_add(cell.row * self.ldc + col), self.ldc)
@@ -221,12 +234,16 @@ impl Product<'_> {
         // Panels of bytes end with the sums of their columns.
         let panel_stride = (n_words + usize::from(self.integers.is_some())) * tiles.nr;
         let mut lhs = self.lhs;
-        if lhs.taps > 0 {
-            lhs.rows = lhs.rows.wrapping_add(cell.row - cell.first_row);
+        let (k, first) = if lhs.taps > 0 {
+            let tap = cell.k.start * lhs.tap_stride;
+            lhs.rows = lhs.rows.wrapping_add(tap + cell.row - cell.first_row);
+            lhs.taps = cell.k.len();
+            (self.k, cell.k.start * self.k)
         } else {
             lhs.a = lhs.a.wrapping_add(cell.row * lhs.lda + cell.k.start);
-        }
-        let fast = if cell.k.end == self.k {
+            (cell.k.len(), cell.k.start)
+        };
+        let fast = if cell.k.end == self.depth() {
             self.epilogue.fast.at(cell.row, rect.col)
         } else {
             Fast::NONE
@@ -234,9 +251,9 @@ impl Product<'_> {
         let panel = self.b.wrapping_add(cell.panel * panel_stride);
         let integers = self.integers.as_ref();
         Tile {
-            k: cell.k.len(),
+            k,
             lhs,
-            b: panel.wrapping_add(cell.k.start * tiles.nr),
+            b: panel.wrapping_add(first * tiles.nr),
             panel_stride,
             c: rect.c,
             ldc: rect.ldc,
