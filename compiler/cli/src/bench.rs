@@ -368,7 +368,7 @@ fn print_profile(steps: &[StepTime]) {
     errln!("by kind: {}", parts.collect::<Vec<_>>().join(", "));
 }
 
-/// Clusters that are listed beside their predictions.
+/// Number of clusters listed beside their predictions.
 const N_COMPARED: usize = 12;
 
 /// Prints the clusters whose predictions are furthest from the measured times, and the sums of all.

@@ -155,12 +155,16 @@ fn device_text(p: &DeviceProfile) -> String {
             dtype.map_or(String::new(), |d| format!("_{}", d.name()))
         )
     });
+    let lanes = match p.kind {
+        DeviceKind::Cpu => format!("lanes = {}\n", p.lanes),
+        _ => String::new(),
+    };
     let peaks = p
         .peaks
         .iter()
         .map(|(dtype, peak)| format!(", {} = {peak:?}", dtype.name()));
     format!(
-        "\n[[device]]\nkind = \"{}\"\nthreads = {}\nmemory_bytes_per_second = {:?}\ncache_bytes = {}\ncache_bytes_per_second = {:?}\n\
+        "\n[[device]]\nkind = \"{}\"\nthreads = {}\n{lanes}memory_bytes_per_second = {:?}\ncache_bytes = {}\ncache_bytes_per_second = {:?}\n\
          launch_ns = {}\nflops_per_second = {{ f32 = {:?}{} }}\nefficiency = {{ {} }}\n",
         p.kind.name().to_lowercase(),
         p.n_threads,

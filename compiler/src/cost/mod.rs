@@ -9,6 +9,7 @@ mod filtering;
 pub mod measured;
 mod profile;
 pub mod store;
+mod tiles;
 pub mod work;
 
 pub use crate::ir::WorkClass;
@@ -90,20 +91,23 @@ impl CostModel {
             }
             Op::Loop { trip, .. } => body_ns(trip),
             Op::Scan { length, .. } => body_ns(length),
-            Op::Cluster { .. } => {
-                let body = &node.regions[0];
-                let ops = || body.nodes().map(|(_, n)| n);
-                let seconds = ops()
-                    .map(|n| self.arithmetic_seconds(body, n, device))
-                    .sum();
-                let factor = ops().map(|n| layout_factor(&n.op)).max().unwrap_or(1);
-                self.kernel_ns(g, node, seconds, factor, device)
-            }
-            op => {
-                let seconds = self.arithmetic_seconds(g, node, device);
-                self.kernel_ns(g, node, seconds, layout_factor(op), device)
-            }
+            _ => self.kernels_ns(g, node, device),
         }
+    }
+
+    /// Time of a cluster, or of an op as a kernel of its own.
+    fn kernels_ns(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
+        let (arithmetic, factor) = match (&node.op, node.regions.first()) {
+            (Op::Cluster { .. }, Some(body)) => {
+                let ops = || body.nodes().map(|(_, n)| n);
+                let seconds = ops().map(|n| self.arithmetic_seconds(body, n, device));
+                let factor = ops().map(|n| layout_factor(&n.op)).max();
+                (seconds.sum(), factor.unwrap_or(1))
+            }
+            (op, _) => (self.arithmetic_seconds(g, node, device), layout_factor(op)),
+        };
+        let seconds = arithmetic + self.packing_seconds(g, node, device);
+        self.kernel_ns(g, node, seconds, factor, device)
     }
 
     /// Time of an iteration that is not the first, which takes `cold`: where all that a body touches fits the caches of a CPU, it is there.
@@ -176,11 +180,45 @@ impl CostModel {
         results: &[impl Borrow<Type>],
         device: &DeviceProfile,
     ) -> f64 {
-        let direct = seconds(work::of_op(op, operands, results, &self.extents), device);
-        if device.kind != DeviceKind::Cpu || self.direct_convolutions {
-            return direct;
+        let work = work::of_op(op, operands, results, &self.extents);
+        if device.kind != DeviceKind::Cpu {
+            return seconds(work, device);
         }
-        direct * filtering::share(op, operands, &self.extents)
+        let results: Vec<&Type> = results.iter().map(Borrow::borrow).collect();
+        let direct = match tiles::operations(op, operands, &results, &self.extents, device) {
+            Some(operations) => operations / rate(&work, device),
+            None => seconds(work, device),
+        };
+        let stores = match op {
+            Op::MatMul | Op::Conv { .. } => self.store_seconds(&results, device),
+            _ => 0.0,
+        };
+        let share = match self.direct_convolutions {
+            true => 1.0,
+            false => filtering::share(op, operands, &self.extents),
+        };
+        direct * share + stores
+    }
+
+    /// Time beside the arithmetic for results larger than the cache, in seconds: tiles are written when they are done, and nothing else
+    /// happens then.
+    fn store_seconds(&self, results: &[&Type], device: &DeviceProfile) -> f64 {
+        let bytes: Bytes = results.iter().map(|ty| self.extents.bytes(ty)).sum();
+        match bytes <= device.cache_bytes {
+            true => 0.0,
+            false => self.memory_seconds(bytes, device),
+        }
+    }
+
+    /// Time to pack variable right-hand sides on a CPU, in seconds.
+    fn packing_seconds(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> f64 {
+        match device.kind {
+            DeviceKind::Cpu => {
+                let bytes = tiles::packed_bytes(g, node, &self.extents, device);
+                self.memory_seconds(Bytes(bytes), device)
+            }
+            _ => 0.0,
+        }
     }
 
     /// The rate that limits a cluster: `matmul f32` where most of its arithmetic is that, `memory`
@@ -261,8 +299,12 @@ pub fn layout_factor(op: &Op) -> u64 {
 }
 
 fn seconds(w: Work, device: &DeviceProfile) -> f64 {
-    w.flops.saturating_add(w.overhead_flops) as f64
-        / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
+    w.flops.saturating_add(w.overhead_flops) as f64 / rate(&w, device)
+}
+
+/// Operations per second of a class and dtype.
+fn rate(w: &Work, device: &DeviceProfile) -> f64 {
+    device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype)
 }
 
 /// A stable hash of a node's computation: op, attributes, body, operand and result types; no names

@@ -37,6 +37,8 @@ pub struct DeviceProfile {
     pub launch: Nanos,
     /// Threads that share a kernel.
     pub n_threads: usize,
+    /// `f32` lanes of a CPU's vectors, of which kernels fill whole ones; 1 of other devices.
+    pub lanes: usize,
     /// Peak operations per second of dtypes where `flops_f32` does not say it.
     pub peaks: BTreeMap<DType, f64>,
     /// Share of the peak of classes where it is not that of our kernels on the CPU: for one dtype, or for all others.
@@ -47,20 +49,21 @@ impl DeviceProfile {
     /// A CPU by instruction set and number of threads.
     pub fn cpu(isa: Isa, n_threads: usize) -> DeviceProfile {
         let lanes = match isa {
-            Isa::Portable => 4.0,
-            Isa::Avx2 => 8.0,
-            Isa::Avx512 => 16.0,
+            Isa::Portable => 4,
+            Isa::Avx2 => 8,
+            Isa::Avx512 => 16,
         };
         let n = n_threads.max(1) as f64;
         DeviceProfile {
             kind: DeviceKind::Cpu,
             // Two fused multiply-adds per cycle and lane.
-            flops_f32: CPU_HZ * lanes * 4.0 * n,
+            flops_f32: CPU_HZ * f64::from(lanes) * 4.0 * n,
             memory_bandwidth: (CORE_MEMORY_BANDWIDTH * n).min(SHARED_MEMORY_BANDWIDTH),
             cache_bandwidth: CORE_CACHE_BANDWIDTH * n,
             cache_bytes: Bytes(1 << 20).times(n_threads.max(1) as u64),
             launch: Nanos(if n_threads > 1 { 400 } else { 100 }),
             n_threads: n_threads.max(1),
+            lanes: lanes as usize,
             peaks: BTreeMap::new(),
             efficiencies: BTreeMap::new(),
         }
@@ -75,6 +78,7 @@ impl DeviceProfile {
             memory_bandwidth: EMULATED_RATE * n,
             cache_bandwidth: EMULATED_RATE * n,
             launch: Nanos(20_000),
+            lanes: 1,
             ..DeviceProfile::cpu(Isa::Portable, n_threads)
         }
     }
@@ -114,7 +118,7 @@ impl DeviceProfile {
         }
         match (class, dtype) {
             (WorkClass::MatMul, DType::F32) => 0.85,
-            (WorkClass::Conv, DType::F32) => 0.60,
+            (WorkClass::Conv, DType::F32) => 0.85,
             (WorkClass::Attention, DType::F32) => 0.60,
             (WorkClass::Map | WorkClass::Reduce, DType::F32) => 0.12,
             (class, _) => loop_share(class),

@@ -81,8 +81,10 @@ impl DeviceSet {
             name: name.clone(),
             profile: match name.kind {
                 DeviceKind::Emu => DeviceProfile::emulator(n_threads),
+                DeviceKind::Cpu => DeviceProfile::this_cpu(n_threads / n_cpus),
                 kind => DeviceProfile {
                     kind,
+                    lanes: 1,
                     ..DeviceProfile::this_cpu(n_threads / n_cpus)
                 },
             },

@@ -212,6 +212,7 @@ pub fn described(device: &CudaDevice) -> DeviceProfile {
         cache_bytes: Bytes(u64::from(device.cache_bytes)),
         launch: Nanos(3_000),
         n_threads: 1,
+        lanes: 1,
         peaks: BTreeMap::new(),
         efficiencies: BTreeMap::new(),
     }

@@ -13,6 +13,7 @@
 //! cache_bytes = 50_000_000
 //! cache_bytes_per_second = 5.5e12
 //! launch_ns = 3_000
+//! # lanes = 16                         # of CPUs: `f32` elements of a vector; 8 if left out
 //! flops_per_second = { f32 = 6.7e13, f16 = 9.9e14 }
 //! efficiency = { matmul = 0.7, map = 0.3, matmul_f32 = 0.8 }
 //!
@@ -68,6 +69,8 @@ struct DeviceTable {
     count: Option<Spanned<u32>>,
     #[serde(default)]
     threads: Option<Spanned<usize>>,
+    #[serde(default)]
+    lanes: Option<Spanned<usize>>,
     #[serde(default)]
     memory_bytes: Option<u64>,
     memory_bytes_per_second: Spanned<f64>,
@@ -224,9 +227,23 @@ impl Reader<'_> {
             cache_bytes: Bytes(t.cache_bytes),
             launch: Nanos(t.launch_ns),
             n_threads,
+            lanes: self.lanes(kind, t.lanes.as_ref())?,
             peaks,
             efficiencies: self.efficiencies(&t.efficiency)?,
         })
+    }
+
+    /// Lanes of a CPU's vectors; those of AVX2 where the profile does not say.
+    fn lanes(&self, kind: DeviceKind, stated: Option<&Spanned<usize>>) -> Result<usize> {
+        match stated {
+            None if kind == DeviceKind::Cpu => Ok(8),
+            None => Ok(1),
+            Some(n) if (1..=1024).contains(n.get_ref()) => Ok(*n.get_ref()),
+            Some(n) => {
+                let message = format!("lanes = {}, expected 1 to 1024", n.get_ref());
+                Err(self.error(n, message))
+            }
+        }
     }
 
     fn efficiencies(

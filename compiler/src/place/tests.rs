@@ -423,18 +423,18 @@ fn text_form() {
         d.profile = crate::cost::DeviceProfile::cpu(gristmill_kernels::Isa::Avx2, 1);
     }
     insta::assert_snapshot!(place(&g, &r, &CostModel::default()).unwrap().to_text(&g), @r#"
-    placement "branches": heft, predicted 8.17 ms
-      optimal for these kernels: the critical-path bound is 8.17 ms
+    placement "branches": heft, predicted 7.97 ms
+      optimal for these kernels: the critical-path bound is 7.97 ms
       /device:CPU:0: peak 3.0 MiB
       /device:CPU:1: peak 2.0 MiB
-      candidate single /device:CPU:0: 13.44 ms on 1 device
-      candidate simple: 13.44 ms on 1 device
-      candidate heft: 8.17 ms on 2 devices
-    /device:CPU:0 0 ns..2.69 ms cluster contract @ "/left/a/MatMul": least makespan
-    /device:CPU:1 0 ns..2.69 ms cluster contract @ "/right/a/MatMul": least makespan
-    /device:CPU:0 2.69 ms..5.38 ms cluster contract @ "/left/b/MatMul": least makespan
-    /device:CPU:1 2.69 ms..5.38 ms cluster contract @ "/right/b/MatMul": least makespan
-    /device:CPU:0 5.48 ms..8.17 ms cluster contract @ "/join": least makespan
+      candidate single /device:CPU:0: 13.10 ms on 1 device
+      candidate simple: 13.10 ms on 1 device
+      candidate heft: 7.97 ms on 2 devices
+    /device:CPU:0 0 ns..2.62 ms cluster contract @ "/left/a/MatMul": least makespan
+    /device:CPU:1 0 ns..2.62 ms cluster contract @ "/right/a/MatMul": least makespan
+    /device:CPU:0 2.62 ms..5.24 ms cluster contract @ "/left/b/MatMul": least makespan
+    /device:CPU:1 2.62 ms..5.24 ms cluster contract @ "/right/b/MatMul": least makespan
+    /device:CPU:0 5.35 ms..7.97 ms cluster contract @ "/join": least makespan
     "#);
 }
 

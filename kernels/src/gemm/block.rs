@@ -9,8 +9,8 @@ use std::ops::Range;
 
 /// Elements of a panel that stay in the second-level cache while row panels pass: 512 KiB.
 const PANEL_ELEMENTS: usize = 128 * 1024;
-/// Panels of filters are divided when they are larger than this multiple of [`PANEL_ELEMENTS`]:
-/// those of gradients of filters, whose windows are images.
+/// Panels of filters are divided from this multiple of [`PANEL_ELEMENTS`] on: gradients of filters
+/// have images as windows.
 const LARGE_FILTER: usize = 2;
 
 /// One matrix product, computed by blocks.
@@ -146,7 +146,7 @@ impl Product<'_> {
         (0..n_blocks).map(move |i| i * n / n_blocks..(i + 1) * n / n_blocks)
     }
 
-    /// Length of the dimension that [`Product::k_blocks`] divides.
+    /// Length of the dimension divided by [`Product::k_blocks`].
     #[inline(always)]
     fn depth(&self) -> usize {
         match self.lhs.taps {

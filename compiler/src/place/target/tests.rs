@@ -108,7 +108,7 @@ fn wrong_profiles_say_where() {
     line 2: format "gristmill/profile/2", expected "gristmill/profile/1"
     line 13: unknown kind of device "tpu"; known: cpu, gpu, emu
     line 4: missing field `launch_ns`
-    line 10: unknown field `launch_us`, expected one of `kind`, `count`, `threads`, `memory_bytes`, `memory_bytes_per_second`, `cache_bytes`, `cache_bytes_per_second`, `launch_ns`, `flops_per_second`, `efficiency`
+    line 10: unknown field `launch_us`, expected one of `kind`, `count`, `threads`, `lanes`, `memory_bytes`, `memory_bytes_per_second`, `cache_bytes`, `cache_bytes_per_second`, `launch_ns`, `flops_per_second`, `efficiency`
     line 11: unknown dtype "f23"; known: f32, f64, f16, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, i8, i16, i32, i64, u8, u16, u32, u64, bool (try: f32)
     line 4: flops_per_second needs f32
     line 21: unknown class "mathmul"; known: map, reduce, matmul, conv, window, attention, gather, scatter, sort, scan (try: matmul)

@@ -1,0 +1,228 @@
+//! Operations of `f32` products, convolutions and pools by our kernels for CPUs: whole vectors of columns or channels, and the time
+//! of tiles, windows and tables of rows beside the sums.
+//!
+//! The constants are fitted to the times of 100 products and convolutions (28 to 100,352 rows, 6 to 2,304 columns, windows of one pixel
+//! up to a whole image) and 44 pools, with AVX-512 and with AVX2, on one thread: `benches/NOTES.md`, "Predicted and measured times".
+
+use super::Extents;
+use super::profile::DeviceProfile;
+use crate::ir::{Graph, Layout, Node, Op, OpClass, Type, ValueId, Window};
+use gristmill_runtime::DType;
+
+/// Filling, draining and writing back of a tile, as depth.
+const TILE_DEPTH: f64 = 8.0;
+/// Change to another tap of a window, or to another row of it where rows are contiguous, as depth.
+const TAP_DEPTH: f64 = 1.5;
+/// Time of a tile of one vector of columns, as a share of that of two.
+const HALF: f64 = 0.75;
+/// Copy of a tile whose last vector is not full, as depth.
+const RAGGED_DEPTH: f64 = 12.0;
+/// Search for the addresses of a row's pixels, or their copy, as depth.
+const LOOKUP_DEPTH: f64 = 12.5;
+/// With fewer channels, the kernel of convolutions copies rows of images instead of finding each pixel.
+const FEW_CHANNELS: u64 = 16;
+
+/// Operations of a window: per element, and beside the elements. A gradient of a pool finds the maximum and writes all elements.
+const POOL: [f64; 2] = [0.2, 20.0];
+const POOL_GRADIENT: [f64; 2] = [0.9, 40.0];
+
+/// A product as the kernels see it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Product {
+    rows: f64,
+    columns: u64,
+    /// Summed elements.
+    depth: u64,
+    /// Contiguous runs of these elements, where rows are found by address.
+    runs: u64,
+    /// Products with the same addresses: groups.
+    n_products: u64,
+}
+
+impl Product {
+    /// Operations, as of full tiles without any loss.
+    fn operations(&self, lanes: u64) -> f64 {
+        let panel = 2 * lanes;
+        let depth = self.depth as f64 + self.runs as f64 * TAP_DEPTH + TILE_DEPTH;
+        let rest = self.columns % panel;
+        let ragged = if rest.is_multiple_of(lanes) {
+            0.0
+        } else {
+            RAGGED_DEPTH
+        };
+        let last = match rest {
+            0 => 0.0,
+            _ if rest <= lanes => HALF * depth + ragged,
+            _ => depth + ragged,
+        };
+        let lookup = if self.runs > 0 { LOOKUP_DEPTH } else { 0.0 };
+        let panels = (self.columns / panel) as f64 * depth + last;
+        2.0 * self.rows * panel as f64 * (self.n_products as f64 * panels + lookup)
+    }
+}
+
+/// Operations of a product, convolution or pool with a kernel for CPUs, at the efficiency of its class; none of others.
+pub(super) fn operations(
+    op: &Op,
+    operands: &[&Type],
+    results: &[&Type],
+    extents: &Extents,
+    device: &DeviceProfile,
+) -> Option<f64> {
+    let (x, out) = (*operands.first()?, *results.first()?);
+    if x.dtype != DType::F32 {
+        return None;
+    }
+    let lanes = device.lanes.max(1) as u64;
+    match op {
+        Op::MatMul | Op::Conv { .. } => {
+            let product = product(op, [x, operands.get(1)?, out], extents)?;
+            Some(product.operations(lanes))
+        }
+        Op::Pool { size, layout, .. } => windows(size, out, *layout, extents, (lanes, POOL)),
+        Op::MaxPoolGrad { size, layout, .. } => {
+            let pooled = operands.last()?;
+            windows(size, pooled, *layout, extents, (lanes, POOL_GRADIENT))
+        }
+        _ => None,
+    }
+}
+
+/// The product of an op: types of its two operands and its result.
+fn product(op: &Op, types: [&Type; 3], extents: &Extents) -> Option<Product> {
+    match op {
+        Op::Conv {
+            window,
+            groups,
+            layout,
+        } => convolution((window, *groups as u64, *layout), types, extents),
+        _ => matrices(types, extents),
+    }
+}
+
+fn matrices([a, b, out]: [&Type; 3], extents: &Extents) -> Option<Product> {
+    let last = |ty: &Type| ty.shape.last().map(|d| extents.of(d));
+    let columns = last(b)?;
+    Some(Product {
+        rows: extents.elements(&out.shape) as f64 / columns.max(1) as f64,
+        columns,
+        depth: last(a)?,
+        runs: 0,
+        n_products: 1,
+    })
+}
+
+/// The products of a convolution. Windows over three axes and filters of one channel have other kernels.
+fn convolution(
+    (window, groups, layout): (&Window, u64, Layout),
+    [_, weights, out]: [&Type; 3],
+    extents: &Extents,
+) -> Option<Product> {
+    let dims: Vec<u64> = weights.shape.iter().map(|d| extents.of(d)).collect();
+    let (size, channels, filters) = match (layout, &dims[..]) {
+        (Layout::ChannelsLast, [size @ .., channels, filters]) => (size, *channels, *filters),
+        (Layout::ChannelsFirst, [filters, channels, size @ ..]) => (size, *channels, *filters),
+        _ => return None,
+    };
+    if size.len() > 2 || groups > 1 && channels == 1 {
+        return None;
+    }
+    let (taps, width) = (size.iter().product::<u64>(), *size.last()?);
+    let is_narrow = width > 1 && channels < FEW_CHANNELS;
+    let is_copied = groups == 1 && is_narrow && window.dilations.last() == Some(&1);
+    let is_pointwise = taps == 1 && window.strides.iter().all(|&s| s == 1);
+    Some(Product {
+        rows: extents.elements(&out.shape) as f64 / filters.max(1) as f64,
+        columns: filters / groups.max(1),
+        depth: taps * channels,
+        runs: match (is_pointwise, is_copied) {
+            (true, _) => 0,
+            (_, true) => taps / width,
+            _ => taps,
+        },
+        n_products: groups,
+    })
+}
+
+/// Operations of windows of so many elements, one for each element of `pooled`.
+fn windows(
+    size: &[usize],
+    pooled: &Type,
+    layout: Layout,
+    extents: &Extents,
+    (lanes, [element, window]): (u64, [f64; 2]),
+) -> Option<f64> {
+    let axis = match layout {
+        Layout::ChannelsLast => pooled.rank().checked_sub(1)?,
+        Layout::ChannelsFirst => 1,
+    };
+    let channels = extents.of(pooled.shape.get(axis)?).max(1);
+    let n_windows = extents.elements(&pooled.shape) as f64 / channels as f64;
+    let taps: f64 = size.iter().map(|&n| n as f64).product();
+    Some(n_windows * (channels.next_multiple_of(lanes) as f64 * taps * element + window))
+}
+
+/// Bytes read and written by the packing of a node's right-hand sides. Constants are packed when a program is compiled.
+pub(super) fn packed_bytes(
+    g: &Graph,
+    node: &Node,
+    extents: &Extents,
+    device: &DeviceProfile,
+) -> u64 {
+    let body = node
+        .regions
+        .first()
+        .filter(|_| matches!(node.op, Op::Cluster { .. }));
+    let of = |inner: &Graph, n: &Node, is_constant: bool| {
+        if is_constant || !matches!(n.op, Op::MatMul | Op::Conv { .. }) {
+            return 0;
+        }
+        let types = [n.inputs[0], n.inputs[1], n.outputs[0]].map(|v| inner.ty(v));
+        packed(&n.op, types, extents, device).unwrap_or(0)
+    };
+    match body {
+        Some(body) => {
+            let of_body = |(_, n): (_, &Node)| match n.inputs.get(1) {
+                Some(&b) => of(body, n, is_constant(g, node, body, b)),
+                None => 0,
+            };
+            body.nodes().map(of_body).sum()
+        }
+        None => match node.inputs.get(1) {
+            Some(&b) => of(g, node, is_constant_in(g, b)),
+            None => 0,
+        },
+    }
+}
+
+/// Bytes read and written when the right-hand side of a product is packed.
+fn packed(op: &Op, types: [&Type; 3], extents: &Extents, device: &DeviceProfile) -> Option<u64> {
+    let b = types[1];
+    if b.dtype != DType::F32 {
+        return None;
+    }
+    let product = product(op, types, extents)?;
+    let panel = 2 * device.lanes.max(1) as u64;
+    let read = extents.elements(&b.shape);
+    let written = read / product.columns.max(1) * product.columns.next_multiple_of(panel);
+    Some((read + written).saturating_mul(4))
+}
+
+/// True for a value of a cluster's body that is a constant, or a view of one.
+fn is_constant(g: &Graph, cluster: &Node, body: &Graph, mut v: ValueId) -> bool {
+    loop {
+        if let Some(i) = body.inputs.iter().position(|&input| input == v) {
+            return cluster.inputs.get(i).is_some_and(|&v| is_constant_in(g, v));
+        }
+        match body.def_node(v) {
+            Some(n) if matches!(n.op, Op::Constant { .. }) => return true,
+            Some(n) if n.op.class() == OpClass::View => v = n.inputs[0],
+            _ => return false,
+        }
+    }
+}
+
+fn is_constant_in(g: &Graph, v: ValueId) -> bool {
+    let producer = g.def_node(v).map(|n| &n.op);
+    matches!(producer, Some(Op::Constant { .. }))
+}
