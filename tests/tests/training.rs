@@ -24,6 +24,7 @@ mod fit;
 #[cfg(target_os = "linux")]
 mod growth;
 mod loops;
+mod machines;
 mod programs;
 mod random;
 mod strategies;

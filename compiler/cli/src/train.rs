@@ -19,12 +19,13 @@ use gristmill::Options;
 use gristmill::Session;
 use gristmill::Source;
 use gristmill::onnx::{self, Converted};
+use gristmill::place::DeviceSet;
 use gristmill::train::{
     Batch, Callback, Checkpoints, Comparison, End, EpochReport, Every, Fit, FitContext, FitReport,
     Model, ModelCheckpoint, Prediction, Resumed, StepOutputs, Strategy, Summaries, TensorBoard,
     Trainer, Training, Updates, Weight, WorkerReport,
 };
-use gristmill::{Deal, Error, Result};
+use gristmill::{Deal, DeviceName, Error, Result};
 use gristmill_runtime::command::given::check_target;
 use gristmill_runtime::files;
 use gristmill_runtime::nearest::unknown;
@@ -76,12 +77,15 @@ pub struct TrainArgs {
     /// `parameter-server`: the CPUs have the weights, about as many bytes each; with --async, the first CPU has them. `auto`: the one with the shortest predicted step.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
+    /// With `parameter-server`: the devices with the weights, of --devices, e.g. `gpu:2`. Default: the CPUs.
+    #[arg(long, value_name = "LIST", help_heading = heading::TRAINING)]
+    servers: Option<String>,
     /// With `parameter-server`: each device takes whole batches, whose gradients update the weights at once, without waiting for other
     /// devices. Results differ from run to run.
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
     /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
-    #[arg(long, conflicts_with_all = ["is_async", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
+    #[arg(long, conflicts_with_all = ["is_async", "servers", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
     explain: bool,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
     #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
@@ -137,15 +141,31 @@ impl TrainArgs {
             );
             return Err(e.hint("--batch"));
         }
-        match self.is_async && self.strategy != StrategyName::ParameterServer {
-            true => Err(Error::invalid("--async: the weights have no servers")
-                .hint("--strategy parameter-server")),
-            false => Ok(()),
+        let flag = match (self.is_async, &self.servers) {
+            (true, _) => "--async",
+            (false, Some(_)) => "--servers",
+            (false, None) => return Ok(()),
+        };
+        match self.strategy {
+            StrategyName::ParameterServer => Ok(()),
+            _ => {
+                let e = Error::invalid(format!("{flag}: the weights have no servers"));
+                Err(e.hint("--strategy parameter-server"))
+            }
         }
     }
 
-    fn strategy(&self, batch_size: usize) -> Strategy {
-        match self.strategy {
+    /// The devices of `--servers`.
+    fn servers(&self) -> Result<Vec<DeviceName>> {
+        let Some(list) = &self.servers else {
+            return Ok(Vec::new());
+        };
+        let set = DeviceSet::parse(list, 1).map_err(|e| e.context("--servers"))?;
+        Ok(set.devices.into_iter().map(|d| d.name).collect())
+    }
+
+    fn strategy(&self, batch_size: usize) -> Result<Strategy> {
+        Ok(match self.strategy {
             StrategyName::Auto => Strategy::Auto { batch_size },
             StrategyName::OneDevice => Strategy::OneDevice,
             StrategyName::Mirrored => Strategy::Mirrored {
@@ -156,7 +176,7 @@ impl TrainArgs {
                 devices: Vec::new(),
             },
             StrategyName::ParameterServer => Strategy::ParameterServer {
-                servers: Vec::new(),
+                servers: self.servers()?,
                 workers: Vec::new(),
                 deal: Deal::BySize,
                 updates: match self.is_async {
@@ -164,7 +184,7 @@ impl TrainArgs {
                     false => Updates::InStep,
                 },
             },
-        }
+        })
     }
 }
 
@@ -214,6 +234,7 @@ fn compared_json(compared: &Comparison) -> Value {
         let peaks = peaks.map(|(device, bytes)| (device.to_string(), json!(bytes)));
         json!({
             "strategy": p.strategy.name(),
+            "servers": p.servers.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replicas": p.n_replicas,
             "is_shortest": p == compared.best(),
             "batch": p.batch_size,
@@ -325,7 +346,7 @@ impl<'a> Setup<'a> {
         aim.check_learning()?;
         aim.warn_of_fixed();
         let fixed = fixed_batch(&aim)?;
-        let strategy = args.strategy(1);
+        let strategy = args.strategy(1)?;
         let devices = &session.settings().devices;
         let n_replicas = strategy.n_replicas(devices)?;
         let is_alone = devices.devices.len() == 1
@@ -414,7 +435,7 @@ impl<'a> Setup<'a> {
             seed: self.args.seed,
             options: self.options.clone(),
             accumulate: self.args.accumulate as usize,
-            strategy: self.args.strategy(self.size),
+            strategy: self.args.strategy(self.size)?,
             ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.

@@ -84,7 +84,10 @@ impl CostModel {
             }
         };
         match &node.op {
-            Op::Constant { .. } => Nanos::ZERO,
+            // Variables are read and written where they are.
+            Op::Constant { .. } | Op::ReadVariable { .. } | Op::AssignVariable { .. } => {
+                Nanos::ZERO
+            }
             Op::If => {
                 let branches = node.regions.iter().map(|r| self.graph_ns(r, device));
                 branches.max().unwrap_or(Nanos::ZERO)

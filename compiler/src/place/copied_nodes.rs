@@ -145,6 +145,10 @@ pub(super) fn freedom(
     };
     Freedom {
         may_copy: may_copy(g, nodes, request, resolved),
+        is_held: nodes
+            .iter()
+            .map(|&id| !variable_uses(g.node(id)).is_empty())
+            .collect(),
         parking: request.devices.devices.iter().map(parking).collect(),
     }
 }

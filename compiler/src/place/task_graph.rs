@@ -754,6 +754,7 @@ pub fn subject<'a>(
 /// Bare problems run every task once.
 static NO_FREEDOM: Freedom = Freedom {
     may_copy: Vec::new(),
+    is_held: Vec::new(),
     parking: Vec::new(),
 };
 

@@ -45,6 +45,10 @@ impl Init {
     /// Values of a variable. Of weights `[in, out]` the fans are the extents, of filters `[out, in, spatial..]` those times the
     /// spatial extents; of other ranks both are the number of elements.
     pub fn values(&self, dtype: DType, shape: &[usize], seed: u64, name: &str) -> Result<Tensor> {
+        // A model may have gigabytes of zeros, which need no memory before they are written.
+        if let Init::Constant(0.0) = self {
+            return Ok(Tensor::zeros(dtype, shape)?);
+        }
         let draws = Draws::new(seed, name, 0);
         let n: usize = shape.iter().product();
         let law = self.law(fans(shape));

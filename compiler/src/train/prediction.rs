@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Bindings, OpClass, Type};
 use crate::options::Deal;
 use crate::pipeline::Planned;
+use crate::place::DeviceSet;
 use crate::session::Session;
 use gristmill_runtime::device::DeviceName;
 use gristmill_runtime::units::time_ns;
@@ -22,6 +23,8 @@ pub struct Prediction {
     pub strategy: Strategy,
     /// Devices with a share of the batch; 1 where the placer decides.
     pub n_replicas: usize,
+    /// The devices with the variables. None: each replica has all, or the placer decides.
+    pub servers: Vec<DeviceName>,
     /// Examples of a step.
     pub batch_size: usize,
     /// Predicted time of a step.
@@ -126,7 +129,8 @@ pub(super) fn at_one_batch(
     let mirrored = counts(devices.len()).map(|n| Strategy::Mirrored {
         devices: devices[..n].to_vec(),
     });
-    for strategy in mirrored.chain(with_servers(&devices)) {
+    let set = &session.settings().devices;
+    for strategy in mirrored.chain(with_servers(set, &devices)?) {
         let name = strategy.name();
         match predict(strategy) {
             Ok(prediction) => compared.fixed.push(prediction),
@@ -136,22 +140,32 @@ pub(super) fn at_one_batch(
     Ok(compared)
 }
 
-/// The strategies with variables on servers, for several devices.
-fn with_servers(devices: &[DeviceName]) -> Vec<Strategy> {
+/// The strategies with variables on servers, for several devices: on the first CPU, on all CPUs, and on the devices
+/// themselves. Each set of servers is there once.
+fn with_servers(set: &DeviceSet, devices: &[DeviceName]) -> Result<Vec<Strategy>> {
     if devices.len() == 1 {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let central = Strategy::CentralStorage {
         central: None,
         devices: devices.to_vec(),
     };
-    let dealt = Strategy::ParameterServer {
-        servers: Vec::new(),
+    let dealt = |servers: &[DeviceName]| Strategy::ParameterServer {
+        servers: servers.to_vec(),
         workers: devices.to_vec(),
         deal: Deal::BySize,
         updates: Updates::InStep,
     };
-    vec![central, dealt]
+    let mut servers: Vec<Vec<DeviceName>> = Vec::new();
+    let mut different = Vec::new();
+    for strategy in [central, dealt(&[]), dealt(devices)] {
+        let own = strategy.data_parallel(set)?.map(|on| on.servers);
+        if let Some(own) = own.filter(|own| !servers.contains(own)) {
+            servers.push(own);
+            different.push(strategy);
+        }
+    }
+    Ok(different)
 }
 
 /// Numbers of devices to look at: 2, 3 and 4, powers of two, and all.
@@ -184,6 +198,7 @@ impl Prediction {
         let on = options.data_parallel.as_ref();
         Ok(Prediction {
             n_replicas: on.map_or(1, |on| on.devices.len()),
+            servers: on.map_or_else(Vec::new, |on| on.servers.clone()),
             strategy: training.strategy.clone(),
             batch_size,
             step_ns: placement.makespan.0.saturating_mul(n_parts as u64),
@@ -240,13 +255,24 @@ fn shapes(program: &Compiled, batch_size: usize) -> Result<InputShapes> {
     })
 }
 
+/// The devices with the variables, in few letters: `cpu:0`, `4 gpus`, or `all` for each replica.
+fn place_of_variables(servers: &[DeviceName]) -> String {
+    let kind = |d: &DeviceName| d.kind.name().to_lowercase();
+    match servers {
+        [] => "all".to_owned(),
+        [one] => format!("{}:{}", kind(one), one.index),
+        [first, ..] => format!("{} {}s", servers.len(), kind(first)),
+    }
+}
+
 impl fmt::Display for Prediction {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let peak = self.peak_bytes.iter().map(|(_, bytes)| *bytes).max();
         write!(
             f,
-            "{:<17} {:>7} {:>7} {:>10} {:>10} {:>10} {:>11}",
+            "{:<17} {:>9} {:>7} {:>7} {:>10} {:>10} {:>10} {:>11}",
             self.strategy.name(),
+            place_of_variables(&self.servers),
             self.n_replicas,
             self.batch_size,
             time_ns(self.step_ns),
@@ -261,8 +287,8 @@ impl fmt::Display for Comparison {
     /// Two tables: at the same batch (Amdahl), and at the same batch per replica (Gustafson).
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let header = format!(
-            "{:<17} {:>7} {:>7} {:>10} {:>10} {:>10} {:>11}",
-            "strategy", "devices", "batch", "step", "compute", "waits", "peak memory"
+            "{:<17} {:>9} {:>7} {:>7} {:>10} {:>10} {:>10} {:>11}",
+            "strategy", "variables", "devices", "batch", "step", "compute", "waits", "peak memory"
         );
         let one = self.fixed.first().map_or(0, |p| p.step_ns) as f64;
         write!(f, "{header} {:>8}", "speed-up")?;

@@ -81,8 +81,11 @@ fn reference(d: &ConvDesc, x: &[f32], weights: &[f32], bias: &[f32], residual: &
     out
 }
 
+/// Random values, so many.
+type Values = fn(&mut Rng, usize) -> Vec<f32>;
+
 fn check(
-    (rng, values): (&mut Rng, fn(&mut Rng, usize) -> Vec<f32>),
+    (rng, values): (&mut Rng, Values),
     isa: Isa,
     window: Window,
     groups: usize,
@@ -147,8 +150,14 @@ fn convolutions_agree_with_the_reference() {
             let in_channels = rng.pick(&[1, 2, 3, 4, 16, 17, 20]);
             let window = window(&mut rng, groups * in_channels);
             let out_channels = rng.pick(&[1, 3, 8, 16, 31, 32, 33, 70]);
-            let values = (&mut rng, Rng::vec as fn(&mut Rng, usize) -> Vec<f32>);
-            check(values, isa, window, groups, in_channels, out_channels);
+            check(
+                (&mut rng, Rng::vec),
+                isa,
+                window,
+                groups,
+                in_channels,
+                out_channels,
+            );
         }
     }
 }

@@ -581,9 +581,18 @@ fn replicas_train_the_model_of_one_device() {
     assert!(!folder.path().join("none.onnx").exists());
     let auto = losses(&["--batch", "66", "--strategy", "auto", "--devices", "cpu:2"]);
     assert!((auto[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {auto:?}");
-    let ended = train(folder.path(), &["--async"]);
-    assert_eq!(ended.code, Some(2), "{}", ended.stdout);
-    assert!(ended.stderr.contains("the weights have no servers"));
+    for flag in [&["--async"][..], &["--servers", "cpu:2"]] {
+        let ended = train(folder.path(), flag);
+        assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+        assert!(ended.stderr.contains("the weights have no servers"));
+    }
+    let two = losses(&[&served[..], &["--servers", "cpu:2", "--batch", "66"]].concat());
+    assert!((two[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {two:?}");
+    for (list, message) in [("cpu:9", "/device:CPU:3"), ("tpu:1", "--servers")] {
+        let ended = train(folder.path(), &[&served[..], &["--servers", list]].concat());
+        assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+        assert!(ended.stderr.contains(message), "{}", ended.stderr);
+    }
     let ended = train(folder.path(), &[&served[..], &["--async"]].concat());
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(ended.stdout.matches("worker on /device:CPU:").count(), 3);

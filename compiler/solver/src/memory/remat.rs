@@ -20,6 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Freedom {
     /// By task: its only effect is its results, so it may run again. Tasks beyond the end may not.
     pub may_copy: Vec<bool>,
+    /// By task: its results are held whether or not anybody waits for them, as a variable is, and are not
+    /// offloaded. Results of tasks beyond the end may be.
+    pub is_held: Vec<bool>,
     /// By device: how it keeps tensors of others for a while, if it does: the time to take one and
     /// give it on. Nothing is offloaded that such a device has itself. Devices beyond the end keep
     /// none.
@@ -36,6 +39,7 @@ impl Freedom {
     pub fn only(&self, devices: &[usize]) -> Freedom {
         Freedom {
             may_copy: self.may_copy.clone(),
+            is_held: self.is_held.clone(),
             parking: devices.iter().map(|&d| self.parking(d)).collect(),
         }
     }
@@ -519,7 +523,8 @@ impl<'p> Search<'p> {
             let cost = p.cost(task as usize, d as usize);
             copies.push((worth(cost), copy(d, None)));
         }
-        let parks = self.parks(x, d);
+        let is_held = self.freedom.is_held.get(task as usize) == Some(&true);
+        let parks = self.parks(x, d).filter(|_| !is_held);
         copies.extend(parks.map(|(host, time)| (worth(time), copy(host, Some(x as u32)))));
         copies
     }
@@ -644,6 +649,7 @@ mod tests {
                 .collect();
             let freedom = Freedom {
                 may_copy,
+                is_held: Vec::new(),
                 parking: Vec::new(),
             };
             let start = solved(&p);
@@ -688,6 +694,7 @@ mod tests {
             }
             let freedom = Freedom {
                 may_copy: vec![true; p.n_tasks()],
+                is_held: Vec::new(),
                 parking: Vec::new(),
             };
             let Some(found) = make_room(&p, &start, &freedom, 20_000) else {
@@ -747,6 +754,7 @@ mod tests {
             ];
             let freedom = Freedom {
                 may_copy: Vec::new(),
+                is_held: (0..p.n_tasks()).map(|task| task % 4 == 0).collect(),
                 parking,
             };
             let Some(found) = make_room(&p, &start, &freedom, 20_000) else {
@@ -757,7 +765,7 @@ mod tests {
                 found
                     .copies
                     .iter()
-                    .all(|c| c.parked.is_some() && c.device == 1),
+                    .all(|c| c.parked.is_some() && c.device == 1 && c.task % 4 > 0),
                 "seed {seed}"
             );
             assert_eq!(
@@ -826,6 +834,7 @@ mod tests {
         let start = solved(&p);
         let freedom = Freedom {
             may_copy: vec![true; 4],
+            is_held: Vec::new(),
             parking: Vec::new(),
         };
         let found = replicate(&p, &start, &freedom, 1_000).expect("a copy helps");

@@ -36,6 +36,7 @@ fn read(text: &str) -> Result<Planned> {
     ];
     let freedom = Freedom {
         may_copy: vec![true, true, false, false],
+        is_held: Vec::new(),
         parking,
     };
     let names = Names {

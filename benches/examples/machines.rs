@@ -1,0 +1,221 @@
+//! Where the variables of a training belong, by predicted time: ResNet-50, AlexNet and VGG-16 on a machine described by a file.
+//!
+//! `machines TARGET.toml [MODEL] [--batch N]`. Prints the table of `gristmill train --explain` for batches of N examples per GPU (32), SGD
+//! with momentum. Nothing is trained: the machine need not be here. The files of `benches/machines` describe the four cases for which
+//! TensorFlow's guide to its performance recommended a place.
+
+use gristmill::ir::{Dim, ScalarOp, ValueId};
+use gristmill::place::Target;
+use gristmill::train::{
+    BatchNorm, Comparison, Conv2d, Init, Model, Objective, Pool2d, Sgd, Training, loss,
+};
+use gristmill::{DType, Error, Result, Session, Settings};
+use gristmill_runtime::device::DeviceKind;
+
+/// Pixels of a side of an image.
+const SIDE: usize = 224;
+/// Classes of ImageNet.
+const CLASSES: usize = 1000;
+
+/// A model from images to logits.
+type Body = fn(&mut Model, ValueId) -> Result<ValueId>;
+
+const MODELS: [(&str, Body); 3] = [
+    ("resnet50", resnet50),
+    ("alexnet", alexnet),
+    ("vgg16", vgg16),
+];
+
+fn main() {
+    if let Err(e) = run() {
+        eprintln!("error: {e}");
+        std::process::exit(2);
+    }
+}
+
+fn run() -> Result<()> {
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let at = words.iter().position(|w| w == "--batch");
+    let each = at.map(|at| words.drain(at..(at + 2).min(words.len())).nth(1));
+    let each = each.flatten().map_or(Ok(32), |n| n.parse::<usize>());
+    let each = each.map_err(|e| Error::invalid(format!("--batch: {e}")))?;
+    let Some(path) = words.first() else {
+        return Err(Error::invalid("machines TARGET.toml [MODEL] [--batch N]"));
+    };
+    let text = std::fs::read_to_string(path);
+    let target = Target::parse(&text.map_err(|e| Error::invalid(format!("{path}: {e}")))?)?;
+    let devices = &target.devices.devices;
+    let n_gpus = devices.iter().filter(|d| d.name.kind == DeviceKind::Gpu);
+    let batch = each * n_gpus.count().max(1);
+    println!("{}", target.name);
+    let session = Session::new(&Settings {
+        devices: target.devices.clone(),
+        ..Settings::default()
+    })?;
+    let training = Training::from(Sgd {
+        momentum: 0.9,
+        ..Sgd::default()
+    });
+    let wanted = |(name, _): &&(&str, Body)| words.get(1).is_none_or(|w| w == name);
+    for (name, body) in MODELS.iter().filter(wanted) {
+        let objective = |m: &mut Model| objective(m, *body);
+        let compared = Comparison::of(&session, name, &training, batch, objective)?;
+        println!("\n{name}, batches of {batch}\n{compared}");
+    }
+    Ok(())
+}
+
+fn objective(m: &mut Model, body: Body) -> Result<Objective> {
+    let batch = || Dim::from("batch");
+    let x = m.input(
+        "x",
+        DType::F32,
+        [batch(), 3.into(), SIDE.into(), SIDE.into()],
+    );
+    let label = m.input("label", DType::I64, [batch()]);
+    let logits = body(m, x)?;
+    let loss = loss::sparse_cross_entropy(m.builder(), logits, label)?;
+    Ok(Objective::new(loss))
+}
+
+fn relu(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    m.builder().map(ScalarOp::Relu, &[x])
+}
+
+/// A convolution without values: plans need none.
+fn conv(m: &mut Model, x: ValueId, filters: usize, size: usize, stride: usize) -> Result<ValueId> {
+    let conv = Conv2d {
+        strides: [stride; 2],
+        init: Init::Constant(0.0),
+        ..Conv2d::same(filters, size)
+    };
+    m.conv2d(x, conv)
+}
+
+fn dense(m: &mut Model, x: ValueId, inputs: usize, units: usize) -> Result<ValueId> {
+    let weights = m.variable("weights", &[inputs, units], Init::Constant(0.0))?;
+    let bias = m.variable("bias", &[units], Init::Constant(0.0))?;
+    let product = m.builder().matmul(x, weights)?;
+    m.builder().add_(product, bias)
+}
+
+fn pool(m: &mut Model, x: ValueId, size: usize) -> Result<ValueId> {
+    let pool = Pool2d {
+        size: [size; 2],
+        strides: [2; 2],
+        same: true,
+    };
+    m.max_pool(x, pool)
+}
+
+/// Dense layers of 4,096 units before the classes, of images with so many elements.
+fn classifier(m: &mut Model, x: ValueId, elements: usize) -> Result<ValueId> {
+    let mut x = m.flatten(x)?;
+    let mut inputs = elements;
+    for (i, units) in [4096, 4096, CLASSES].into_iter().enumerate() {
+        x = m.scope(&format!("dense{i}"), |m| dense(m, x, inputs, units))?;
+        if units != CLASSES {
+            x = relu(m, x)?;
+        }
+        inputs = units;
+    }
+    Ok(x)
+}
+
+/// Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014), without its normalisation: 61 million weights.
+fn alexnet(m: &mut Model, mut x: ValueId) -> Result<ValueId> {
+    let layers = [
+        (64, 11, 4, true),
+        (192, 5, 1, true),
+        (384, 3, 1, false),
+        (256, 3, 1, false),
+        (256, 3, 1, true),
+    ];
+    for (i, (filters, size, stride, is_pooled)) in layers.into_iter().enumerate() {
+        x = m.scope(&format!("conv{i}"), |m| conv(m, x, filters, size, stride))?;
+        x = relu(m, x)?;
+        if is_pooled {
+            x = pool(m, x, 3)?;
+        }
+    }
+    classifier(m, x, 256 * 7 * 7)
+}
+
+/// Simonyan and Zisserman (2014), configuration D: 138 million weights.
+fn vgg16(m: &mut Model, mut x: ValueId) -> Result<ValueId> {
+    for (i, (n, filters)) in [(2, 64), (2, 128), (3, 256), (3, 512), (3, 512)]
+        .into_iter()
+        .enumerate()
+    {
+        for j in 0..n {
+            x = m.scope(&format!("conv{i}_{j}"), |m| conv(m, x, filters, 3, 1))?;
+            x = relu(m, x)?;
+        }
+        x = pool(m, x, 2)?;
+    }
+    classifier(m, x, 512 * 7 * 7)
+}
+
+/// A convolution with batch normalisation.
+fn normed(
+    m: &mut Model,
+    x: ValueId,
+    filters: usize,
+    size: usize,
+    stride: usize,
+) -> Result<ValueId> {
+    let conv = Conv2d {
+        strides: [stride; 2],
+        has_bias: false,
+        init: Init::Constant(0.0),
+        ..Conv2d::same(filters, size)
+    };
+    let x = m.conv2d(x, conv)?;
+    m.batch_norm(x, BatchNorm::default())
+}
+
+/// He et al., "Deep residual learning for image recognition" (2015), table 1, 50 layers: 26 million weights.
+fn resnet50(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let x = m.scope("stem", |m| normed(m, x, 64, 7, 2))?;
+    let x = relu(m, x)?;
+    let mut x = pool(m, x, 3)?;
+    for (i, (n, width)) in [(3, 64), (4, 128), (6, 256), (3, 512)]
+        .into_iter()
+        .enumerate()
+    {
+        for j in 0..n {
+            let stride = if i > 0 && j == 0 { 2 } else { 1 };
+            x = m.scope(&format!("block{i}_{j}"), |m| {
+                residual(m, x, width, stride, j == 0)
+            })?;
+        }
+    }
+    let x = m.global_avg_pool2d(x)?;
+    let x = m.flatten(x)?;
+    m.scope("dense", |m| dense(m, x, 2048, CLASSES))
+}
+
+fn residual(
+    m: &mut Model,
+    x: ValueId,
+    width: usize,
+    stride: usize,
+    is_first: bool,
+) -> Result<ValueId> {
+    let shortcut = match is_first {
+        true => m.scope("shortcut", |m| normed(m, x, 4 * width, 1, stride))?,
+        false => x,
+    };
+    let mut y = x;
+    for (i, (filters, size, stride)) in [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
+        .into_iter()
+        .enumerate()
+    {
+        y = m.scope(&format!("conv{i}"), |m| normed(m, y, filters, size, stride))?;
+        if i < 2 {
+            y = relu(m, y)?;
+        }
+    }
+    let sum = m.builder().add_(y, shortcut)?;
+    relu(m, sum)
+}
