@@ -28,6 +28,8 @@ passes! {
     Fold "fold";
     /// Equality saturation.
     Rewrite "rewrite";
+    /// A batch over several devices.
+    Divide "divide";
     /// Products of one operand become one.
     Merge "merge";
     /// Products of lower precision.

@@ -154,10 +154,16 @@ impl Compiled {
             Err(why) => why,
         };
         let graph = self.graph(inputs)?;
-        if passes::has_run_time_extents(&graph) {
-            return Err(segmented::not_whole(None).of_extents());
-        }
-        let mut fused = pipeline::fused(graph, self.config())?;
+        let has_run_time_extents = passes::has_run_time_extents(&graph);
+        let mut fused = match &self.options.data_parallel {
+            Some(_) if has_run_time_extents => return Err(data_parallel::not_fixed()),
+            None if has_run_time_extents => return Err(segmented::not_whole(None).of_extents()),
+            Some(on) => {
+                let batched = data_parallel::batched(&self.inputs);
+                pipeline::fused_in_parts(graph, &batched, on, self.config())?
+            }
+            None => pipeline::fused(graph, self.config())?,
+        };
         if let Some(why) = why {
             fused.add_note(format!("kernels were chosen for these shapes alone: {why}"));
         }
@@ -180,19 +186,9 @@ impl Compiled {
         }
     }
 
-    /// The graph for given shapes, not yet rewritten.
+    /// The graph for given shapes, not yet rewritten, and not divided among devices.
     #[doc(hidden)]
     pub fn graph(&self, inputs: &InputShapes) -> Result<Graph> {
-        let graph = self.graph_of_one(inputs)?;
-        match &self.options.data_parallel {
-            None => Ok(graph),
-            Some(_) if passes::has_run_time_extents(&graph) => Err(data_parallel::not_fixed()),
-            Some(on) => passes::split_batch(&graph, &data_parallel::batched(&self.inputs), on),
-        }
-    }
-
-    /// The same before the batch is divided.
-    fn graph_of_one(&self, inputs: &InputShapes) -> Result<Graph> {
         match &self.source {
             Source::Onnx(m) => {
                 let names = self.inputs.iter().map(|(name, _)| name.clone());

@@ -84,10 +84,9 @@ impl CostModel {
             }
         };
         match &node.op {
-            // Variables are read and written where they are.
-            Op::Constant { .. } | Op::ReadVariable { .. } | Op::AssignVariable { .. } => {
-                Nanos::ZERO
-            }
+            Op::Constant { .. } => Nanos::ZERO,
+            // Variables are where they are; without any time, their results would take no memory.
+            Op::ReadVariable { .. } | Op::AssignVariable { .. } => Nanos(1),
             Op::If => {
                 let branches = node.regions.iter().map(|r| self.graph_ns(r, device));
                 branches.max().unwrap_or(Nanos::ZERO)

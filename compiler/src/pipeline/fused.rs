@@ -11,7 +11,7 @@ use super::timing::Passes;
 use super::{pricing, request};
 use crate::error::Result;
 use crate::ir::{Bindings, Graph, Node, Requested};
-use crate::options::{AllReduce, Precision};
+use crate::options::{AllReduce, DataParallel, Precision};
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report, Scope};
 use crate::rewrite::Deadline;
@@ -43,10 +43,46 @@ pub fn fused_for(graph: Graph, first: &Bindings, config: Config) -> Result<Fused
     let graph = prepared(graph, &mut request, &mut p)?;
     let sizes = representative(&graph, first, config);
     let rewritten = simplified(&graph, &sizes, &mut p)?;
+    with_kernels([graph, rewritten], &sizes, request, p)
+}
+
+/// [`fused`] for a graph of static shapes whose batch several devices share: the first axis of the inputs named. The whole graph is
+/// rewritten before it is divided, once for all replicas.
+///
+/// Errors as [`passes::split_batch`] does.
+pub fn fused_in_parts(
+    graph: Graph,
+    batched: &[String],
+    on: &DataParallel,
+    config: Config,
+) -> Result<Fused> {
+    passes::check_divisible(&graph)?;
+    let mut p = Passes::new(config);
+    let whole = p.run(Pass::Fold, |_| {
+        let mut graph = passes::forward_state(&graph)?;
+        graph.order_state();
+        passes::clean(&in_kernel_form(graph, config)?)
+    })?;
+    p.check(&whole)?;
+    let sizes = Bindings::new();
+    let whole = simplified(&whole, &sizes, &mut p)?;
+    let parts = p.run(Pass::Divide, |_| passes::split_batch(&whole, batched, on))?;
+    let mut request = request(config);
+    let graph = prepared(parts, &mut request, &mut p)?;
+    with_kernels([graph.clone(), graph], &sizes, request, p)
+}
+
+/// The kernels of a rewritten graph, beside the graph before it was rewritten.
+fn with_kernels(
+    [graph, rewritten]: [Graph; 2],
+    sizes: &Bindings,
+    request: Request,
+    mut p: Passes,
+) -> Result<Fused> {
     let graph = p.keep(graph);
     let source = Source {
         graph: &rewritten,
-        sizes: &sizes,
+        sizes,
         request: &request,
     };
     let kernels = source.kernels(&mut p)?;
@@ -129,11 +165,7 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
             graph = passes::check_scattered(&graph)?;
         }
         graph.order_state();
-        // Before weights are folded, so that those of the phases are.
-        if config.options.opt_level > 0 {
-            graph = passes::polyphase(&graph)?;
-        }
-        let mut cleaned = passes::clean(&quantized(graph, config)?)?;
+        let mut cleaned = passes::clean(&in_kernel_form(graph, config)?)?;
         place::follow_operands(&mut cleaned, request);
         passes::expand_all_reduce(&cleaned, &joins)
     })?;
@@ -153,6 +185,15 @@ fn simplified(graph: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> 
         p.warn_late("not all rewrite rules were tried");
     }
     p.run(Pass::Fold, |_| passes::clean(&rewritten))
+}
+
+/// Convolutions in phases and quantised forms, as kernels take them. Weights are folded afterwards, so that those of the phases are.
+fn in_kernel_form(graph: Graph, config: Config) -> Result<Graph> {
+    let graph = match config.options.opt_level > 0 {
+        true => passes::polyphase(&graph)?,
+        false => graph,
+    };
+    quantized(graph, config)
 }
 
 /// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.

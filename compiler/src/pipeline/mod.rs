@@ -10,7 +10,7 @@ mod timing;
 
 pub use crate::report::Scope;
 pub use config::Config;
-pub use fused::{Fused, fused, fused_for};
+pub use fused::{Fused, fused, fused_for, fused_in_parts};
 pub(crate) use on_one_device::OnOneDevice;
 pub use stage::Stage;
 

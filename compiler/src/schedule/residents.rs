@@ -142,11 +142,13 @@ pub(super) fn updates(
     roots: &[ValueId],
     deps: &mut [BTreeSet<NodeId>],
 ) -> Vec<Update> {
-    let mut found = Vec::new();
-    let fallible: BTreeSet<NodeId> = match needs.updates_in_place {
-        true => fallible(g, residents),
-        false => return found,
-    };
+    if !needs.updates_in_place {
+        return Vec::new();
+    }
+    let mut found: Vec<Update> = Vec::new();
+    let mut barrier = Barrier::of(&fallible(g, residents), deps);
+    let mut readers = readers(g, places, residents.len());
+    let is_shown = shown(g, places, residents.len());
     for (i, resident) in (0..).zip(residents) {
         let update = resident
             .assignment
@@ -154,15 +156,10 @@ pub(super) fn updates(
         let Some(update) = update.filter(|u| u.is_permitted(needs)) else {
             continue;
         };
-        let is_old = |v: ValueId| places[v.0 as usize] == Some(Place::Variable(i));
-        let is_shown = g.outputs.iter().any(|o| is_old(o.value));
-        if is_shown || fallible.contains(&update.node) {
-            continue;
-        }
-        let mut before = readers(g, &is_old);
-        before.extend(&fallible);
+        let mut before = std::mem::take(&mut readers[i as usize]);
         before.remove(&update.node);
-        if descendants(update.node, deps).is_disjoint(&before) {
+        if !is_shown[i as usize] && barrier.has_room(update.node, &before, deps) {
+            before.extend(&barrier.last);
             deps[update.node.0 as usize].extend(before);
             found.push(update);
         }
@@ -170,12 +167,87 @@ pub(super) fn updates(
     found
 }
 
-/// Nodes that read a value that `is_read`.
-fn readers(g: &Graph, is_read: &dyn Fn(ValueId) -> bool) -> BTreeSet<NodeId> {
-    let nodes = g
-        .nodes()
-        .filter(|(_, n)| n.inputs.iter().any(|&v| is_read(v)));
-    nodes.map(|(id, _)| id).collect()
+/// The fallible nodes of a graph: updates in place come after them.
+struct Barrier {
+    /// By node: true for fallible nodes and all before them. No update is among these, so waits of updates do not change it.
+    is_before: Vec<bool>,
+    /// Fallible nodes that are not before others.
+    last: Vec<NodeId>,
+    /// Nodes below this one wait for earlier ones alone.
+    floor: NodeId,
+}
+
+impl Barrier {
+    fn of(fallible: &BTreeSet<NodeId>, deps: &[BTreeSet<NodeId>]) -> Barrier {
+        let mut is_before = vec![false; deps.len()];
+        let before = |id: &NodeId| deps[id.0 as usize].iter().copied();
+        let mut left: Vec<NodeId> = fallible.iter().flat_map(before).collect();
+        while let Some(id) = left.pop() {
+            if !std::mem::replace(&mut is_before[id.0 as usize], true) {
+                left.extend(&deps[id.0 as usize]);
+            }
+        }
+        let is_last = |id: &&NodeId| !is_before[id.0 as usize];
+        let last: Vec<NodeId> = fallible.iter().filter(is_last).copied().collect();
+        last.iter().for_each(|id| is_before[id.0 as usize] = true);
+        let waits_back = |(d, id): (&BTreeSet<NodeId>, u32)| d.last().is_none_or(|d| d.0 < id);
+        let floor = deps.iter().zip(0..).position(|dep| !waits_back(dep));
+        Barrier {
+            is_before,
+            last,
+            floor: NodeId(floor.unwrap_or(deps.len()) as u32),
+        }
+    }
+
+    /// True when a node can come after the barrier and some other nodes: none of these waits for it. It is an update then, and waits
+    /// for them.
+    fn has_room(
+        &mut self,
+        update: NodeId,
+        before: &BTreeSet<NodeId>,
+        deps: &[BTreeSet<NodeId>],
+    ) -> bool {
+        if self.is_before[update.0 as usize] {
+            return false;
+        }
+        let floor = self.floor.min(update);
+        let mut seen: BTreeSet<NodeId> = BTreeSet::new();
+        let mut left: Vec<NodeId> = before.iter().copied().collect();
+        while let Some(id) = left.pop() {
+            if id == update {
+                return false;
+            }
+            if id >= floor && !self.is_before[id.0 as usize] && seen.insert(id) {
+                left.extend(&deps[id.0 as usize]);
+            }
+        }
+        self.floor = floor;
+        true
+    }
+}
+
+/// The nodes that read the value of each of `n` residents.
+fn readers(g: &Graph, places: &[Option<Place>], n: usize) -> Vec<BTreeSet<NodeId>> {
+    let mut readers = vec![BTreeSet::new(); n];
+    for (id, node) in g.nodes() {
+        for v in &node.inputs {
+            if let Some(Place::Variable(i)) = places[v.0 as usize] {
+                readers[i as usize].insert(id);
+            }
+        }
+    }
+    readers
+}
+
+/// True for each of `n` residents whose value is a result of the graph.
+fn shown(g: &Graph, places: &[Option<Place>], n: usize) -> Vec<bool> {
+    let mut shown = vec![false; n];
+    for output in &g.outputs {
+        if let Some(Place::Variable(i)) = places[output.value.0 as usize] {
+            shown[i as usize] = true;
+        }
+    }
+    shown
 }
 
 /// True for the graph of a part with variables that may be updated in place if all kernels permit it.
@@ -266,20 +338,4 @@ fn made_by(g: &Graph, v: ValueId) -> Option<&Node> {
         }
         _ => Some(node),
     }
-}
-
-/// Nodes that must come after a node.
-fn descendants(of: NodeId, deps: &[BTreeSet<NodeId>]) -> BTreeSet<NodeId> {
-    let mut found = BTreeSet::from([of]);
-    let mut has_grown = true;
-    while has_grown {
-        has_grown = false;
-        for (id, before) in (0..).map(NodeId).zip(deps) {
-            if !found.contains(&id) && before.iter().any(|d| found.contains(d)) {
-                has_grown |= found.insert(id);
-            }
-        }
-    }
-    found.remove(&of);
-    found
 }

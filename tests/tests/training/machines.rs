@@ -43,8 +43,8 @@ fn compared(machine: &str, model: fn(&mut Model, ValueId) -> Result<ValueId>) ->
 /// Steps in ms with the variables on the CPU, dealt over the GPUs, and on each of all GPUs.
 fn steps(compared: &Comparison) -> [u64; 3] {
     let step = |name: &str| {
-        let own = compared.fixed.iter().filter(|p| p.strategy.name() == name);
-        own.last().unwrap().step_ns / 1_000_000
+        let mut own = compared.fixed.iter().filter(|p| p.strategy.name() == name);
+        own.next_back().unwrap().step_ns / 1_000_000
     };
     ["central", "parameter-server", "mirrored"].map(step)
 }

@@ -184,6 +184,23 @@ fn replicas_are_updated_where_they_are() {
     }
 }
 
+/// The whole graph is rewritten, and then divided: replicas add no terms.
+#[test]
+fn replicas_share_one_pass_through_rewriting() {
+    let rewritten = |devices: &str, make: fn(&Setup) -> Result<Trainer>| {
+        let trainer = make(&setup(devices, 4)).unwrap();
+        let batch = examples(64).shuffled(64, 9, 0).next().unwrap().unwrap();
+        trainer.step(batch.clone()).unwrap();
+        let executable = trainer.executable_for(&batch).unwrap().unwrap();
+        let phases = &executable.lowered.report.rewrite.phases;
+        phases.iter().map(|p| p.e_nodes).collect::<Vec<_>>()
+    };
+    let two = rewritten("cpu:2", mirrored);
+    assert!(two.iter().all(|n| *n > 0), "{two:?}");
+    assert_eq!(rewritten("cpu:4", mirrored), two);
+    assert_eq!(rewritten("cpu:3", served), two);
+}
+
 /// The shortest of the predicted steps is taken, and the table has all of them.
 #[test]
 fn the_strategy_with_the_shortest_step_is_chosen() {

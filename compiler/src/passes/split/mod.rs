@@ -88,14 +88,15 @@ impl Shares {
     }
 }
 
+/// Errors with `Unsupported` when a node asks for a device by itself or waits for others by control dependencies, when a
+/// region uses variables, and on an all-reduce.
+pub fn check_divisible(g: &Graph) -> Result<()> {
+    g.nodes().try_for_each(|(_, node)| check(node))
+}
+
 /// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis
-/// of the inputs named.
-///
-/// Errors with `Unsupported` when a node asks for a device by itself, or a region uses variables.
+/// of the inputs named. [`check_divisible`] has passed it, before state was ordered; that order is to be made again.
 pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Graph> {
-    for (_, node) in g.nodes() {
-        check(node)?;
-    }
     let extent = |name: &String| {
         let at = g.input_names.iter().position(|own| own == name)?;
         g.ty(g.inputs[at]).shape.first()?.as_usize()

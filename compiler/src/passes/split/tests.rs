@@ -1,7 +1,7 @@
 //! Random graphs on several devices mean the same as on one.
 
 use super::sharding::Plan;
-use super::{Sharding, Shares, split_batch};
+use super::{Sharding, Shares, check_divisible, split_batch};
 use crate::interp::{self, Store, compare::allclose};
 use crate::ir::verify::verify;
 use crate::ir::{Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
@@ -133,7 +133,7 @@ const SHARDED: &[&str] = &[
 
 fn error(text: &str) -> String {
     let g = Graph::parse(text).unwrap();
-    let e = split_batch(&g, &batched(&g), &devices(2, 0)).unwrap_err();
+    let e = check_divisible(&g).unwrap_err();
     e.to_string()
 }
 
@@ -183,7 +183,7 @@ fn nodes_that_wait_for_others_are_refused() {
     let y = b.with_control_dependencies(&[check], |b| b.map(ScalarOp::Exp, &[x]));
     b.output("y", y.unwrap());
     let g = b.finish().unwrap();
-    let e = split_batch(&g, &batched(&g), &devices(2, 0)).unwrap_err();
+    let e = check_divisible(&g).unwrap_err();
     insta::assert_snapshot!(e, @r#"
 in node "/exp": a batch is divided among devices, and the node waits for others by control dependencies (try: without with_control_dependencies)
 "#);

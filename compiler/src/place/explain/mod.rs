@@ -26,7 +26,7 @@ use gristmill_solver::memory::remat::{Copy, Freedom};
 use gristmill_solver::schedule::critical_chain::critical_chain;
 use gristmill_solver::search::portfolio::{Options, Solution};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// A solved problem with names.
 pub struct Subject<'a> {
@@ -144,14 +144,18 @@ fn percent(part: u64, whole: u64) -> f64 {
 
 /// The names, those that come again with a number behind: `a`, `a#2`.
 pub fn unique_names(names: impl IntoIterator<Item = String>) -> Vec<String> {
-    let mut seen: BTreeSet<String> = BTreeSet::new();
+    // By name: the number to try for its next use.
+    let mut next: BTreeMap<String, u64> = BTreeMap::new();
     let mut unique = |name: String| {
-        let numbered = (2..).map(|i: u64| format!("{name}#{i}"));
-        let free = std::iter::once(name.clone())
-            .chain(numbered)
-            .find(|n| !seen.contains(n))
-            .unwrap_or_default();
-        seen.insert(free.clone());
+        let Some(&first) = next.get(&name) else {
+            next.insert(name.clone(), 2);
+            return name;
+        };
+        let is_free = |i: &u64| !next.contains_key(&format!("{name}#{i}"));
+        let number = (first..).find(is_free).unwrap_or(first);
+        let free = format!("{name}#{number}");
+        next.insert(name, number + 1);
+        next.insert(free.clone(), 2);
         free
     };
     names.into_iter().map(&mut unique).collect()
