@@ -47,6 +47,14 @@ fn run() -> Result<()> {
     let devices = &target.devices.devices;
     let n_gpus = devices.iter().filter(|d| d.name.kind == DeviceKind::Gpu);
     let batch = each * n_gpus.count().max(1);
+    if let Some(word) = words
+        .get(1)
+        .filter(|w| !MODELS.iter().any(|(name, _)| w == name))
+    {
+        return Err(Error::invalid(format!(
+            "model {word:?}, expected resnet50, alexnet or vgg16"
+        )));
+    }
     println!("{}", target.name);
     let session = Session::new(&Settings {
         devices: target.devices.clone(),

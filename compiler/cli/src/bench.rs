@@ -288,21 +288,21 @@ const HORIZON_STEPS: u64 = 100;
 
 /// Adds the times of each cluster to those in the cache folder, and keeps there the placement that follows from them, if there is a choice.
 fn keep(p: &Prepared) -> Result<()> {
-    let Some(folder) = store::folder() else {
-        output::warning("there is no cache folder: the times of clusters are not kept");
-        errln!("(try: GRISTMILL_CACHE_DIR with a folder that can be written)");
-        return Ok(());
-    };
     let mut new = Measured::default();
     let clusters = p
         .compiled()
         .ok_or_else(|| Error::internal("the clusters of an image are not known"))?
         .measure(&p.inputs.tensors, RECORDED_RUNS, &mut new)?;
+    print_predicted(&clusters);
+    let Some(folder) = store::folder() else {
+        output::warning("there is no cache folder: the times of clusters are not kept");
+        errln!("(try: GRISTMILL_CACHE_DIR with a folder that can be written)");
+        return Ok(());
+    };
     let path = store::times_path(&folder);
     let (measured, warning) = store::add_times(&path, &machine(), &new)?;
     warning.iter().for_each(output::warning);
     let path = path.display();
-    print_predicted(&clusters);
     let n_clusters = clusters.len();
     noteln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {path}");
     match placements_folder(p.compiled()) {
@@ -373,6 +373,9 @@ const N_COMPARED: usize = 12;
 
 /// Prints the clusters whose predictions are furthest from the measured times, and the sums of all.
 fn print_predicted(clusters: &[ClusterTime]) {
+    if clusters.is_empty() {
+        return;
+    }
     let mut furthest: Vec<&ClusterTime> = clusters.iter().collect();
     furthest.sort_by_key(|c| std::cmp::Reverse(c.predicted.0.abs_diff(c.measured.0)));
     let sum = |of: fn(&ClusterTime) -> Nanos| clusters.iter().map(of).sum::<Nanos>();

@@ -77,7 +77,7 @@ pub struct TrainArgs {
     /// `parameter-server`: the CPUs have the weights, about as many bytes each; with --async, the first CPU has them. `auto`: the one with the shortest predicted step.
     #[arg(long, value_name = "NAME", value_enum, default_value_t, help_heading = heading::TRAINING)]
     strategy: StrategyName,
-    /// With `parameter-server`: the devices with the weights, of --devices, e.g. `gpu:2`. Default: the CPUs.
+    /// With `parameter-server`: the devices with the weights, of --devices, e.g. `gpu:2`. Default: the CPUs, with --async the first one.
     #[arg(long, value_name = "LIST", help_heading = heading::TRAINING)]
     servers: Option<String>,
     /// With `parameter-server`: each device takes whole batches, whose gradients update the weights at once, without waiting for other
@@ -133,7 +133,7 @@ enum StrategyName {
 }
 
 impl TrainArgs {
-    /// Errors on `--async` without servers, and on a batch per replica of an unknown number.
+    /// Errors on `--async` and `--servers` without servers, and on a batch per replica of an unknown number.
     fn check_strategy(&self) -> Result<()> {
         if self.strategy == StrategyName::Auto && self.batch_per_replica.is_some() {
             let e = Error::invalid(
@@ -160,6 +160,9 @@ impl TrainArgs {
         let Some(list) = &self.servers else {
             return Ok(Vec::new());
         };
+        if list.trim().is_empty() {
+            return Err(Error::invalid("--servers: no device").hint("--servers cpu:1"));
+        }
         let set = DeviceSet::parse(list, 1).map_err(|e| e.context("--servers"))?;
         Ok(set.devices.into_iter().map(|d| d.name).collect())
     }

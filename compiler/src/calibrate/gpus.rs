@@ -4,7 +4,8 @@
 //! The file is a profile as `--target` reads it: the host's CPU, then the GPUs in the driver's
 //! order, and a link for each ordered pair. Its name holds machine, GPUs, driver and version.
 
-use super::{Effort, belongs, conv, device_text, flops, launch_on, link_text, map, softmax};
+use super::{Effort, belongs, conv, device_text, launch_on, link_text, map, softmax};
+use crate::cost::flops;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, store};
 use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;

@@ -7,7 +7,7 @@ pub mod gpus;
 pub mod load;
 
 use crate::compiled::Compiled;
-use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, flops, store};
+use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, flops_on_cpu, store};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, GraphBuilder, Layout, Op, ScalarOp, ValueId, Window};
 use crate::options::{ConvAlgorithm, Options};
@@ -76,6 +76,12 @@ impl Calibration {
     /// Reads the text of [`Calibration::to_text`].
     pub fn parse(text: &str) -> Result<Calibration> {
         let Target { name, devices: set } = Target::parse(text)?;
+        // Files of earlier versions have none, and AVX2 would be assumed.
+        if !text.lines().any(|line| line.starts_with("lanes")) {
+            return Err(Error::invalid(
+                "it has no lanes; gristmill calibrate measures again",
+            ));
+        }
         match (set.devices.as_slice(), set.links.get(&(0, 1))) {
             ([one, all], Some(&link))
                 if set.devices.iter().all(|d| d.name.kind == DeviceKind::Cpu) =>
@@ -240,8 +246,8 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
         Ok(amount / (seconds(g)? - launch.0 as f64 / 1e9).max(1e-9))
     };
     let product = matmul()?;
-    let flops_f32 =
-        rate(product.clone(), flops(&product))? / assumed.efficiency(WorkClass::MatMul, DType::F32);
+    let flops_f32 = rate(product.clone(), flops_on_cpu(&product))?
+        / assumed.efficiency(WorkClass::MatMul, DType::F32);
     let mut profile = DeviceProfile {
         flops_f32,
         memory_bandwidth: rate(
@@ -257,7 +263,7 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
         (WorkClass::Map, map(1 << 15, ScalarOp::Exp)?),
         (WorkClass::Reduce, softmax(128, 256)?),
     ] {
-        let share = rate(g.clone(), flops(&g))? / flops_f32;
+        let share = rate(g.clone(), flops_on_cpu(&g))? / flops_f32;
         profile
             .efficiencies
             .insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
@@ -454,6 +460,7 @@ mod tests {
         for (text, name) in [
             (text.clone(), "another"),
             (text.replace("latency_ns", "latency_us"), c.name.as_str()),
+            (text.replace("\nlanes", "\n# lanes"), c.name.as_str()),
             (text[..text.len() / 2].to_owned(), c.name.as_str()),
             (c.target_text(), c.name.as_str()),
         ] {

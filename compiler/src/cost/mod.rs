@@ -389,17 +389,31 @@ impl std::fmt::Write for Fnv {
     }
 }
 
-/// Operations of a graph as the model counts them.
+/// Operations of a graph by the op table.
 pub(crate) fn flops(g: &Graph) -> f64 {
-    // On a device of one operation per second, at full efficiency, seconds are operations.
-    let mut unit = DeviceProfile {
-        flops_f32: 1.0,
+    let unit = DeviceProfile {
+        kind: DeviceKind::Gpu,
         ..DeviceProfile::this_cpu(1)
     };
-    unit.efficiencies = WorkClass::NAMES
-        .iter()
-        .map(|(class, _)| ((*class, None), 1.0))
-        .collect();
+    operations(g, unit)
+}
+
+/// Operations of a graph on this CPU, with the time of tiles and windows beside the sums as operations.
+pub(crate) fn flops_on_cpu(g: &Graph) -> f64 {
+    operations(g, DeviceProfile::this_cpu(1))
+}
+
+/// Operations of a graph on a device.
+fn operations(g: &Graph, device: DeviceProfile) -> f64 {
+    // On a device of one operation per second, at full efficiency, seconds are operations.
+    let unit = DeviceProfile {
+        flops_f32: 1.0,
+        efficiencies: WorkClass::NAMES
+            .iter()
+            .map(|(class, _)| ((*class, None), 1.0))
+            .collect(),
+        ..device
+    };
     let direct = CostModel {
         direct_convolutions: true,
         ..CostModel::default()

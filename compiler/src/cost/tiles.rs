@@ -6,6 +6,7 @@
 
 use super::Extents;
 use super::profile::DeviceProfile;
+use super::work::{self, product as product_of};
 use crate::ir::{Graph, Layout, Node, Op, OpClass, Type, ValueId, Window};
 use gristmill_runtime::DType;
 
@@ -19,6 +20,10 @@ const HALF: f64 = 0.75;
 const RAGGED_DEPTH: f64 = 12.0;
 /// Search for the addresses of a row's pixels, or their copy, as depth.
 const LOOKUP_DEPTH: f64 = 12.5;
+/// Time of a depthwise convolution, as a multiple of that of its sums at the rate of others.
+const DEPTHWISE: f64 = 2.0;
+/// The same of a convolution over three axes, which loops over single elements compute.
+const THREE_AXES: f64 = 57.0;
 /// With fewer channels, the kernel of convolutions copies rows of images instead of finding each pixel.
 const FEW_CHANNELS: u64 = 16;
 
@@ -76,8 +81,9 @@ pub(super) fn operations(
     let lanes = device.lanes.max(1) as u64;
     match op {
         Op::MatMul | Op::Conv { .. } => {
-            let product = product(op, [x, operands.get(1)?, out], extents)?;
-            Some(product.operations(lanes))
+            let types = [x, *operands.get(1)?, out];
+            let by_tiles = product(op, types, extents).map(|product| product.operations(lanes));
+            by_tiles.or_else(|| other_convolution(op, types, extents))
         }
         Op::Pool { size, layout, .. } => windows(size, out, *layout, extents, (lanes, POOL)),
         Op::MaxPoolGrad { size, layout, .. } => {
@@ -127,14 +133,14 @@ fn convolution(
     if size.len() > 2 || groups > 1 && channels == 1 {
         return None;
     }
-    let (taps, width) = (size.iter().product::<u64>(), *size.last()?);
+    let (taps, width) = (product_of(size.iter().copied()), *size.last()?);
     let is_narrow = width > 1 && channels < FEW_CHANNELS;
     let is_copied = groups == 1 && is_narrow && window.dilations.last() == Some(&1);
     let is_pointwise = taps == 1 && window.strides.iter().all(|&s| s == 1);
     Some(Product {
         rows: extents.elements(&out.shape) as f64 / filters.max(1) as f64,
         columns: filters / groups.max(1),
-        depth: taps * channels,
+        depth: taps.saturating_mul(channels),
         runs: match (is_pointwise, is_copied) {
             (true, _) => 0,
             (_, true) => taps / width,
@@ -142,6 +148,19 @@ fn convolution(
         },
         n_products: groups,
     })
+}
+
+/// Operations of a convolution by another kernel than that of products.
+fn other_convolution(op: &Op, types: [&Type; 3], extents: &Extents) -> Option<f64> {
+    let Op::Conv { .. } = op else {
+        return None;
+    };
+    let work = work::of_op(op, &types[..2], &types[2..], extents);
+    let factor = match types[1].rank() {
+        0..=4 => DEPTHWISE,
+        _ => THREE_AXES,
+    };
+    Some(work.flops as f64 * factor)
 }
 
 /// Operations of windows of so many elements, one for each element of `pooled`.
@@ -159,7 +178,7 @@ fn windows(
     let channels = extents.of(pooled.shape.get(axis)?).max(1);
     let n_windows = extents.elements(&pooled.shape) as f64 / channels as f64;
     let taps: f64 = size.iter().map(|&n| n as f64).product();
-    Some(n_windows * (channels.next_multiple_of(lanes) as f64 * taps * element + window))
+    Some(n_windows * ((channels.div_ceil(lanes) * lanes) as f64 * taps * element + window))
 }
 
 /// Bytes read and written by the packing of a node's right-hand sides. Constants are packed when a program is compiled.
@@ -204,8 +223,9 @@ fn packed(op: &Op, types: [&Type; 3], extents: &Extents, device: &DeviceProfile)
     let product = product(op, types, extents)?;
     let panel = 2 * device.lanes.max(1) as u64;
     let read = extents.elements(&b.shape);
-    let written = read / product.columns.max(1) * product.columns.next_multiple_of(panel);
-    Some((read + written).saturating_mul(4))
+    let panels = product.columns.div_ceil(panel).saturating_mul(panel);
+    let written = (read / product.columns.max(1)).saturating_mul(panels);
+    Some(read.saturating_add(written).saturating_mul(4))
 }
 
 /// True for a value of a cluster's body that is a constant, or a view of one.

@@ -1,7 +1,8 @@
 //! Work of an op: arithmetic operations by class, and bytes that must be read and written.
 
 use super::Bytes;
-use crate::ir::work::{Sizes, product};
+use crate::ir::work::Sizes;
+pub(super) use crate::ir::work::product;
 use crate::ir::{Bindings, Dim, Graph, Node, NodeId, Op, Reads, Shape, Type, ValueId, WorkClass};
 use gristmill_runtime::DType;
 use std::borrow::Borrow;

@@ -49,7 +49,7 @@ pub fn fused_for(graph: Graph, first: &Bindings, config: Config) -> Result<Fused
 /// [`fused`] for a graph of static shapes whose batch several devices share: the first axis of the inputs named. The whole graph is
 /// rewritten before it is divided, once for all replicas.
 ///
-/// Errors as [`passes::split_batch`] does.
+/// Errors as [`passes::check_divisible`] does.
 pub fn fused_in_parts(
     graph: Graph,
     batched: &[String],
@@ -65,11 +65,13 @@ pub fn fused_in_parts(
     })?;
     p.check(&whole)?;
     let sizes = Bindings::new();
-    let whole = simplified(&whole, &sizes, &mut p)?;
-    let parts = p.run(Pass::Divide, |_| passes::split_batch(&whole, batched, on))?;
+    let rewritten = simplified(&whole, &sizes, &mut p)?;
+    let parts = p.run(Pass::Divide, |_| {
+        passes::split_batch(&rewritten, batched, on)
+    })?;
     let mut request = request(config);
-    let graph = prepared(parts, &mut request, &mut p)?;
-    with_kernels([graph.clone(), graph], &sizes, request, p)
+    let parts = prepared(parts, &mut request, &mut p)?;
+    with_kernels([whole, parts], &sizes, request, p)
 }
 
 /// The kernels of a rewritten graph, beside the graph before it was rewritten.

@@ -238,6 +238,7 @@ impl Reader<'_> {
         match stated {
             None if kind == DeviceKind::Cpu => Ok(8),
             None => Ok(1),
+            Some(n) if kind != DeviceKind::Cpu => Err(self.error(n, "lanes are of CPUs")),
             Some(n) if (1..=1024).contains(n.get_ref()) => Ok(*n.get_ref()),
             Some(n) => {
                 let message = format!("lanes = {}, expected 1 to 1024", n.get_ref());

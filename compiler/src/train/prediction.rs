@@ -255,13 +255,19 @@ fn shapes(program: &Compiled, batch_size: usize) -> Result<InputShapes> {
     })
 }
 
-/// The devices with the variables, in few letters: `cpu:0`, `4 gpus`, or `all` for each replica.
-fn place_of_variables(servers: &[DeviceName]) -> String {
-    let kind = |d: &DeviceName| d.kind.name().to_lowercase();
-    match servers {
-        [] => "all".to_owned(),
-        [one] => format!("{}:{}", kind(one), one.index),
-        [first, ..] => format!("{} {}s", servers.len(), kind(first)),
+impl Prediction {
+    /// The devices with the variables, in few letters: `cpu:0`, `4 gpus`, `each` of the replicas, or `-` for one device.
+    fn place_of_variables(&self) -> String {
+        let kind = |d: &DeviceName| d.kind.name().to_lowercase();
+        match &self.servers[..] {
+            [] if self.strategy == Strategy::OneDevice => "-".to_owned(),
+            [] => "each".to_owned(),
+            [one] => format!("{}:{}", kind(one), one.index),
+            [first, rest @ ..] if rest.iter().all(|d| d.kind == first.kind) => {
+                format!("{} {}s", self.servers.len(), kind(first))
+            }
+            all => format!("{} devices", all.len()),
+        }
     }
 }
 
@@ -272,7 +278,7 @@ impl fmt::Display for Prediction {
             f,
             "{:<17} {:>9} {:>7} {:>7} {:>10} {:>10} {:>10} {:>11}",
             self.strategy.name(),
-            place_of_variables(&self.servers),
+            self.place_of_variables(),
             self.n_replicas,
             self.batch_size,
             time_ns(self.step_ns),

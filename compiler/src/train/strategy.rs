@@ -137,8 +137,10 @@ impl Strategy {
             true => fastest(set)?,
             false => devices.clone(),
         };
-        // The only device has nothing to share.
+        // The only device has nothing to share; another one is not there, and is refused with the others.
+        let is_there = |d: &DeviceName| set.devices.iter().any(|own| own.name == *d);
         let is_alone = devices.len() == 1 && set.devices.len() == 1;
+        let is_alone = is_alone && devices.iter().chain(&servers).all(is_there);
         Ok((!is_alone).then_some(DataParallel {
             devices,
             servers,

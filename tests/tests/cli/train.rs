@@ -579,6 +579,14 @@ fn replicas_train_the_model_of_one_device() {
     let json: serde_json::Value = serde_json::from_str(&explain(&["--json"])).unwrap();
     assert_eq!(json["same_batch"].as_array().unwrap().len(), 4);
     assert!(!folder.path().join("none.onnx").exists());
+    let alone = ["--strategy", "parameter-server", "--servers", "emu:1"];
+    let ended = train(folder.path(), &alone);
+    assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+    assert!(
+        ended.stderr.contains("/device:EMU:0 is not there"),
+        "{}",
+        ended.stderr
+    );
     let auto = losses(&["--batch", "66", "--strategy", "auto", "--devices", "cpu:2"]);
     assert!((auto[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {auto:?}");
     for flag in [&["--async"][..], &["--servers", "cpu:2"]] {
@@ -588,7 +596,11 @@ fn replicas_train_the_model_of_one_device() {
     }
     let two = losses(&[&served[..], &["--servers", "cpu:2", "--batch", "66"]].concat());
     assert!((two[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {two:?}");
-    for (list, message) in [("cpu:9", "/device:CPU:3"), ("tpu:1", "--servers")] {
+    for (list, message) in [
+        ("cpu:9", "/device:CPU:3"),
+        ("tpu:1", "--servers"),
+        ("", "--servers"),
+    ] {
         let ended = train(folder.path(), &[&served[..], &["--servers", list]].concat());
         assert_eq!(ended.code, Some(2), "{}", ended.stdout);
         assert!(ended.stderr.contains(message), "{}", ended.stderr);

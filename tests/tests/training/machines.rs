@@ -40,11 +40,11 @@ fn compared(machine: &str, model: fn(&mut Model, ValueId) -> Result<ValueId>) ->
     Comparison::of(&session, "machine", &training, 128, objective).unwrap()
 }
 
-/// Steps in ms with the variables on the CPU, dealt over the GPUs, and on each of all GPUs.
+/// Steps in ns with the variables on the CPU, dealt over the GPUs, and on each of all GPUs.
 fn steps(compared: &Comparison) -> [u64; 3] {
     let step = |name: &str| {
         let mut own = compared.fixed.iter().filter(|p| p.strategy.name() == name);
-        own.next_back().unwrap().step_ns / 1_000_000
+        own.next_back().unwrap().step_ns
     };
     ["central", "parameter-server", "mirrored"].map(step)
 }
@@ -144,5 +144,5 @@ fn variables_of_p100s_are_on_each_gpu_where_there_are_many() {
     assert!(mirrored < central && mirrored < dealt, "{many}");
     let few = compared("p100", residual);
     let [central, _, mirrored] = steps(&few);
-    assert!(central <= mirrored, "{few}");
+    assert!(central < mirrored, "{few}");
 }
