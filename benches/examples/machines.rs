@@ -1,8 +1,9 @@
-//! Where the variables of a training belong, by predicted time: ResNet-50, AlexNet and VGG-16 on a machine described by a file.
+//! Where the variables of a training belong, by predicted time: `resnet50`, its first `blocks`, `alexnet` and `vgg16` on
+//! a machine described by a file.
 //!
-//! `machines TARGET.toml [MODEL] [--batch N]`. Prints the table of `gristmill train --explain` for batches of N examples per GPU (32), SGD
-//! with momentum. Nothing is trained: the machine need not be here. The files of `benches/machines` describe the four cases for which
-//! TensorFlow's guide to its performance recommended a place.
+//! `machines TARGET.toml [MODEL] [--batch N]`. Prints the table of `gristmill train --explain` for batches of N examples
+//! per GPU (32), SGD with momentum. Nothing is trained: the machine need not be here. The files of `benches/machines`
+//! describe the four cases for which TensorFlow's guide to its performance recommended a place.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::place::Target;
@@ -20,8 +21,9 @@ const CLASSES: usize = 1000;
 /// A model from images to logits.
 type Body = fn(&mut Model, ValueId) -> Result<ValueId>;
 
-const MODELS: [(&str, Body); 3] = [
+const MODELS: [(&str, Body); 4] = [
     ("resnet50", resnet50),
+    ("blocks", blocks),
     ("alexnet", alexnet),
     ("vgg16", vgg16),
 ];
@@ -35,27 +37,40 @@ fn main() {
 
 fn run() -> Result<()> {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
-    let at = words.iter().position(|w| w == "--batch");
-    let each = at.map(|at| words.drain(at..(at + 2).min(words.len())).nth(1));
-    let each = each.flatten().map_or(Ok(32), |n| n.parse::<usize>());
-    let each = each.map_err(|e| Error::invalid(format!("--batch: {e}")))?;
+    let each = match words.iter().position(|w| w == "--batch") {
+        None => 32,
+        Some(at) => {
+            let word = words.drain(at..(at + 2).min(words.len())).nth(1);
+            let number = word.unwrap_or_default().parse::<usize>();
+            number.map_err(|e| Error::invalid(format!("--batch: {e}")))?
+        }
+    };
     let Some(path) = words.first() else {
         return Err(Error::invalid("machines TARGET.toml [MODEL] [--batch N]"));
     };
     let text = std::fs::read_to_string(path);
     let target = Target::parse(&text.map_err(|e| Error::invalid(format!("{path}: {e}")))?)?;
-    let devices = &target.devices.devices;
-    let n_gpus = devices.iter().filter(|d| d.name.kind == DeviceKind::Gpu);
-    let batch = each * n_gpus.count().max(1);
-    if let Some(word) = words
-        .get(1)
-        .filter(|w| !MODELS.iter().any(|(name, _)| w == name))
-    {
-        return Err(Error::invalid(format!(
-            "model {word:?}, expected resnet50, alexnet or vgg16"
-        )));
+    let mut names: Vec<&str> = words[1..].iter().map(String::as_str).collect();
+    if names.is_empty() {
+        names = MODELS.iter().map(|(name, _)| *name).collect();
     }
     println!("{}", target.name);
+    for name in names {
+        println!("\n{name}\n{}", compared(&target, name, each)?);
+    }
+    Ok(())
+}
+
+/// The strategies for a model on a machine, with so many examples per GPU.
+pub fn compared(target: &Target, name: &str, each: usize) -> Result<Comparison> {
+    let Some((_, body)) = MODELS.iter().find(|(own, _)| *own == name) else {
+        let known = MODELS.map(|(name, _)| name).join(", ");
+        return Err(Error::invalid(format!(
+            "model {name:?}, expected one of {known}"
+        )));
+    };
+    let devices = target.devices.devices.iter();
+    let n_gpus = devices.filter(|d| d.name.kind == DeviceKind::Gpu).count();
     let session = Session::new(&Settings {
         devices: target.devices.clone(),
         ..Settings::default()
@@ -64,13 +79,8 @@ fn run() -> Result<()> {
         momentum: 0.9,
         ..Sgd::default()
     });
-    let wanted = |(name, _): &&(&str, Body)| words.get(1).is_none_or(|w| w == name);
-    for (name, body) in MODELS.iter().filter(wanted) {
-        let objective = |m: &mut Model| objective(m, *body);
-        let compared = Comparison::of(&session, name, &training, batch, objective)?;
-        println!("\n{name}, batches of {batch}\n{compared}");
-    }
-    Ok(())
+    let objective = |m: &mut Model| objective(m, *body);
+    Comparison::of(&session, name, &training, each * n_gpus.max(1), objective)
 }
 
 fn objective(m: &mut Model, body: Body) -> Result<Objective> {
@@ -130,7 +140,8 @@ fn classifier(m: &mut Model, x: ValueId, elements: usize) -> Result<ValueId> {
     Ok(x)
 }
 
-/// Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014), without its normalisation: 61 million weights.
+/// Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014), without its normalisation: 61
+/// million weights.
 fn alexnet(m: &mut Model, mut x: ValueId) -> Result<ValueId> {
     let layers = [
         (64, 11, 4, true),
@@ -184,23 +195,32 @@ fn normed(
 
 /// He et al., "Deep residual learning for image recognition" (2015), table 1, 50 layers: 26 million weights.
 fn resnet50(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    resnet(m, x, &[(3, 64), (4, 128), (6, 256), (3, 512)])
+}
+
+/// The first three blocks of that: few weights and large images.
+fn blocks(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    resnet(m, x, &[(3, 64)])
+}
+
+/// A residual net with so many blocks of a width in each stage.
+fn resnet(m: &mut Model, x: ValueId, stages: &[(usize, usize)]) -> Result<ValueId> {
     let x = m.scope("stem", |m| normed(m, x, 64, 7, 2))?;
     let x = relu(m, x)?;
     let mut x = pool(m, x, 3)?;
-    for (i, (n, width)) in [(3, 64), (4, 128), (6, 256), (3, 512)]
-        .into_iter()
-        .enumerate()
-    {
+    let mut features = 64;
+    for (i, &(n, width)) in stages.iter().enumerate() {
         for j in 0..n {
             let stride = if i > 0 && j == 0 { 2 } else { 1 };
             x = m.scope(&format!("block{i}_{j}"), |m| {
                 residual(m, x, width, stride, j == 0)
             })?;
         }
+        features = 4 * width;
     }
     let x = m.global_avg_pool2d(x)?;
     let x = m.flatten(x)?;
-    m.scope("dense", |m| dense(m, x, 2048, CLASSES))
+    m.scope("dense", |m| dense(m, x, features, CLASSES))
 }
 
 fn residual(

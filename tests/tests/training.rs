@@ -24,6 +24,9 @@ mod fit;
 #[cfg(target_os = "linux")]
 mod growth;
 mod loops;
+#[path = "../../benches/examples/machines.rs"]
+#[allow(dead_code, reason = "an example's `main`")]
+mod machine_models;
 mod machines;
 mod programs;
 mod random;
