@@ -1,7 +1,8 @@
 //! Random bits by position: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
 //!
-//! Element `i` of `y: u32[n]` is word `i % 4` of the block of number `i / 4`, whose counter is that number and the stream, low words
-//! first: it depends on seed, stream and position alone. Item `i` is the blocks from `i * `[`BLOCKS`] on.
+//! The element of position `i` is word `i % 4` of the block of number `i / 4`, whose counter is that number and the stream, low words
+//! first: it depends on seed, stream and position alone. `y: u32[n]` has the positions from `first` on; item `i` is its elements from
+//! `i * `[`PER_ITEM`] on.
 
 use crate::descriptor::descriptor;
 use crate::isa::Isa;
@@ -17,8 +18,8 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Words of a block.
 pub const WORDS: usize = 4;
-/// Blocks of an item of the kernel.
-pub const BLOCKS: usize = 64;
+/// Elements of an item of the kernel.
+pub const PER_ITEM: usize = 64 * WORDS;
 /// Blocks that are computed together.
 const LANES: usize = 16;
 
@@ -43,6 +44,12 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 pub fn block(seed: u64, stream: u64, number: u64) -> [u32; WORDS] {
     let [[a, b], [c, d]] = [number, stream].map(halves);
     philox([a, b, c, d], halves(seed))
+}
+
+/// The word of a position.
+pub fn word(seed: u64, stream: u64, position: u64) -> u32 {
+    let n = WORDS as u64;
+    block(seed, stream, position / n)[(position % n) as usize]
 }
 
 /// Words of several counters: word `i` of counter `k` is `words[i][k]`.
@@ -72,6 +79,8 @@ pub struct RandomBitsDesc {
     pub key: [u32; 2],
     /// Zero.
     pub reserved: u32,
+    /// Position of the first element.
+    pub first: usize,
     /// Number of elements.
     pub n: usize,
 }
@@ -80,23 +89,25 @@ descriptor!(RandomBitsDesc {
     isa,
     key,
     reserved,
+    first,
     n
 });
 
 impl RandomBitsDesc {
-    /// Bits of a seed for an instruction set.
-    pub fn new(isa: Isa, seed: u64, n: usize) -> RandomBitsDesc {
+    /// Bits of a seed from a position on, for an instruction set.
+    pub fn new(isa: Isa, seed: u64, first: u64, n: usize) -> RandomBitsDesc {
         RandomBitsDesc {
             isa: isa as u32,
             key: halves(seed),
             reserved: 0,
+            first: first as usize,
             n,
         }
     }
 
     /// Items of all elements.
     pub fn n_items(&self) -> usize {
-        self.n.div_ceil(BLOCKS * WORDS)
+        self.n.div_ceil(PER_ITEM)
     }
 }
 
@@ -117,14 +128,15 @@ pub unsafe extern "C" fn gm_random_bits(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    let per_item = BLOCKS * WORDS;
-    let elements = (begin * per_item).min(desc.n)..end.saturating_mul(per_item).min(desc.n);
+    let bound = |item: usize| item.saturating_mul(PER_ITEM).min(desc.n);
+    let elements = bound(begin)..bound(end);
     // SAFETY: the pointers cover the stream and these elements.
     unsafe {
         let bits = Bits {
             stream: halves((*ptrs.add(LHS)).cast::<u64>().read()),
             keys: round_keys(desc.key),
             y: (*ptrs.add(OUT)).cast(),
+            first: desc.first as u64,
             elements,
         };
         dispatch(isa, bits);
@@ -132,11 +144,13 @@ pub unsafe extern "C" fn gm_random_bits(
     OK
 }
 
-/// Elements from a multiple of [`WORDS`] on.
+/// A run of elements.
 struct Bits {
     stream: [u32; 2],
     keys: [[u32; 2]; ROUNDS],
     y: *mut u32,
+    /// Position of element 0.
+    first: u64,
     elements: Range<usize>,
 }
 
@@ -147,8 +161,10 @@ impl Task for Bits {
     #[inline(always)]
     unsafe fn run<S: Simd>(self, _: S) {
         let mut start = self.elements.start;
+        // SAFETY: the elements are covered.
+        start += unsafe { self.words(start) };
         while self.elements.end - start >= LANES * WORDS {
-            let words = self.blocks::<LANES>(start / WORDS);
+            let words = self.blocks::<LANES>(self.position(start) / WORDS as u64);
             let y = self.y.wrapping_add(start).cast::<[u32; WORDS]>();
             for i in 0..LANES {
                 // SAFETY: the elements are covered, as many as the blocks have.
@@ -157,22 +173,39 @@ impl Task for Bits {
             start += LANES * WORDS;
         }
         while start < self.elements.end {
-            let words = self.blocks::<1>(start / WORDS);
-            let n = WORDS.min(self.elements.end - start);
-            for (i, word) in words.iter().enumerate().take(n) {
-                // SAFETY: the element is covered.
-                unsafe { self.y.add(start + i).write(word[0]) };
-            }
-            start += n;
+            // SAFETY: the elements are covered.
+            start += unsafe { self.words(start) };
         }
     }
 }
 
 impl Bits {
+    fn position(&self, element: usize) -> u64 {
+        self.first.wrapping_add(element as u64)
+    }
+
+    /// Writes the elements from one on up to the end of its block. Gives their number.
+    ///
+    /// # Safety
+    /// `y` covers them.
+    #[inline(always)]
+    unsafe fn words(&self, start: usize) -> usize {
+        let n_words = WORDS as u64;
+        let position = self.position(start);
+        let words = self.blocks::<1>(position / n_words);
+        let before = (position % n_words) as usize;
+        let own = words.iter().skip(before).take(self.elements.end - start);
+        for (i, word) in own.enumerate() {
+            // SAFETY: the element is covered.
+            unsafe { self.y.add(start + i).write(word[0]) };
+        }
+        (WORDS - before).min(self.elements.end - start)
+    }
+
     /// Words of `N` blocks.
     #[inline(always)]
-    fn blocks<const N: usize>(&self, first: usize) -> [[u32; N]; WORDS] {
-        let half = |k: usize| std::array::from_fn(|i| halves((first + i) as u64)[k]);
+    fn blocks<const N: usize>(&self, first: u64) -> [[u32; N]; WORDS] {
+        let half = |k: usize| std::array::from_fn(|i| halves(first.wrapping_add(i as u64))[k]);
         let stream = self.stream.map(|half| [half; N]);
         rounds([half(0), half(1), stream[0], stream[1]], &self.keys)
     }
@@ -214,7 +247,8 @@ mod tests {
         for isa in Isa::available() {
             for n in [0, 1, 3, 4, 63, 64, 65, 255, 256, 257, 1000, 5003] {
                 let (seed, stream) = (rng.next(), rng.next());
-                let desc = RandomBitsDesc::new(isa, seed, n);
+                let first = [0, rng.next() % 7, rng.next() >> 1][rng.below(3)];
+                let desc = RandomBitsDesc::new(isa, seed, first, n);
                 let mut y = vec![0u32; n];
                 let ptrs = [
                     (&raw const stream) as *mut u8,
@@ -229,7 +263,7 @@ mod tests {
                     assert_eq!(status, OK);
                     begin = end;
                 }
-                let want = |i: usize| block(seed, stream, (i / WORDS) as u64)[i % WORDS];
+                let want = |i: usize| word(seed, stream, first + i as u64);
                 assert!(
                     y.iter().enumerate().all(|(i, &y)| y == want(i)),
                     "{isa} {n}"
@@ -240,7 +274,7 @@ mod tests {
 
     #[test]
     fn an_item_writes_its_own_blocks() {
-        let desc = RandomBitsDesc::new(Isa::current(), 7, 1000);
+        let desc = RandomBitsDesc::new(Isa::current(), 7, 0, 1000);
         let (stream, mut y) = (1i64, vec![0u32; 1000]);
         let ptrs = [
             (&raw const stream) as *mut u8,

@@ -59,7 +59,14 @@ impl GraphBuilder {
     ) -> Result<[ValueId; 2]> {
         let ty = self.check_dropout(x, rate)?;
         let shape = ty.shape.to_vec();
-        let bits = self.add1(Op::RandomBits { seed, shape }, &[step])?;
+        let bits = self.add1(
+            Op::RandomBits {
+                seed,
+                first: 0,
+                shape,
+            },
+            &[step],
+        )?;
         let threshold = (rate * 2f64.powi(32)).round().min(f64::from(u32::MAX));
         let threshold = self.scalar(DType::U32, threshold);
         let is_kept = self.map(ScalarOp::Ge, &[bits, threshold])?;

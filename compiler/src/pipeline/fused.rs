@@ -66,8 +66,10 @@ pub fn fused_in_parts(
     p.check(&whole)?;
     let sizes = Bindings::new();
     let rewritten = simplified(&whole, &sizes, &mut p)?;
-    let parts = p.run(Pass::Divide, |_| {
-        passes::split_batch(&rewritten, batched, on)
+    let parts = p.run(Pass::Divide, |report| {
+        let (parts, note) = passes::split_batch(&rewritten, batched, on)?;
+        report.notes.extend(note);
+        Ok(parts)
     })?;
     let mut request = request(config);
     let parts = prepared(parts, &mut request, &mut p)?;

@@ -299,13 +299,11 @@ fn specialisation(tuning: &FineTuning, weights: &[Weight], form: Form) -> Specia
 
 /// A node of a model from a file, with random bits of a model's own.
 fn seeded(node: &Node, salt: u64) -> Cow<'_, Node> {
-    let Op::RandomBits { seed, ref shape } = node.op else {
+    let mut op = node.op.clone();
+    let Op::RandomBits { seed, .. } = &mut op else {
         return Cow::Borrowed(node);
     };
-    let op = Op::RandomBits {
-        seed: seed ^ salt,
-        shape: shape.clone(),
-    };
+    *seed ^= salt;
     Cow::Owned(Node { op, ..node.clone() })
 }
 

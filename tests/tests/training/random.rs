@@ -32,7 +32,11 @@ fn bits(seed: u64, stream: i64, i: usize) -> u32 {
 
 fn random_bits(seed: u64, shape: &[usize]) -> Op {
     let shape = shape.iter().map(|&n| n.into()).collect();
-    Op::RandomBits { seed, shape }
+    random_bits_from(0, seed, shape)
+}
+
+fn random_bits_from(first: u64, seed: u64, shape: Vec<Dim>) -> Op {
+    Op::RandomBits { seed, first, shape }
 }
 
 /// Bits of two seeds, the second ones on the second device if there are two, and a sum that is made of both.
@@ -80,12 +84,38 @@ fn bits_depend_on_position_seed_and_stream_alone() {
 }
 
 #[test]
+fn bits_from_a_position_on_are_a_part_of_all_bits() {
+    for first in [1, 6, 8, 1027, (1 << 34) + 2] {
+        let shape = [5usize, 103];
+        let mut b = GraphBuilder::new("bits");
+        let stream = b.input("stream", DType::I64, [1usize]);
+        let op = random_bits_from(first, 77, shape.map(Dim::from).to_vec());
+        let y = b.add1(op, &[stream]).unwrap();
+        b.output("y", y);
+        let one = b.scalar(DType::U32, 1.0);
+        let other = b.map(ScalarOp::BitXor, &[y, one]).unwrap();
+        b.output("other", other);
+        let g = b.finish().unwrap();
+        assert_eq!(Graph::parse(&g.to_string()).unwrap(), g);
+        let want: Vec<u32> = (0..515).map(|i| bits(77, 4, first as usize + i)).collect();
+        let want = Tensor::from_slice(&want, &shape).unwrap();
+        let input = [Tensor::from_slice(&[4i64], &[1]).unwrap()];
+        assert_eq!(interp::run(&g, &input).unwrap()[0], want);
+        for level in [0, 2] {
+            let compiled = setup("cpu:1", level).compile(&g).unwrap();
+            assert_eq!(compiled.run_ordered(&input).unwrap()["y"], want, "{first}");
+        }
+    }
+}
+
+#[test]
 fn extents_may_be_symbols_and_the_text_has_all() {
     let mut b = GraphBuilder::new("bits");
     let stream = b.input::<Dim>("stream", DType::I64, []);
     let x = b.input("x", DType::U32, [Dim::from("n"), 3.into()]);
     let op = Op::RandomBits {
         seed: u64::MAX,
+        first: 0,
         shape: vec![Dim::from("n"), 3.into()],
     };
     let y = b.add1(op, &[stream]).unwrap();

@@ -549,6 +549,7 @@ impl Net {
         let stream = self.b.steps_done()?;
         let bits = Op::RandomBits {
             seed: 3,
+            first: 0,
             shape: vec!["batch".into(), 16.into()],
         };
         let bits = self.b.add1(bits, &[stream])?;
@@ -558,6 +559,60 @@ impl Net {
         let kept = self.b.cast(kept, DType::F64)?;
         let x = self.b.mul(x, kept)?;
         self.dense(x, 16, 10)
+    }
+}
+
+impl Net {
+    /// With filters of each channel by itself.
+    fn depthwise(&mut self, x: ValueId) -> Result<ValueId> {
+        let conv = |groups| Op::Conv {
+            window: Window {
+                strides: vec![1; 2],
+                dilations: vec![1; 2],
+                pads_low: vec![1; 2],
+                pads_high: vec![1; 2],
+            },
+            groups,
+            layout: Layout::ChannelsFirst,
+        };
+        let w = self.weight(&[4, 1, 3, 3])?;
+        let x = self.b.add1(conv(1), &[x, w])?;
+        let x = self.b.map(ScalarOp::Tanh, &[x])?;
+        let w = self.weight(&[4, 1, 3, 3])?;
+        let x = self.b.add1(conv(4), &[x, w])?;
+        let x = self.b.reshape(x, [Dim::from("batch"), 144.into()])?;
+        self.dense(x, 144, 10)
+    }
+
+    /// Over the rows of the images.
+    fn recurrent(&mut self, x: ValueId) -> Result<ValueId> {
+        let x = self
+            .b
+            .reshape(x, [Dim::from("batch"), 6.into(), 6.into()])?;
+        let x = self.b.transpose(x, &[1, 0, 2])?;
+        let input = self.weight(&[6, 8])?;
+        let x = self.b.matmul(x, input)?;
+        let own = self.weight(&[8, 8])?;
+        let state = || [Dim::from("batch"), 8.into()];
+        let mut step = GraphBuilder::new("step");
+        let h = step.input("h", DType::F64, state());
+        let entering = step.input("entering", DType::F64, state());
+        let weights = step.input("weights", DType::F64, [8_usize, 8]);
+        let h = step.matmul(h, weights)?;
+        let h = step.add_(h, entering)?;
+        let h = step.map(ScalarOp::Tanh, &[h])?;
+        step.output("h", h);
+        let scan = Op::Scan {
+            carried: 1,
+            scanned: 1,
+            length: 6.into(),
+            reverse: false,
+        };
+        let zero = self.b.scalar(DType::F64, 0.0);
+        let start = self.b.broadcast(zero, state())?;
+        let region = vec![step.into_graph()];
+        let last = self.b.add_with_regions(scan, &[start, x, own], region)?;
+        self.dense(last[0], 8, 10)
     }
 }
 
@@ -636,11 +691,13 @@ fn trained(program: &Compiled) -> Result<Vec<(String, Vec<f64>)>> {
 
 #[test]
 fn fifty_steps_of_several_nets_are_those_of_one_device() {
-    let nets: [(&str, Build); 4] = [
+    let nets: [(&str, Build); 6] = [
         ("perceptron", Net::perceptron),
         ("convolutions", Net::convolutions),
         ("normalised", Net::normalised),
         ("dropped", Net::dropped),
+        ("depthwise", Net::depthwise),
+        ("recurrent", Net::recurrent),
     ];
     for (name, build) in nets {
         let expected = trained(&program(build, 1, 0).unwrap()).unwrap();

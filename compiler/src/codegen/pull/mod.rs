@@ -137,7 +137,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     ) -> Result<V> {
         match node.op {
             Op::Iota { dtype, axis, .. } => iota(e, at[axis], dtype),
-            Op::RandomBits { seed, .. } => self.random_bits(e, node, seed, at),
+            Op::RandomBits { seed, first, .. } => self.random_bits(e, node, [seed, first], at),
             _ => Err(no_code(&node.op)),
         }
     }

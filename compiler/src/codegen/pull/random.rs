@@ -54,20 +54,29 @@ impl<E: Emit> Words<'_, E> {
 }
 
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
-    /// An element of [`Op::RandomBits`](crate::ir::Op::RandomBits).
+    /// An element of [`Op::RandomBits`](crate::ir::Op::RandomBits) of a seed and a first position.
     pub(super) fn random_bits<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
-        seed: u64,
+        [seed, from]: [u64; 2],
         at: &[Ix<V>],
     ) -> Result<V> {
         let first = vec![Ix::C(0); self.body.shape(node.inputs[0]).len()];
         let stream = self.value(e, node.inputs[0], &first)?;
         let position = e.linearise(at, self.body.shape(node.outputs[0]));
+        let n_words = WORDS as u64;
+        let position = e.add(position, Ix::C((from % n_words) as i64));
         let (block, word) = e.div_rem(position, WORDS);
         let block = e.val(block);
         let block = e.index_to_i64(block);
+        let block = match from / n_words {
+            0 => block,
+            before => {
+                let before = e.constant(DType::I64, before);
+                e.primitive(ScalarOp::Add, DType::I64, DType::I64, &[block, before])?
+            }
+        };
         let mut words = Words { e };
         let mut counter = Vec::with_capacity(WORDS);
         for x in [block, stream] {

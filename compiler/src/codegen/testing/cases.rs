@@ -363,15 +363,18 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             }
         }
         "random_bits" => {
-            for (seed, stream, shape) in [
-                (0, 0, &[1][..]),
-                (u64::MAX, -1, &[]),
-                (0x0123_4567_89ab_cdef, 1i64 << 40, &[7, 3, 5]),
-                (5, 2, &[1027]),
-                (5, 2, &[2, 0]),
+            for (seed, first, stream, shape) in [
+                (0, 0, 0, &[1][..]),
+                (u64::MAX, 3, -1, &[]),
+                (0x0123_4567_89ab_cdef, 0, 1i64 << 40, &[7, 3, 5]),
+                (5, 0, 2, &[1027]),
+                (5, 6, 2, &[1027]),
+                (5, 1 << 33, 2, &[258]),
+                (5, 0, 2, &[2, 0]),
             ] {
                 let op = Op::RandomBits {
                     seed,
+                    first,
                     shape: dims(shape),
                 };
                 let rank = shape.len() % 2;

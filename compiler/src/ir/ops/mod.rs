@@ -412,8 +412,9 @@ fn read<T: Attr>(
     name: &'static str,
 ) -> Result<T, String> {
     let text = match attr(name) {
-        // The only attribute that a text need not have.
+        // The attributes that a text need not have.
         Err(_) if name == "initial" => "none".to_owned(),
+        Err(_) if name == "first" => "0".to_owned(),
         text => text?,
     };
     T::parse(&text).ok_or_else(|| format!("attribute {name} cannot be read from {text:?}"))
@@ -432,8 +433,8 @@ ops! {
         work: work::none, axes: Fixed, tolerance: EXACT,
         gradient: Zero,
     }
-    /// Random bits (`u32`): element `i` in row-major order is word `i % 4` of Philox4x32-10 (Salmon et al., SC 2011) of the counter `i / 4`, stream and the key `seed`, low words first. The operand is the stream, one `i64`. Bits depend on position, seed and stream alone.
-    RandomBits { seed: u64, shape: Vec<Dim> } "random_bits" 1..1 Window {
+    /// Random bits (`u32`): the element of position `i`, which is `first` and its place in row-major order, is word `i % 4` of Philox4x32-10 (Salmon et al., SC 2011) of the counter `i / 4`, stream and the key `seed`, low words first. The operand is the stream, one `i64`. Bits depend on position, seed and stream alone.
+    RandomBits { seed: u64, first: u64, shape: Vec<Dim> } "random_bits" 1..1 Window {
         infer: random_bits_infer, eval: Tensors(random_bits_eval),
         work: random_bits_work, axes: Fixed, tolerance: EXACT,
         gradient: Zero,

@@ -59,12 +59,11 @@ pub(super) fn random_bits_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred
 }
 
 pub(super) fn random_bits_eval(c: &Call) -> Result<Vec<Tensor>> {
-    attrs!(c.op, RandomBits { seed });
+    attrs!(c.op, RandomBits { seed, first });
     let stream = c.inputs[0].as_slice::<i64>()[0] as u64;
     let mut bits = Tensor::zeros(DType::U32, c.shape)?;
-    let blocks = bits.as_mut_slice::<u32>().chunks_mut(random::WORDS);
-    for (number, words) in blocks.enumerate() {
-        words.copy_from_slice(&random::block(*seed, stream, number as u64)[..words.len()]);
+    for (bit, position) in bits.as_mut_slice::<u32>().iter_mut().zip(*first..) {
+        *bit = random::word(*seed, stream, position);
     }
     Ok(vec![bits])
 }

@@ -1,11 +1,12 @@
 //! The graph of all devices.
 
-use super::sharding::{Computation, Plan};
-use super::{Places, Sharding, Shares};
-use crate::Tensor;
+use super::copies::{Copies, origin};
+use super::rules::is_half;
+use super::sharding::{Computation, Plan, is_zero};
+use super::{Cut, Places, Sharding, Shares};
+use crate::DType;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
-use gristmill_runtime::program::replica_name;
+use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, Requested, ScalarOp, ValueId};
 use std::collections::BTreeMap;
 
 /// A graph of several devices under construction.
@@ -62,26 +63,39 @@ impl<'a> Emitter<'a> {
         let operands = pairs.map(|(&v, &sharding)| self.resharded(v, sharding));
         let operands: Vec<Vec<ValueId>> = operands.collect::<Result<_>>()?;
         let mut results = vec![Vec::new(); node.outputs.len()];
-        for r in 0..self.n_copies(computed.sharding) {
+        for r in 0..self.n_copies(computed.is_whole()) {
             let own: Vec<ValueId> = operands.iter().map(|all| all[r]).collect();
-            let made = self.replica(node, computed, r, &own)?;
+            let n_before = self.new.n_nodes();
+            let made = self.copies().add(&mut self.new, node, computed, r, &own)?;
+            let place = match computed.is_whole() {
+                true => self.place_of_whole(r, node.outputs[0]),
+                false => self.places.devices[r].clone(),
+            };
+            self.request(n_before, &place);
             results
                 .iter_mut()
                 .zip(made)
                 .for_each(|(all, v)| all.push(v));
         }
-        for (&v, made) in node.outputs.iter().zip(results) {
+        for ((&v, &sharding), made) in node.outputs.iter().zip(&computed.results).zip(results) {
             let all = self.of_all(made);
-            self.values.insert((v, computed.sharding), all);
+            self.values.insert((v, sharding), all);
         }
         Ok(())
     }
 
-    /// Nodes for a value of a sharding.
-    fn n_copies(&self, sharding: Sharding) -> usize {
-        match sharding {
-            Sharding::Replicated if self.has_servers() => 1,
-            _ => self.shares.n(),
+    fn copies(&self) -> Copies<'a> {
+        Copies {
+            old: self.old,
+            shares: self.shares,
+        }
+    }
+
+    /// Nodes for a value that is whole, or for one in shards or partial sums.
+    fn n_copies(&self, is_whole: bool) -> usize {
+        match is_whole && self.has_servers() {
+            true => 1,
+            false => self.shares.n(),
         }
     }
 
@@ -97,124 +111,25 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The node of one device.
-    fn replica(
-        &mut self,
-        node: &Node,
-        computed: &Computation,
-        r: usize,
-        operands: &[ValueId],
-    ) -> Result<Vec<ValueId>> {
-        let mut copy = node.clone();
-        match &mut copy.op {
-            Op::ReadVariable { name, .. } | Op::AssignVariable { name, .. } => {
-                *name = replica_name(name, r);
-            }
-            _ => {}
-        }
-        match computed.sharding {
-            Sharding::Replicated => {
-                let results = self.new.add_copy(&copy, operands)?;
-                self.request_replicated(r, node.outputs[0]);
-                Ok(results)
-            }
-            Sharding::Shard(axis) => self.shard(copy, axis, r, operands),
-            Sharding::Partial => self.partial(&copy, r, operands),
+    /// Puts the nodes from one on on a device.
+    fn request(&mut self, from: usize, place: &Requested) {
+        for id in from..self.new.n_nodes() {
+            self.new.node_mut(NodeId(id as u32)).device = place.clone();
         }
     }
 
-    /// A node on its device.
-    fn put(&mut self, node: &Node, r: usize, operands: &[ValueId]) -> Result<Vec<ValueId>> {
-        let results = self.new.add_copy(node, operands)?;
-        self.request(r);
-        Ok(results)
-    }
-
-    /// Puts the last node on a device.
-    fn request(&mut self, r: usize) {
-        self.request_at(self.places.devices[r].clone());
-    }
-
-    /// Puts the last node, which makes an old value without shards, on a device or on the value's server.
-    fn request_replicated(&mut self, r: usize, v: ValueId) {
+    /// The device, or the value's server, of device `r`'s node for an old value without shards.
+    fn place_of_whole(&self, r: usize, v: ValueId) -> Requested {
         let server = self.places.servers.get(self.places.homes.at(v));
-        let own = || self.places.devices[r].clone();
-        self.request_at(server.cloned().unwrap_or_else(own));
+        server.unwrap_or(&self.places.devices[r]).clone()
     }
 
-    fn request_at(&mut self, place: Requested) {
-        let last = NodeId(self.new.n_nodes() as u32 - 1);
-        self.new.node_mut(last).device = place;
-    }
-
-    fn add(&mut self, op: Op, operands: &[ValueId], like: &Origin, r: usize) -> Result<ValueId> {
-        let result = self.new.add1(op, operands, like)?;
-        self.request(r);
-        Ok(result)
-    }
-
-    fn shard(
-        &mut self,
-        mut node: Node,
-        axis: usize,
-        r: usize,
-        operands: &[ValueId],
-    ) -> Result<Vec<ValueId>> {
-        let part = self.shares.part(r, self.extent(node.outputs[0], axis)?);
-        match &mut node.op {
-            Op::Broadcast { shape } | Op::Reshape { shape } | Op::Iota { shape, .. } => {
-                shape[axis] = part.len().into();
-            }
-            Op::Slice { sizes, .. } => sizes[axis] = part.len().into(),
-            _ => {}
-        }
-        let results = self.put(&node, r, operands)?;
-        match node.op {
-            Op::Iota {
-                dtype, axis: own, ..
-            } if own == axis && part.start > 0 => {
-                let start = Tensor::from_f64s(dtype, &[], &[part.start as f64])?;
-                let start = self.add(Op::constant(start), &[], &node.origin, r)?;
-                let sum = Op::Map(ScalarOp::Add);
-                Ok(vec![self.add(
-                    sum,
-                    &[results[0], start],
-                    &node.origin,
-                    r,
-                )?])
-            }
-            _ => Ok(results),
-        }
-    }
-
-    /// A device's partial sum; for a mean, the mean of its shard times the shard's part of all examples.
-    fn partial(&mut self, node: &Node, r: usize, operands: &[ValueId]) -> Result<Vec<ValueId>> {
-        let results = self.put(node, r, operands)?;
-        let is_mean = matches!(
-            node.op,
-            Op::Reduce {
-                kind: ReduceKind::Mean,
-                ..
-            }
-        );
-        if !is_mean {
-            return Ok(results);
-        }
-        let part = self.shares.ranges[r].len() as f64 / self.shares.batch as f64;
-        let part = Tensor::from_f64s(self.new.ty(results[0]).dtype, &[], &[part])?;
-        let part = self.add(Op::constant(part), &[], &node.origin, r)?;
-        let product = Op::Map(ScalarOp::Mul);
-        Ok(vec![self.add(
-            product,
-            &[results[0], part],
-            &node.origin,
-            r,
-        )?])
-    }
-
-    fn extent(&self, v: ValueId, axis: usize) -> Result<usize> {
-        let extent = self.old.ty(v).shape.get(axis).and_then(|d| d.as_usize());
-        extent.ok_or_else(|| Error::internal("a shard of a value without extents"))
+    /// Nodes on a place.
+    fn at<T>(&mut self, place: &Requested, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
+        let n_before = self.new.n_nodes();
+        let made = f(&mut self.new)?;
+        self.request(n_before, place);
+        Ok(made)
     }
 
     /// The values of the devices for an old value in a sharding, joined or cut if need be.
@@ -224,7 +139,9 @@ impl<'a> Emitter<'a> {
         }
         let all = match sharding {
             Sharding::Replicated => self.replicated(v)?,
-            Sharding::Shard(axis) => self.cut(v, axis)?,
+            Sharding::Shard(cut) => self.cut(v, cut)?,
+            // Zeros are partial sums of zeros.
+            Sharding::Partial if is_zero(self.old, v) => self.resharded(v, Sharding::Replicated)?,
             Sharding::Partial => {
                 return Err(Error::internal(
                     "partial sums of a value are asked for, and there are none",
@@ -235,76 +152,75 @@ impl<'a> Emitter<'a> {
         Ok(all)
     }
 
-    fn origin(&self, v: ValueId) -> Origin {
-        let maker = self.old.def_node(v);
-        maker.map_or_else(Origin::default, |node| node.origin.clone())
-    }
-
     fn replicated(&mut self, v: ValueId) -> Result<Vec<ValueId>> {
-        let origin = self.origin(v);
         let made = self.plan.sharding(v);
         let Some(parts) = self.values.get(&(v, made)).cloned() else {
             return Err(Error::internal("a value is used before it is made"));
         };
         let made = match made {
-            Sharding::Shard(axis) => {
-                let copies = 0..self.n_copies(Sharding::Replicated);
+            Sharding::Shard(cut) => {
+                let copies = 0..self.n_copies(true);
                 let mut join = |r| {
-                    let joined = self.new.add1(Op::Concat { axis }, &parts, &origin)?;
-                    self.request_replicated(r, v);
-                    Ok(joined)
+                    let of = self.copies();
+                    let place = self.place_of_whole(r, v);
+                    self.at(&place, |new| of.join(new, v, &parts, cut))
                 };
                 copies.map(&mut join).collect::<Result<_>>()?
             }
-            _ if self.has_servers() => vec![self.sum_on_server(v, &parts)?],
-            _ => {
-                let kind = ReduceKind::Sum;
-                self.new.add(Op::AllReduce { kind }, &parts, &origin)?
-            }
+            _ => self.sum(v, &parts)?,
         };
         Ok(self.of_all(made))
     }
 
+    /// The sums of partial sums of an old value; those of half types are in `f32`.
+    fn sum(&mut self, v: ValueId, parts: &[ValueId]) -> Result<Vec<ValueId>> {
+        if self.has_servers() {
+            return Ok(vec![self.sum_on_server(v, parts)?]);
+        }
+        let origin = origin(self.old, v);
+        let kind = ReduceKind::Sum;
+        self.new.add(Op::AllReduce { kind }, parts, &origin)
+    }
+
     /// The sum on the server of an old value, in the order of the devices.
     fn sum_on_server(&mut self, v: ValueId, parts: &[ValueId]) -> Result<ValueId> {
-        let origin = &self.origin(v);
-        let (&first, rest) = parts
-            .split_first()
-            .ok_or_else(|| Error::internal("a sum of no devices"))?;
-        let mut sum = first;
-        for &part in rest {
-            sum = self
-                .new
-                .add1(Op::Map(ScalarOp::Add), &[sum, part], origin)?;
-            self.request_replicated(0, v);
-        }
-        Ok(sum)
+        let origin = origin(self.old, v);
+        let dtype = self.old.ty(v).dtype;
+        let accumulator = if is_half(dtype) { DType::F32 } else { dtype };
+        let place = self.place_of_whole(0, v);
+        self.at(&place, |new| {
+            let mut cast = |v, to| match new.ty(v).dtype == to {
+                true => Ok(v),
+                false => new.add1(Op::Map(ScalarOp::Cast(to)), &[v], &origin),
+            };
+            let parts = parts.iter().map(|&part| cast(part, accumulator));
+            let parts: Vec<ValueId> = parts.collect::<Result<_>>()?;
+            let (&first, rest) = parts
+                .split_first()
+                .ok_or_else(|| Error::internal("a sum of no devices"))?;
+            let mut sum = first;
+            for &part in rest {
+                sum = new.add1(Op::Map(ScalarOp::Add), &[sum, part], &origin)?;
+            }
+            match accumulator == dtype {
+                true => Ok(sum),
+                false => new.add1(Op::Map(ScalarOp::Cast(dtype)), &[sum], &origin),
+            }
+        })
     }
 
     /// Shards of a replicated value.
-    fn cut(&mut self, v: ValueId, axis: usize) -> Result<Vec<ValueId>> {
+    fn cut(&mut self, v: ValueId, cut: Cut) -> Result<Vec<ValueId>> {
         let whole = self.resharded(v, Sharding::Replicated)?;
-        let shape = self.old.ty(v).static_shape();
-        let shape = shape.ok_or_else(|| Error::internal("a shard of a value without extents"))?;
-        let origin = self.origin(v);
-        let shard = |r: usize| {
-            let part = self.shares.part(r, shape[axis]);
-            let mut starts = vec![0_usize; shape.len()];
-            let mut sizes = shape.clone();
-            (starts[axis], sizes[axis]) = (part.start, part.len());
-            let op = Op::Slice {
-                starts: starts.into_iter().map(Into::into).collect(),
-                sizes: sizes.into_iter().map(Into::into).collect(),
-                steps: vec![1; shape.len()],
-            };
-            let shard = self.new.add1(op, &[whole[r]], &origin)?;
+        let of = self.copies();
+        let shard = |(r, &whole): (usize, &ValueId)| {
             // An input is everywhere; of a value on a server, the shards cross.
-            match self.old.def_node(v) {
-                None => self.request(r),
-                Some(_) => self.request_replicated(r, v),
-            }
-            Ok(shard)
+            let place = match self.old.def_node(v) {
+                None => self.places.devices[r].clone(),
+                Some(_) => self.place_of_whole(r, v),
+            };
+            self.at(&place, |new| of.cut(new, v, whole, cut, r))
         };
-        (0..whole.len()).map(shard).collect()
+        whole.iter().enumerate().map(shard).collect()
     }
 }

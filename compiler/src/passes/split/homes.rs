@@ -3,8 +3,7 @@
 //! The variables of one update are together: a weight, its slots and its averages, which are joined element by element.
 //! Groups of such variables are dealt to the servers. Every other value is where the fewest bytes cross.
 
-use super::Sharding;
-use super::sharding::Plan;
+use super::sharding::{Computation, Plan};
 use crate::ir::{Def, Graph, Node, NodeId, Op, OpClass, ValueId};
 use crate::options::Deal;
 use crate::place::setter::Loads;
@@ -26,7 +25,7 @@ impl Homes {
         let mut homes: Vec<Option<usize>> = groups.of_value.iter().map(of_group).collect();
         let is_whole = |id: NodeId| {
             let mut all = plan.computations_of(id).iter();
-            all.any(|c| c.sharding == Sharding::Replicated)
+            all.any(Computation::is_whole)
         };
         let users = users(g);
         for (id, node) in g.nodes().filter(|(id, _)| is_whole(*id)) {

@@ -6,16 +6,20 @@
 //! the shardings of its operands for one of its results, and a walk in the order of the nodes chooses the one
 //! with the fewest bytes to move. So means and statistics over a batch, and gradients of weights, become
 //! partial sums, with an all-reduce only where the sum itself is needed; values behind sums are computed
-//! alike on all devices. A node without a rule is replicated. (Xu et al., GSPMD, arXiv:2105.04663, section 3;
+//! alike on all devices. A node without a rule is replicated. A scan is in shards if its steps are, without transfers
+//! between them. (Xu et al., GSPMD, arXiv:2105.04663, section 3;
 //! here with one axis, chosen by the compiler and not by annotations.)
 //!
 //! Each device has all variables: replica 0 under the variable's own name, and replica `r` under that of
 //! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With
 //! servers, values without shards, and so variables and their updates, are there alone, each on one.
 
+mod copies;
 mod emit;
 mod homes;
+mod joined;
 mod rules;
+mod scans;
 mod sharding;
 #[cfg(test)]
 mod tests;
@@ -35,10 +39,25 @@ use std::ops::Range;
 enum Sharding {
     /// The whole value by each device.
     Replicated,
-    /// The part of this axis for a device's examples. The extent is a multiple of the batch.
-    Shard(usize),
+    /// The part of an axis for a device's examples.
+    Shard(Cut),
     /// Partial sums: the value is the sum over the devices.
     Partial,
+}
+
+impl Sharding {
+    /// Shards of an axis along which the batch lies once.
+    fn along(axis: usize) -> Sharding {
+        Sharding::Shard(Cut { axis, outer: 1 })
+    }
+}
+
+/// A cut of an axis between examples: its elements are `outer` times all examples, and an example's own number of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cut {
+    axis: usize,
+    /// Times that the batch lies along the axis: more than 1 where a reshape has joined the batch to axes before it.
+    outer: usize,
 }
 
 /// Requests for the devices.
@@ -75,16 +94,21 @@ impl Shares {
         self.ranges.len()
     }
 
-    /// The part of an axis of some extent for a device.
+    /// The part of an axis of some extent, along which the batch lies once, for a device.
     fn part(&self, r: usize, extent: usize) -> Range<usize> {
         let unit = extent / self.batch;
         let Range { start, end } = &self.ranges[r];
         start * unit..end * unit
     }
 
-    /// True when an axis of this extent can be cut between examples.
-    fn cuts(&self, extent: usize) -> bool {
-        extent > 0 && extent.is_multiple_of(self.batch)
+    /// The extent of a device's shard of an axis of some extent.
+    fn extent(&self, r: usize, extent: usize) -> usize {
+        extent / self.batch * self.ranges[r].len()
+    }
+
+    /// True when an axis of this extent can be cut between examples, with the batch so many times along it.
+    fn cuts(&self, extent: usize, outer: usize) -> bool {
+        extent > 0 && extent.is_multiple_of(self.batch.saturating_mul(outer))
     }
 }
 
@@ -96,7 +120,12 @@ pub fn check_divisible(g: &Graph) -> Result<()> {
 
 /// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis
 /// of the inputs named. [`check_divisible`] has passed it, before state was ordered; that order is to be made again.
-pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Graph> {
+/// Gives a note, too, if there are nodes for which shards are joined.
+pub fn split_batch(
+    g: &Graph,
+    inputs: &[String],
+    on: &DataParallel,
+) -> Result<(Graph, Option<String>)> {
     let extent = |name: &String| {
         let at = g.input_names.iter().position(|own| own == name)?;
         g.ty(g.inputs[at]).shape.first()?.as_usize()
@@ -110,7 +139,8 @@ pub fn split_batch(g: &Graph, inputs: &[String], on: &DataParallel) -> Result<Gr
         servers: on.servers.iter().map(request).collect(),
         homes: Homes::of(g, &plan, on.servers.len(), on.deal),
     };
-    Emitter::new(g, &plan, &shares, &places).graph()
+    let note = joined::note(g, &plan);
+    Ok((Emitter::new(g, &plan, &shares, &places).graph()?, note))
 }
 
 /// Puts a push and a pull of its variables on servers: the variables as they are dealt, other nodes where the fewest

@@ -1,43 +1,140 @@
 //! The sharding of each value, and the shardings in which each node is computed.
 
-use super::rules::{self, Sizes};
-use super::{Sharding, Shares};
+use super::rules::Rules;
+use super::{Sharding, Shares, scans};
 use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One computation of a node.
+#[derive(Clone)]
 pub(super) struct Computation {
-    /// The sharding of its results.
-    pub(super) sharding: Sharding,
+    /// The shardings of its results.
+    pub(super) results: Vec<Sharding>,
     /// The shardings of its operands.
     pub(super) operands: Vec<Sharding>,
+    /// The plan of a step, for a scan that is not replicated.
+    pub(super) body: Option<Box<Plan>>,
+}
+
+impl Computation {
+    /// A computation with all results in one sharding.
+    fn uniform(node: &Node, sharding: Sharding, operands: Vec<Sharding>) -> Computation {
+        Computation {
+            results: vec![sharding; node.outputs.len()],
+            operands,
+            body: None,
+        }
+    }
+
+    /// The whole node by each device.
+    fn whole(node: &Node) -> Computation {
+        let operands = vec![Sharding::Replicated; node.inputs.len()];
+        Computation::uniform(node, Sharding::Replicated, operands)
+    }
+
+    /// The sharding of the first result.
+    pub(super) fn sharding(&self) -> Sharding {
+        self.results
+            .first()
+            .copied()
+            .unwrap_or(Sharding::Replicated)
+    }
+
+    /// True when each device computes the whole node.
+    pub(super) fn is_whole(&self) -> bool {
+        self.results.iter().all(|s| *s == Sharding::Replicated)
+    }
 }
 
 /// Shardings of all values of a graph.
+#[derive(Clone)]
 pub(super) struct Plan {
     /// The sharding in which each value is made, by value.
     made: Vec<Sharding>,
     /// The computations of each node, by node; none where nobody needs its results.
     computed: Vec<Vec<Computation>>,
+    /// Scans that are not replicated.
+    scans: BTreeMap<NodeId, Computation>,
+    /// Inputs that may be taken for partial sums, as zeros are.
+    open: BTreeSet<ValueId>,
+    /// The shardings in which the outputs are needed.
+    outputs: Vec<Sharding>,
 }
 
 impl Plan {
     /// Shardings with few transfers. The first axis of the inputs named is the batch.
     pub(super) fn of(g: &Graph, inputs: &[String], shares: &Shares) -> Plan {
+        let formal = |name| match inputs.contains(name) && shares.n() > 1 {
+            true => Sharding::along(0),
+            false => Sharding::Replicated,
+        };
+        let formals: Vec<Sharding> = g.input_names.iter().map(formal).collect();
+        let mut plan = Plan::chosen(g, &formals, BTreeSet::new(), shares);
+        plan.outputs = vec![Sharding::Replicated; g.outputs.len()];
+        plan.find_needed(g, shares);
+        plan
+    }
+
+    /// The shardings in which the results of a step are made, if these inputs may be partial sums as well.
+    pub(super) fn of_results(
+        step: &Graph,
+        formals: &[Sharding],
+        open: BTreeSet<ValueId>,
+        shares: &Shares,
+    ) -> Vec<Sharding> {
+        let plan = Plan::chosen(step, formals, open, shares);
+        let outputs = step.outputs.iter().map(|o| plan.sharding(o.value));
+        outputs.collect()
+    }
+
+    /// The plan of a step with outputs of some shardings; `None` if it needs transfers.
+    pub(super) fn of_step(
+        step: &Graph,
+        formals: &[Sharding],
+        outputs: Vec<Sharding>,
+        shares: &Shares,
+    ) -> Option<Plan> {
+        let mut plan = Plan::chosen(step, formals, BTreeSet::new(), shares);
+        plan.outputs = outputs;
+        plan.find_needed(step, shares);
+        plan.is_local(step).then_some(plan)
+    }
+
+    /// Shardings in which values are made.
+    fn chosen(g: &Graph, formals: &[Sharding], open: BTreeSet<ValueId>, shares: &Shares) -> Plan {
         let mut plan = Plan {
             made: vec![Sharding::Replicated; g.n_values()],
             computed: Vec::new(),
+            scans: BTreeMap::new(),
+            open,
+            outputs: Vec::new(),
         };
+        for (&v, &sharding) in g.inputs.iter().zip(formals) {
+            plan.made[v.0 as usize] = sharding;
+        }
         if shares.n() > 1 {
-            for (v, name) in g.inputs.iter().zip(&g.input_names) {
-                if inputs.contains(name) {
-                    plan.made[v.0 as usize] = Sharding::Shard(0);
-                }
-            }
             plan.choose(g, shares);
         }
-        plan.find_needed(g, shares);
         plan
+    }
+
+    /// True when no computation and no output needs values of other devices.
+    fn is_local(&self, g: &Graph) -> bool {
+        let is_at_hand = |v, sharding| self.moved_bytes(g, v, sharding) == Some(0);
+        let mut outputs = g.outputs.iter().zip(&self.outputs);
+        let nodes = g.nodes().all(|(id, node)| {
+            let mut all = self.computations_of(id).iter();
+            all.all(|c| {
+                let mut operands = node.inputs.iter().zip(&c.operands);
+                operands.all(|(&v, &sharding)| is_at_hand(v, sharding))
+            })
+        });
+        nodes && outputs.all(|(o, &sharding)| is_at_hand(o.value, sharding))
+    }
+
+    /// The shardings in which the outputs are needed.
+    pub(super) fn outputs(&self) -> &[Sharding] {
+        &self.outputs
     }
 
     pub(super) fn sharding(&self, v: ValueId) -> Sharding {
@@ -50,11 +147,16 @@ impl Plan {
 
     /// Gives the results of each node a sharding.
     fn choose(&mut self, g: &Graph, shares: &Shares) {
-        for (_, node) in g.nodes() {
-            let sharding = self.cheapest(g, node, shares);
-            for v in &node.outputs {
+        for (id, node) in g.nodes() {
+            let scan = scans::computation(g, node, shares, |v| self.sharding(v));
+            let results = match &scan {
+                Some(scan) => scan.results.clone(),
+                None => vec![self.cheapest(g, node, shares); node.outputs.len()],
+            };
+            for (v, sharding) in node.outputs.iter().zip(results) {
                 self.made[v.0 as usize] = sharding;
             }
+            self.scans.extend(scan.map(|scan| (id, scan)));
         }
     }
 
@@ -67,17 +169,17 @@ impl Plan {
         if !has_shard && !has(|sharding| *sharding == Sharding::Partial) {
             return Sharding::Replicated;
         }
-        let Some(sizes) = Sizes::of(g, node) else {
+        let Some(rules) = self.rules(g, node, shares) else {
             return Sharding::Replicated;
         };
-        let axes = sizes.cut_axes(shares).filter(|_| has_shard);
+        let cuts = rules.cuts().filter(|_| has_shard);
         let shardings = [Sharding::Partial]
             .into_iter()
-            .chain(axes.map(Sharding::Shard));
+            .chain(cuts.map(Sharding::Shard));
         let mut best = (usize::MAX, Sharding::Replicated);
         for sharding in shardings {
-            for operands in rules::operands(g, node, &sizes, sharding, shares) {
-                if let Some(moved) = self.moved_bytes(g, node, &operands)
+            for operands in rules.operands(sharding) {
+                if let Some(moved) = self.moved_by(g, node, &operands)
                     && moved < best.0
                 {
                     best = (moved, sharding);
@@ -91,31 +193,39 @@ impl Plan {
         }
     }
 
+    fn rules<'a>(&self, g: &'a Graph, node: &'a Node, shares: &'a Shares) -> Option<Rules<'a>> {
+        Rules::of(g, node, shares, |v| self.sharding(v))
+    }
+
     /// Bytes of partial sums to be added up for operands of some shardings; `None` where shards would have to
     /// be joined, or a value has no partial sums.
-    fn moved_bytes(&self, g: &Graph, node: &Node, shardings: &[Sharding]) -> Option<usize> {
-        let mut moved = 0_usize;
-        for (&v, &sharding) in node.inputs.iter().zip(shardings) {
-            match (self.sharding(v), sharding) {
-                (made, sharding) if made == sharding => {}
-                (Sharding::Replicated, Sharding::Shard(_)) => {}
-                (Sharding::Partial, Sharding::Replicated | Sharding::Shard(_)) => {
-                    moved = moved.saturating_add(g.ty(v).size_bytes()?);
-                }
-                _ => return None,
+    fn moved_by(&self, g: &Graph, node: &Node, shardings: &[Sharding]) -> Option<usize> {
+        let operands = node.inputs.iter().zip(shardings);
+        let moved = operands.map(|(&v, &sharding)| self.moved_bytes(g, v, sharding));
+        moved.sum()
+    }
+
+    /// Bytes of partial sums to be added up for a value of a sharding; `None` as above.
+    fn moved_bytes(&self, g: &Graph, v: ValueId, sharding: Sharding) -> Option<usize> {
+        match (self.sharding(v), sharding) {
+            (made, sharding) if made == sharding => Some(0),
+            (Sharding::Replicated, Sharding::Shard(_)) => Some(0),
+            (Sharding::Replicated, Sharding::Partial) => {
+                (self.open.contains(&v) || is_zero(g, v)).then_some(0)
             }
+            (Sharding::Partial, Sharding::Replicated | Sharding::Shard(_)) => g.ty(v).size_bytes(),
+            _ => None,
         }
-        Some(moved)
     }
 
     /// Finds the computations behind the outputs and the assignments.
     fn find_needed(&mut self, g: &Graph, shares: &Shares) {
         let mut needed: Vec<BTreeSet<Sharding>> = vec![BTreeSet::new(); g.n_values()];
         let mut computed: Vec<Vec<Computation>> = Vec::new();
-        for o in &g.outputs {
-            needed[o.value.0 as usize].insert(Sharding::Replicated);
+        for (o, &sharding) in g.outputs.iter().zip(&self.outputs) {
+            needed[o.value.0 as usize].insert(sharding);
         }
-        for (_, node) in g.nodes().rev() {
+        for (id, node) in g.nodes().rev() {
             let shardings: BTreeSet<Sharding> = node
                 .outputs
                 .iter()
@@ -124,7 +234,10 @@ impl Plan {
             let is_effect = matches!(node.op, Op::AssignVariable { .. });
             let own = match shardings.is_empty() && !is_effect {
                 true => Vec::new(),
-                false => self.computations(g, node, &shardings, shares),
+                false => match self.scans.get(&id) {
+                    Some(scan) => vec![scan.clone()],
+                    None => self.computations(g, node, &shardings, shares),
+                },
             };
             for Computation { operands, .. } in &own {
                 for (&v, &sharding) in node.inputs.iter().zip(operands) {
@@ -145,10 +258,7 @@ impl Plan {
         needed: &BTreeSet<Sharding>,
         shares: &Shares,
     ) -> Vec<Computation> {
-        let whole = || Computation {
-            sharding: Sharding::Replicated,
-            operands: vec![Sharding::Replicated; node.inputs.len()],
-        };
+        let whole = || Computation::whole(node);
         let made = node
             .outputs
             .first()
@@ -158,16 +268,14 @@ impl Plan {
         {
             return vec![whole()];
         }
-        let Some(sizes) = Sizes::of(g, node) else {
+        let Some(rules) = self.rules(g, node, shares) else {
             return vec![whole()];
         };
         let best = |sharding: Sharding| {
-            let all = rules::operands(g, node, &sizes, sharding, shares);
-            let priced = all.into_iter().filter_map(|operands| {
-                let moved = self.moved_bytes(g, node, &operands)?;
-                Some((moved, Computation { sharding, operands }))
-            });
-            priced.min_by_key(|(moved, _)| *moved).map(|(_, c)| c)
+            let priced = rules.operands(sharding).into_iter();
+            let priced = priced.filter_map(|way| Some((self.moved_by(g, node, &way)?, way)));
+            let (_, operands) = priced.min_by_key(|(moved, _)| *moved)?;
+            Some(Computation::uniform(node, sharding, operands))
         };
         let shardings = match made {
             Sharding::Replicated => needed.iter().copied().collect(),

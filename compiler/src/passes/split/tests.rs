@@ -4,7 +4,7 @@ use super::sharding::Plan;
 use super::{Sharding, Shares, check_divisible, split_batch};
 use crate::interp::{self, Store, compare::allclose};
 use crate::ir::verify::verify;
-use crate::ir::{Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
+use crate::ir::{Dim, Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
 use crate::options::{DataParallel, Deal};
 use crate::passes::forward_state;
 use crate::rewrite;
@@ -41,7 +41,7 @@ fn count(g: &Graph, n: usize, counts: &mut BTreeMap<&'static str, [usize; 2]>) {
     for (id, node) in g.nodes() {
         for computed in plan.computations_of(id) {
             let of = counts.entry(node.op.name()).or_default();
-            match computed.sharding {
+            match computed.sharding() {
                 Sharding::Replicated => {}
                 Sharding::Shard(_) => of[0] += 1,
                 Sharding::Partial => of[1] += 1,
@@ -90,7 +90,8 @@ fn any_graph_means_the_same_on_several_devices() {
             &batched(&g),
             &devices(n, [0, 1, 0, 2, 3][seed as usize % 5]),
         )
-        .unwrap();
+        .unwrap()
+        .0;
         verify(&split).unwrap();
         let (mut one, mut all) = (Store::new(), Store::new());
         for run in 0..2 {
@@ -153,7 +154,7 @@ fn error(text: &str) -> String {
 
 /// Both results of a graph for an input.
 fn on_one_and_two(g: &Graph, x: &Tensor) -> [Vec<Tensor>; 2] {
-    let split = split_batch(g, &batched(g), &devices(2, 0)).unwrap();
+    let (split, _) = split_batch(g, &batched(g), &devices(2, 0)).unwrap();
     [g, &split].map(|g| interp::run(g, std::slice::from_ref(x)).unwrap())
 }
 
@@ -174,6 +175,182 @@ fn positions_of_narrow_dtypes_are_those_of_one_device() {
         let x = Tensor::zeros(dtype, &[602]).unwrap();
         let [one, two] = on_one_and_two(&b.finish().unwrap(), &x);
         assert!(one[0].as_bytes() == two[0].as_bytes(), "{dtype}");
+    }
+}
+
+/// The number of nodes of an op in the graph of two devices, which means what the graph for one does.
+fn n_nodes(g: &Graph, x: &Tensor, is: fn(&Op) -> bool) -> usize {
+    let [one, two] = on_one_and_two(g, x);
+    assert!(one == two, "{two:?}");
+    let (split, _) = split_batch(g, &batched(g), &devices(2, 0)).unwrap();
+    split.nodes().filter(|(_, n)| is(&n.op)).count()
+}
+
+#[test]
+fn random_bits_are_those_of_one_device() {
+    // Of positions that are not consecutive, each device draws all, and takes its own.
+    for (is_turned, n_slices) in [(false, 2), (true, 4)] {
+        let mut b = GraphBuilder::new("bits");
+        let x = b.input("x", DType::U32, [6_usize, 3]);
+        let stream = b.constant(Tensor::from_slice(&[7_i64], &[1]).unwrap());
+        let mut shape = vec![Dim::from(6), 3.into()];
+        if is_turned {
+            shape.reverse();
+        }
+        let op = Op::RandomBits {
+            seed: 3,
+            first: 2,
+            shape,
+        };
+        let bits = b.add1(op, &[stream]).unwrap();
+        let bits = match is_turned {
+            false => bits,
+            true => b.transpose(bits, &[1, 0]).unwrap(),
+        };
+        let y = b.map(ScalarOp::BitXor, &[x, bits]).unwrap();
+        b.output("y", y);
+        let x = Tensor::zeros(DType::U32, &[6, 3]).unwrap();
+        let g = b.finish().unwrap();
+        assert_eq!(
+            n_nodes(&g, &x, |op| matches!(op, Op::Slice { .. })),
+            n_slices
+        );
+    }
+}
+
+/// Reshapes that join the batch to axes before it, and back: shards of shards.
+#[test]
+fn a_batch_may_lie_several_times_along_an_axis() {
+    let mut b = GraphBuilder::new("nested");
+    let x = b.input("x", DType::F32, [4_usize, 3, 2]);
+    let w = Tensor::from_slice(&[1_f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+    let w = b.constant(w);
+    let rows = b.transpose(x, &[1, 0, 2]).unwrap();
+    let rows = b.reshape(rows, [12_usize, 2]).unwrap();
+    let y = b.matmul(rows, w).unwrap();
+    let turned = b.transpose(y, &[1, 0]).unwrap();
+    let square = b.matmul(turned, rows).unwrap();
+    // Along the rows there is no rule.
+    let sorted = b
+        .add1(
+            Op::CumSum {
+                axis: 0,
+                exclusive: false,
+                reverse: false,
+            },
+            &[y],
+        )
+        .unwrap();
+    let back = b.reshape(sorted, [3_usize, 4, 2]).unwrap();
+    let again = b.map(ScalarOp::Add, &[sorted, y]).unwrap();
+    for (name, v) in [
+        ("y", y),
+        ("square", square),
+        ("back", back),
+        ("again", again),
+    ] {
+        b.output(name, v);
+    }
+    let g = b.finish().unwrap();
+    let values: Vec<f32> = (0..24).map(|i| (i % 7) as f32).collect();
+    let x = Tensor::from_slice(&values, &[4, 3, 2]).unwrap();
+    for n in 2..=4 {
+        let (split, note) = split_batch(&g, &batched(&g), &devices(n, n % 2)).unwrap();
+        verify(&split).unwrap();
+        let [one, all] = [&g, &split].map(|g| interp::run(g, std::slice::from_ref(&x)).unwrap());
+        assert!(one == all, "{n} devices: {all:?}");
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(note.unwrap(), @r#"
+each device computes 1 op for the whole batch, with 96 B of the others' shards: cum_sum at compiler/src/passes/split/tests.rs:235
+"#);
+        }
+    }
+}
+
+/// Sums of half types are added up in `f32`, and each device rounds its own.
+#[test]
+fn sums_of_half_types_are_in_parts() {
+    for dtype in [DType::F16, DType::BF16] {
+        let mut b = GraphBuilder::new("halves");
+        let x = b.input("x", dtype, [4_usize, 2]);
+        let turned = b.transpose(x, &[1, 0]).unwrap();
+        let product = b.matmul(turned, x).unwrap();
+        b.output("product", product);
+        let sums = b.reduce(ReduceKind::Sum, x, &[0], false).unwrap();
+        b.output("sums", sums);
+        let x =
+            Tensor::from_f64s(dtype, &[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).unwrap();
+        let g = b.finish().unwrap();
+        assert_eq!(n_nodes(&g, &x, |op| matches!(op, Op::AllReduce { .. })), 2);
+        let (on_server, _) = split_batch(&g, &batched(&g), &devices(3, 1)).unwrap();
+        let [one, three] =
+            [&g, &on_server].map(|g| interp::run(g, std::slice::from_ref(&x)).unwrap());
+        assert!(one == three, "{three:?}");
+        let sums = on_server
+            .nodes()
+            .filter(|(_, n)| n.op == Op::Map(ScalarOp::Add));
+        let dtypes: Vec<DType> = sums
+            .map(|(_, n)| on_server.ty(n.outputs[0]).dtype)
+            .collect();
+        assert_eq!(dtypes, [DType::F32; 4]);
+    }
+}
+
+/// A recurrence over the second axis, with sums over steps and examples.
+fn recurrence(reads_all: bool) -> Graph {
+    let mut step = GraphBuilder::new("step");
+    let h = step.input("h", DType::F32, [4_usize, 2]);
+    let total = step.input("total", DType::F32, [2_usize, 2]);
+    let x = step.input("x", DType::F32, [4_usize, 2]);
+    let w = step.input("w", DType::F32, [2_usize, 2]);
+    let product = step.matmul(h, w).unwrap();
+    let mut next = step.add_(product, x).unwrap();
+    if reads_all {
+        let mean = step.reduce(ReduceKind::Mean, next, &[0], false).unwrap();
+        next = step.sub(next, mean).unwrap();
+    }
+    let turned = step.transpose(x, &[1, 0]).unwrap();
+    let outer = step.matmul(turned, next).unwrap();
+    let total = step.add_(total, outer).unwrap();
+    for (name, v) in [("h", next), ("total", total), ("all", next)] {
+        step.output(name, v);
+    }
+    let mut b = GraphBuilder::new("recurrence");
+    let x = b.input("x", DType::F32, [4_usize, 3, 2]);
+    let x = b.transpose(x, &[1, 0, 2]).unwrap();
+    let zero = b.scalar(DType::F32, 0.0);
+    let h = b.broadcast(zero, [4_usize, 2]).unwrap();
+    let total = b.broadcast(zero, [2_usize, 2]).unwrap();
+    let w = b.constant(Tensor::from_slice(&[1_f32, -1.0, 0.5, 1.0], &[2, 2]).unwrap());
+    let scan = Op::Scan {
+        carried: 2,
+        scanned: 1,
+        length: 3.into(),
+        reverse: true,
+    };
+    let results = b
+        .add_with_regions(scan, &[h, total, x, w], vec![step.into_graph()])
+        .unwrap();
+    for (name, v) in ["h", "total", "all"].into_iter().zip(results) {
+        b.output(name, v);
+    }
+    b.finish().unwrap()
+}
+
+#[test]
+fn steps_of_a_scan_are_in_shards_unless_they_need_all_examples() {
+    let values: Vec<f32> = (0..24).map(|i| (i * 5 % 7) as f32 - 3.0).collect();
+    let x = Tensor::from_slice(&values, &[4, 3, 2]).unwrap();
+    for (reads_all, n) in [(false, 2), (false, 3), (true, 2), (false, 4)] {
+        let g = recurrence(reads_all);
+        for n_servers in 0..2 {
+            let (split, note) = split_batch(&g, &batched(&g), &devices(n, n_servers)).unwrap();
+            verify(&split).unwrap();
+            let [one, all] =
+                [&g, &split].map(|g| interp::run(g, std::slice::from_ref(&x)).unwrap());
+            assert!(one == all, "{n} devices, {reads_all}: {all:?}");
+            assert_eq!(note.is_some(), reads_all, "{note:?}");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Transfers of a step whose batch is divided.
 
-use crate::ir::{Bindings, Dim, Graph, Op, ScalarOp};
+use crate::ir::{Bindings, Dim, Graph, Layout, Op, ScalarOp, Window};
 use crate::passes::{specialise, split_batch};
 use crate::train::{
     BatchNorm, Conv2d, Init, Lrn, Model, Objective, Pool2d, Sgd, Training, loss, step_graph,
@@ -19,7 +19,9 @@ fn split(build: impl Fn(&mut Model) -> Result<Objective>) -> Graph {
         servers: Vec::new(),
         deal: Deal::default(),
     };
-    split_batch(&g, &["x".to_owned(), "y".to_owned()], &on).unwrap()
+    let (g, joined) = split_batch(&g, &["x".to_owned(), "y".to_owned()], &on).unwrap();
+    assert_eq!(joined, None);
+    g
 }
 
 /// The numbers of all-reduces and of values that are joined from pieces.
@@ -81,6 +83,67 @@ fn a_step_of_tokens_exchanges_gradients_alone() {
     let n_variables = g.variables().len() / 2;
     // Each variable but the number of steps, and the loss.
     assert_eq!(transfers(&g), [n_variables, 0]);
+}
+
+#[test]
+fn masks_are_drawn_for_the_own_examples() {
+    let g = split(|m| {
+        let x = m.input("x", DType::F32, [Dim::from("batch"), 6.into()]);
+        let x = m.scope("dense", |m| m.dense(x, 8))?;
+        let x = m.dropout(x, 0.5)?;
+        let x = m.scope("head", |m| m.dense(x, 10))?;
+        objective(m, x)
+    });
+    assert_eq!(transfers(&g), [6, 0]);
+    let draws = g.nodes().filter_map(|(_, n)| match n.op {
+        Op::RandomBits { first, .. } => Some((first, g.ty(n.outputs[0]).static_shape())),
+        _ => None,
+    });
+    let expected = [0, 32].map(|first| (first, Some(vec![4, 8])));
+    assert_eq!(draws.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn recurrent_layers_walk_over_the_own_examples() {
+    let g = split(|m| {
+        // As many places and units as examples, too.
+        let x = m.input("x", DType::F32, [Dim::from("batch"), 8.into(), 5.into()]);
+        let [_, last] = m.scope("lstm", |m| m.lstm(x, 8))?;
+        let x = m.scope("head", |m| m.dense(last, 10))?;
+        objective(m, x)
+    });
+    // Five variables, the loss, the metric.
+    assert_eq!(transfers(&g), [7, 0]);
+    let scans = g.nodes().filter(|(_, n)| matches!(n.op, Op::Scan { .. }));
+    let carried = scans.map(|(_, n)| g.ty(n.inputs[0]).static_shape());
+    assert_eq!(carried.collect::<Vec<_>>(), vec![Some(vec![4, 8]); 4]);
+}
+
+#[test]
+fn filters_in_groups_get_their_gradients_from_the_own_examples() {
+    let conv = |groups| Op::Conv {
+        window: Window {
+            strides: vec![1; 2],
+            dilations: vec![1; 2],
+            pads_low: vec![1; 2],
+            pads_high: vec![1; 2],
+        },
+        groups,
+        layout: Layout::ChannelsFirst,
+    };
+    for (groups, of_group) in [(3, 1), (6, 1), (2, 3)] {
+        let g = split(|m| {
+            let x = image(m);
+            let x = m.scope("conv0", |m| m.conv2d(x, Conv2d::same(groups * of_group, 3)))?;
+            let shape = [groups * of_group, of_group, 3, 3];
+            let w = m.variable("filters", &shape, Init::Constant(0.1))?;
+            let x = m.builder().add1(conv(groups), &[x, w])?;
+            let x = m.flatten(x)?;
+            let x = m.scope("dense", |m| m.dense(x, 10))?;
+            objective(m, x)
+        });
+        assert_eq!(transfers(&g), [7, 0]);
+    }
 }
 
 #[test]

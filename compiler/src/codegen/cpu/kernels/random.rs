@@ -12,11 +12,11 @@ const ELEMENT_NS: f64 = 2.0;
 
 /// The task of a [`Op::RandomBits`].
 pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
-    let Op::RandomBits { seed, .. } = node.op else {
+    let Op::RandomBits { seed, first, .. } = node.op else {
         return Err(Rejected::Empty);
     };
     let n = cx.body.n_elements(node.outputs[0]);
-    let desc = RandomBitsDesc::new(cx.isa, seed, n);
+    let desc = RandomBitsDesc::new(cx.isa, seed, first, n);
     let stream = cx.view(node.inputs[0], Strided::is_contiguous);
     let stream = Ptr::Read(
         Place::Value(stream.base),
