@@ -1,14 +1,14 @@
-//! Where the variables of a training belong, by predicted time: `resnet50`, its first `blocks`, `alexnet` and `vgg16` on
-//! a machine described by a file.
+//! Where the variables of a training belong, by predicted time: `resnet50`, its first `blocks`, `alexnet`, `vgg16` and
+//! `bert` on a machine described by a file.
 //!
 //! `machines TARGET.toml [MODEL] [--batch N]`. Prints the table of `gristmill train --explain` for batches of N examples
 //! per GPU (32), SGD with momentum. Nothing is trained: the machine need not be here. The files of `benches/machines`
 //! describe the four cases for which TensorFlow's guide to its performance recommended a place.
 
-use gristmill::ir::{Dim, ScalarOp, ValueId};
+use gristmill::ir::{Dim, Graph, ReduceKind, ScalarOp, ValueId};
 use gristmill::place::Target;
 use gristmill::train::{
-    BatchNorm, Comparison, Conv2d, Init, Model, Objective, Pool2d, Sgd, Training, loss,
+    BatchNorm, Comparison, Conv2d, Init, Model, Objective, Pool2d, Sgd, Training, loss, step_graph,
 };
 use gristmill::{DType, Error, Result, Session, Settings};
 use gristmill_runtime::device::DeviceKind;
@@ -21,12 +21,15 @@ const CLASSES: usize = 1000;
 /// A model from images to logits.
 type Body = fn(&mut Model, ValueId) -> Result<ValueId>;
 
-const MODELS: [(&str, Body); 4] = [
+const MODELS: [(&str, Body); 5] = [
     ("resnet50", resnet50),
     ("blocks", blocks),
     ("alexnet", alexnet),
     ("vgg16", vgg16),
+    ("bert", bert),
 ];
+/// Tokens of a sequence, where a model takes tokens in the place of images.
+const LENGTH: usize = 128;
 
 fn main() {
     if let Err(e) = run() {
@@ -37,22 +40,15 @@ fn main() {
 
 fn run() -> Result<()> {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
-    let each = match words.iter().position(|w| w == "--batch") {
-        None => 32,
-        Some(at) => {
-            let word = words.drain(at..(at + 2).min(words.len())).nth(1);
-            let number = word.unwrap_or_default().parse::<usize>();
-            number.map_err(|e| Error::invalid(format!("--batch: {e}")))?
-        }
-    };
+    let each = examples_per_gpu(&mut words)?;
     let Some(path) = words.first() else {
         return Err(Error::invalid("machines TARGET.toml [MODEL] [--batch N]"));
     };
-    let text = std::fs::read_to_string(path);
-    let target = Target::parse(&text.map_err(|e| Error::invalid(format!("{path}: {e}")))?)?;
+    let target = target(path)?;
     let mut names: Vec<&str> = words[1..].iter().map(String::as_str).collect();
     if names.is_empty() {
-        names = MODELS.iter().map(|(name, _)| *name).collect();
+        // The four that the guide speaks of.
+        names = MODELS[..4].iter().map(|(name, _)| *name).collect();
     }
     println!("{}", target.name);
     for name in names {
@@ -61,35 +57,67 @@ fn run() -> Result<()> {
     Ok(())
 }
 
+/// Takes the number of `--batch` out of the words; 32 without one.
+pub fn examples_per_gpu(words: &mut Vec<String>) -> Result<usize> {
+    let Some(at) = words.iter().position(|w| w == "--batch") else {
+        return Ok(32);
+    };
+    let word = words.drain(at..(at + 2).min(words.len())).nth(1);
+    let number = word.unwrap_or_default().parse::<usize>();
+    number.map_err(|e| Error::invalid(format!("--batch: {e}")))
+}
+
+/// The machine of a file.
+pub fn target(path: &str) -> Result<Target> {
+    let text = std::fs::read_to_string(path);
+    Target::parse(&text.map_err(|e| Error::invalid(format!("{path}: {e}")))?)
+}
+
 /// The strategies for a model on a machine, with so many examples per GPU.
 pub fn compared(target: &Target, name: &str, each: usize) -> Result<Comparison> {
-    let Some((_, body)) = MODELS.iter().find(|(own, _)| *own == name) else {
-        let known = MODELS.map(|(name, _)| name).join(", ");
-        return Err(Error::invalid(format!(
-            "model {name:?}, expected one of {known}"
-        )));
-    };
+    let body = body(name)?;
     let devices = target.devices.devices.iter();
     let n_gpus = devices.filter(|d| d.name.kind == DeviceKind::Gpu).count();
     let session = Session::new(&Settings {
         devices: target.devices.clone(),
         ..Settings::default()
     })?;
-    let training = Training::from(Sgd {
-        momentum: 0.9,
-        ..Sgd::default()
-    });
-    let objective = |m: &mut Model| objective(m, *body);
-    Comparison::of(&session, name, &training, each * n_gpus.max(1), objective)
+    let objective = |m: &mut Model| objective(m, name, body);
+    Comparison::of(&session, name, &training(), each * n_gpus.max(1), objective)
 }
 
-fn objective(m: &mut Model, body: Body) -> Result<Objective> {
+/// SGD with momentum.
+fn training() -> Training {
+    Training::from(Sgd {
+        momentum: 0.9,
+        ..Sgd::default()
+    })
+}
+
+/// The graph of a step of a model.
+pub fn step(name: &str) -> Result<Graph> {
+    let body = body(name)?;
+    step_graph(name, &training(), |m| objective(m, name, body))
+}
+
+fn body(name: &str) -> Result<Body> {
+    let found = MODELS.iter().find(|(own, _)| *own == name);
+    found.map(|(_, body)| *body).ok_or_else(|| {
+        let known = MODELS.map(|(name, _)| name).join(", ");
+        Error::invalid(format!("model {name:?}, expected one of {known}"))
+    })
+}
+
+fn objective(m: &mut Model, name: &str, body: Body) -> Result<Objective> {
     let batch = || Dim::from("batch");
-    let x = m.input(
-        "x",
-        DType::F32,
-        [batch(), 3.into(), SIDE.into(), SIDE.into()],
-    );
+    let x = match name {
+        "bert" => m.input("x", DType::I64, [batch(), LENGTH.into()]),
+        _ => m.input(
+            "x",
+            DType::F32,
+            [batch(), 3.into(), SIDE.into(), SIDE.into()],
+        ),
+    };
     let label = m.input("label", DType::I64, [batch()]);
     let logits = body(m, x)?;
     let loss = loss::sparse_cross_entropy(m.builder(), logits, label)?;
@@ -173,6 +201,30 @@ fn vgg16(m: &mut Model, mut x: ValueId) -> Result<ValueId> {
         x = pool(m, x, 2)?;
     }
     classifier(m, x, 512 * 7 * 7)
+}
+
+/// Devlin et al., "BERT: pre-training of deep bidirectional transformers" (2019), section 3, the base model: 110 million
+/// weights. Blocks of Xiong et al. (2020), with the normalisation before each part.
+fn bert(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let mut x = m.scope("tokens", |m| {
+        m.embedding(x, [30_522, 768], Init::Constant(0.0))
+    })?;
+    for i in 0..12 {
+        x = m.scope(&format!("block{i}"), |m| block(m, x))?;
+    }
+    let mean = m.builder().reduce(ReduceKind::Mean, x, &[1], false)?;
+    m.scope("dense", |m| dense(m, mean, 768, CLASSES))
+}
+
+fn block(m: &mut Model, x: ValueId) -> Result<ValueId> {
+    let y = m.scope("norm0", |m| m.layer_norm(x))?;
+    let y = m.scope("attention", |m| m.self_attention(y, 12, false))?;
+    let x = m.builder().add_(x, y)?;
+    let y = m.scope("norm1", |m| m.layer_norm(x))?;
+    let y = m.scope("dense0", |m| dense(m, y, 768, 3072))?;
+    let y = relu(m, y)?;
+    let y = m.scope("dense1", |m| dense(m, y, 3072, 768))?;
+    m.builder().add_(x, y)
 }
 
 /// A convolution with batch normalisation.

@@ -141,6 +141,14 @@ def connect(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=REPLICAS, timeout=most)
 
 
+def disconnect():
+    """Gloo's threads end with the group, and not after Python, where they would end the process."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
 def sum_of_ranks(figure):
     import torch
 
@@ -270,7 +278,9 @@ def alone(kind, name, rank, folder):
     if rank is not None:
         peak = sum_of_ranks(peak)
     if not rank:
-        print(f"{ms:.4f} {first:.4f} {peak:.0f}")
+        print(f"{ms:.4f} {first:.4f} {peak:.0f}", flush=True)
+    if rank is not None:
+        disconnect()
 
 
 def losses(kind, name, rank, folder):

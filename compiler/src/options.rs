@@ -64,7 +64,7 @@ pub struct Options {
     pub measured: Arc<Measured>,
     /// Target architecture of CUDA code. `None`: that of each GPU, or [`Arch::COMMON`] without a GPU.
     pub gpu_arch: Option<Arch>,
-    /// Implementation of all-reduce across GPUs.
+    /// Implementation of all-reduce between devices.
     pub all_reduce: AllReduce,
     /// Seed of `Dropout` with `training_mode` in an ONNX model. Every run drops the same elements.
     pub seed: u64,
@@ -112,6 +112,10 @@ pub struct DataParallel {
     pub servers: Vec<DeviceName>,
     /// The server of each variable, if there are several.
     pub deal: Deal,
+    /// Shares of a batch. 0: one for each device, by its arithmetic rate. A power of two: as many equal ones, for 1, 2, 4, .. devices up to
+    /// their number. Sums over the batch are then joined in one fixed tree of the shares, so that results have the same bits on each number
+    /// of devices of a kind.
+    pub shards: usize,
 }
 
 /// Distribution of variables over servers. Those of one update are together: a weight, its slots and its averages.
@@ -138,14 +142,21 @@ pub enum ConvAlgorithm {
     Direct,
 }
 
-/// Implementation of [`Op::AllReduce`](crate::ir::Op::AllReduce) if each operand is computed on a different GPU.
+/// Implementation of [`Op::AllReduce`](crate::ir::Op::AllReduce) between several devices. All get the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllReduce {
-    /// NCCL, if it is installed and its results differ from the interpreter's only by the order of a sum; else [`AllReduce::Exchange`].
+    /// NCCL, if it joins the devices, is installed, and its results differ from the interpreter's only by the order of a sum; else the
+    /// way of the shortest predicted transfers, for each tensor.
     #[default]
     Auto,
-    /// The devices themselves: each reduces a share of the elements, in the order of the operands.
+    /// NCCL. Tensors below 64 KiB, and sums that it would round differently, go by [`AllReduce::Exchange`].
+    Nccl,
+    /// Within groups of devices whose links are fast, then between the groups.
+    Hierarchical,
+    /// One of the devices reduces for all.
+    OneDevice,
+    /// Each device reduces a share of the elements for all, in the order of the operands; tensors below 64 KiB by itself as a whole.
     Exchange,
 }
 

@@ -92,8 +92,8 @@ pub struct CompileArgs {
     /// the driver's order.
     #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = heading::GPUS)]
     pub visible_gpus: Vec<u32>,
-    /// All-reduce implementation across GPUs.
-    #[arg(long, value_enum, default_value = "auto", help_heading = heading::GPUS)]
+    /// All-reduce implementation between devices. Default: auto.
+    #[arg(long, value_name = "WAY", value_enum, default_value = "auto", hide_default_value = true, help_heading = heading::DEVICES)]
     pub all_reduce: AllReduceArg,
     /// Run the verifier and the independent checkers between stages. Wait for each kernel of a GPU, so that an error names it.
     #[arg(long, help_heading = heading::DIAGNOSTICS)]
@@ -208,9 +208,15 @@ impl ConvArg {
 /// `--all-reduce`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AllReduceArg {
-    /// NCCL, if it is found and its results are correct up to the order of sums.
+    /// NCCL, if it is found, joins the devices, and its results are correct up to the order of sums; else the shortest predicted one.
     Auto,
-    /// Copies between the GPUs, added in the order of the operands.
+    /// NCCL.
+    Nccl,
+    /// Within groups of devices with fast links, then between the groups.
+    Hierarchical,
+    /// One device adds for all.
+    OneDevice,
+    /// Each device adds a share for all, in the order of the operands.
     Exchange,
 }
 
@@ -349,6 +355,9 @@ impl CompileArgs {
             precision: parse::precision(&self.precision)?,
             all_reduce: match self.all_reduce {
                 AllReduceArg::Auto => AllReduce::Auto,
+                AllReduceArg::Nccl => AllReduce::Nccl,
+                AllReduceArg::Hierarchical => AllReduce::Hierarchical,
+                AllReduceArg::OneDevice => AllReduce::OneDevice,
                 AllReduceArg::Exchange => AllReduce::Exchange,
             },
             ..Options::default()

@@ -84,6 +84,10 @@ pub struct TrainArgs {
     /// devices. Results differ from run to run.
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
+    /// Shares of each batch, a power of two: their gradients are joined in one fixed tree, so that 1, 2, 4, .. devices, up to N, give the
+    /// same bits. Default: one share for each device.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, conflicts_with = "is_async", help_heading = heading::TRAINING)]
+    shards: u32,
     /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
     #[arg(long, conflicts_with_all = ["is_async", "servers", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
     explain: bool,
@@ -439,6 +443,7 @@ impl<'a> Setup<'a> {
             options: self.options.clone(),
             accumulate: self.args.accumulate as usize,
             strategy: self.args.strategy(self.size)?,
+            shards: self.args.shards as usize,
             ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.

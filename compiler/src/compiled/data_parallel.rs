@@ -3,6 +3,7 @@
 use super::Compiled;
 use crate::error::{Error, Result};
 use crate::ir::Type;
+use crate::options::DataParallel;
 use std::collections::BTreeSet;
 
 /// The inputs whose first axis is the batch.
@@ -41,6 +42,7 @@ pub(super) fn check(compiled: &Compiled) -> Result<()> {
     if on.devices.is_empty() {
         return Err(Error::invalid("no device to share a batch"));
     }
+    check_shards(on)?;
     if !options.pins.is_empty() || options.plan.is_some() {
         let message = "pins (--pin) or a plan (--plan), and a strategy (--strategy, Options::data_parallel): both say where nodes run";
         return Err(Error::invalid(message).hint("one of them"));
@@ -48,6 +50,27 @@ pub(super) fn check(compiled: &Compiled) -> Result<()> {
     match compiled.open.is_some() || !compiled.is_whole() {
         true => Err(not_fixed()),
         false => Ok(()),
+    }
+}
+
+/// Errors on shards in numbers without a tree of pairs, and on more devices than shards.
+fn check_shards(on: &DataParallel) -> Result<()> {
+    let (shards, n) = (on.shards, on.devices.len());
+    if shards == 0 {
+        return Ok(());
+    }
+    if !shards.is_power_of_two() {
+        let message = format!("{shards} shards: expected a power of two");
+        return Err(Error::invalid(message).hint(format!("{}", shards.next_power_of_two())));
+    }
+    match n.is_power_of_two() && n <= shards {
+        true => Ok(()),
+        false => {
+            let message = format!(
+                "{shards} shards on {n} devices: expected 1, 2, 4, .. devices, up to as many as shards"
+            );
+            Err(Error::invalid(message).hint("other devices, or shards: 0"))
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::cost::CostModel;
 use crate::ir::print::PrintOptions;
 use crate::ir::{GraphBuilder, ScalarOp};
+use crate::place::collectives::Way;
 use crate::place::{CopiedNode, DeviceSet, Placed, Request, User, place};
 use crate::schedule::{self, Needs, schedule, variable_uses};
 use crate::testing::{Rng, random_wiring};
@@ -395,7 +396,7 @@ fn random_reductions(rng: &mut Rng, n: usize, n_devices: usize) -> Graph {
         .iter()
         .enumerate()
         .for_each(|(i, &v)| b.output(&format!("y{i}"), v));
-    crate::passes::expand_all_reduce(&b.finish().unwrap(), &|_| true).unwrap()
+    crate::passes::expand_all_reduce(&b.finish().unwrap(), &|_| Ok(Way::Library)).unwrap()
 }
 
 /// Requested devices, or random ones; starts in a random legal order.

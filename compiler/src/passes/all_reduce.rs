@@ -13,31 +13,34 @@
 //! everywhere: results are the same bits at all places and in every run. Narrow floats are summed
 //! in `f32`, and rounded once.
 //!
-//! A library that joins the places and gives the interpreter's results, but for the order of a sum,
-//! does large tensors: one [`Op::AllReduceRank`] for each place.
+//! Other [ways](Way): a library does large tensors, if it joins the places and gives the interpreter's
+//! results, but for the order of a sum: one [`Op::AllReduceRank`] for each place. One place reduces for
+//! all. Or groups of places with fast links reduce shares, which their peers of the other groups
+//! add up: over a slow link goes each share once. (Jia et al., arXiv:1807.11205, section 4.2.)
 
 use super::Rebuild;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
 use crate::ir::{Def, Graph, Node, Op, Origin, ReduceKind, Requested, ScalarOp, Type, ValueId};
+use crate::place::collectives::{Asked, Way};
 use crate::{DType, Tensor};
 
 /// Tensors of fewer bytes are reduced as a whole at each place.
 const SHARED_BYTES: usize = 64 << 10;
 
-/// True when a library joins the places of several operands.
-pub type HasLibrary<'a> = &'a dyn Fn(&[Requested]) -> bool;
+/// The way of an all-reduce between several places.
+pub type Choose<'a> = &'a dyn Fn(Asked) -> Result<Way>;
 
 /// Replaces every all-reduce, in regions too, where it is one reduction.
 ///
 /// A request of its own is one place for all of it. The new nodes have the request of their place,
 /// so that they share kernels with the nodes there.
-pub fn expand_all_reduce(g: &Graph, has_library: HasLibrary<'_>) -> Result<Graph> {
-    expand_graph(g, Some(has_library))
+pub fn expand_all_reduce(g: &Graph, choose: Choose<'_>) -> Result<Graph> {
+    expand_graph(g, Some(choose))
 }
 
 /// In a region there are no places.
-fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
+fn expand_graph(g: &Graph, placed: Option<Choose<'_>>) -> Result<Graph> {
     if !has_any(g) {
         return Ok(g.clone());
     }
@@ -52,8 +55,16 @@ fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
             Some(_) => places(g, node),
             None => vec![node.device.clone(); node.inputs.len()],
         };
-        let library = placed.filter(|_| is_for_library(kind, g.ty(node.inputs[0]), places.len()));
-        let by_library = library.is_some_and(|has_library| has_library(&places));
+        let way = match placed {
+            Some(choose) => choose(asked(
+                kind,
+                g.ty(node.inputs[0]),
+                &places,
+                &distinct(&places),
+            ))
+            .map_err(|e| e.at_origin(&node.origin))?,
+            None => Way::Exchange,
+        };
         let operands = r.inputs(node);
         let mut e = Expansion {
             g: &mut r.graph,
@@ -61,11 +72,12 @@ fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
             kind,
             places,
         };
-        let results = if by_library {
-            n_groups += 1;
-            e.by_library(&operands, n_groups - 1)?
-        } else {
-            e.results(&operands)?
+        let results = match way {
+            Way::Library => {
+                n_groups += 1;
+                e.by_library(&operands, n_groups - 1)?
+            }
+            way => e.results(&operands, &way)?,
         };
         r.mapped(id, node, &results);
     }
@@ -87,6 +99,37 @@ fn places(g: &Graph, node: &Node) -> Vec<Requested> {
     node.inputs.iter().map(place).collect()
 }
 
+fn distinct(places: &[Requested]) -> Vec<Requested> {
+    let mut distinct: Vec<Requested> = Vec::new();
+    for place in places {
+        if !distinct.contains(place) {
+            distinct.push(place.clone());
+        }
+    }
+    distinct
+}
+
+/// An all-reduce as its way is asked for. A library takes one operand of each place.
+fn asked<'p>(
+    kind: ReduceKind,
+    ty: &Type,
+    operands: &[Requested],
+    places: &'p [Requested],
+) -> Asked<'p> {
+    let is_one_of_each = operands.len() == places.len();
+    Asked {
+        places,
+        bytes: ty.size_bytes().unwrap_or(0),
+        is_for_library: is_one_of_each && is_for_library(kind, ty, places.len()),
+        is_in_shares: is_large(ty),
+    }
+}
+
+/// True for tensors of which each place reduces a share.
+fn is_large(ty: &Type) -> bool {
+    ty.static_shape().is_some() && ty.size_bytes() >= Some(SHARED_BYTES)
+}
+
 /// True when an all-reduce is worth a library's launches, and a library gives the interpreter's
 /// results, but for the order of a sum.
 ///
@@ -95,8 +138,7 @@ fn places(g: &Graph, node: &Node) -> Vec<Requested> {
 /// divides, which integers and narrow floats do not bear.
 fn is_for_library(kind: ReduceKind, ty: &Type, n: usize) -> bool {
     use DType::*;
-    let is_large = ty.static_shape().is_some() && ty.size_bytes() >= Some(SHARED_BYTES);
-    is_large
+    is_large(ty)
         && match kind {
             ReduceKind::Mean => matches!(ty.dtype, F32 | F64),
             ReduceKind::Sum | ReduceKind::Prod if matches!(ty.dtype, F32 | F64) => true,
@@ -142,27 +184,85 @@ struct Expansion<'a> {
 
 impl Expansion<'_> {
     /// The result for each operand.
-    fn results(&mut self, operands: &[ValueId]) -> Result<Vec<ValueId>> {
-        let mut places: Vec<Requested> = Vec::new();
-        for p in &self.places {
-            if !places.contains(p) {
-                places.push(p.clone());
-            }
-        }
+    fn results(&mut self, operands: &[ValueId], way: &Way) -> Result<Vec<ValueId>> {
+        let places = distinct(&self.places);
         let ty = self.g.ty(operands[0]).clone();
-        let is_shared = places.len() > 1 && ty.size_bytes() >= Some(SHARED_BYTES);
-        let results = match ty.static_shape().filter(|_| is_shared) {
-            Some(shape) => self.in_shares(operands, &places, &shape)?,
-            None => places
-                .iter()
-                .map(|place| self.reduce(operands, place))
-                .collect::<Result<_>>()?,
+        let shape = ty.static_shape().filter(|_| places.len() > 1);
+        let results = match (way, shape) {
+            (Way::OneDevice(i), Some(_)) => {
+                let one = self.reduce(operands, &places[*i])?;
+                vec![one; places.len()]
+            }
+            (Way::Hierarchical(groups), Some(shape)) => {
+                self.in_groups(operands, &places, groups, &shape)?
+            }
+            (_, Some(shape)) if is_large(&ty) => self.in_shares(operands, &places, &shape)?,
+            _ => {
+                let each = places.iter().map(|place| self.reduce(operands, place));
+                each.collect::<Result<_>>()?
+            }
         };
         let result_at = |place| {
             let i = places.iter().position(|p| p == place);
             results[i.expect("every operand's place is listed")]
         };
         Ok(self.places.iter().map(result_at).collect())
+    }
+
+    /// The whole result at each place: each group reduces its operands in shares, peers of all groups add up a share, and
+    /// each group joins them.
+    fn in_groups(
+        &mut self,
+        operands: &[ValueId],
+        places: &[Requested],
+        groups: &[Vec<usize>],
+        shape: &[usize],
+    ) -> Result<Vec<ValueId>> {
+        let n = shape.iter().product::<usize>();
+        let n_shares = groups.iter().map(Vec::len).min().unwrap_or(1);
+        let flat = self.each(operands, reshape(&[n]))?;
+        let mut shares = vec![Vec::new(); groups.len()];
+        for k in 0..n_shares {
+            let cut = self.each(&flat, slice(n * k / n_shares, n * (k + 1) / n_shares))?;
+            let of_groups = self.share_of_groups(&cut, places, groups, k)?;
+            for (group, shares) in groups.iter().zip(&mut shares) {
+                shares.push(self.finished(&of_groups, operands, &places[group[k]])?);
+            }
+        }
+        self.joined(places, groups, &shares, shape)
+    }
+
+    /// Share `k` of the operands of each group, reduced at its member `k`.
+    fn share_of_groups(
+        &mut self,
+        cut: &[ValueId],
+        places: &[Requested],
+        groups: &[Vec<usize>],
+        k: usize,
+    ) -> Result<Vec<ValueId>> {
+        let of_group = |group: &Vec<usize>| {
+            let is_own = |i: &usize| group.iter().any(|&p| places[p] == self.places[*i]);
+            let own: Vec<ValueId> = (0..cut.len()).filter(is_own).map(|i| cut[i]).collect();
+            self.widened_sum(&own, &places[group[k]])
+        };
+        groups.iter().map(of_group).collect()
+    }
+
+    /// The shares of each group, joined at each of its places.
+    fn joined(
+        &mut self,
+        places: &[Requested],
+        groups: &[Vec<usize>],
+        shares: &[Vec<ValueId>],
+        shape: &[usize],
+    ) -> Result<Vec<ValueId>> {
+        let group_of = |p: usize| groups.iter().position(|group| group.contains(&p));
+        let join = |(p, place): (usize, &Requested)| {
+            let group = group_of(p).ok_or_else(|| Error::internal("a place without a group"))?;
+            let joined = self.add(Op::Concat { axis: 0 }, &shares[group], place)?;
+            self.add(reshape(shape), &[joined], place)
+        };
+        places.iter().enumerate().map(join).collect()
     }
 
     /// The result at each place, by a library that joins them all.
@@ -214,6 +314,26 @@ impl Expansion<'_> {
 
     /// The reduction of values, in their order, at one place.
     fn reduce(&mut self, values: &[ValueId], place: &Requested) -> Result<ValueId> {
+        self.finished(values, values, place)
+    }
+
+    /// The reduction of values, which may be reductions of some operands each, as that of all operands.
+    fn finished(
+        &mut self,
+        values: &[ValueId],
+        operands: &[ValueId],
+        place: &Requested,
+    ) -> Result<ValueId> {
+        let dtype = self.g.ty(operands[0]).dtype;
+        let mut sum = self.widened_sum(values, place)?;
+        if self.kind == ReduceKind::Mean && operands.len() > 1 {
+            sum = self.divided(sum, operands.len(), place)?;
+        }
+        self.cast(sum, dtype, place)
+    }
+
+    /// The values joined in their order, in the dtype of accumulators.
+    fn widened_sum(&mut self, values: &[ValueId], place: &Requested) -> Result<ValueId> {
         let dtype = self.g.ty(values[0]).dtype;
         let wide = self.accumulator(dtype);
         let join = joining(self.kind, dtype);
@@ -222,10 +342,7 @@ impl Expansion<'_> {
             let v = self.cast(v, wide, place)?;
             sum = self.add(Op::Map(join), &[sum, v], place)?;
         }
-        if self.kind == ReduceKind::Mean && values.len() > 1 {
-            sum = self.divided(sum, values.len(), place)?;
-        }
-        self.cast(sum, dtype, place)
+        Ok(sum)
     }
 
     fn divided(&mut self, v: ValueId, n: usize, place: &Requested) -> Result<ValueId> {

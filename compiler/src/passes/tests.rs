@@ -4,6 +4,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::interp;
 use crate::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp};
+use crate::place::collectives::{Asked, Way};
 use crate::testing::Setup;
 use crate::{DType, Tensor};
 
@@ -203,10 +204,17 @@ fn towers(kind: ReduceKind, dtype: DType, shape: &[usize], n: usize, devices: &[
     b.finish().unwrap()
 }
 
+fn by_library(asked: Asked) -> Way {
+    match asked.is_for_library {
+        true => Way::Library,
+        false => Way::Exchange,
+    }
+}
+
 #[test]
 fn all_reduce_becomes_shares_of_large_tensors_and_sums_of_small_ones() {
     let text = |g: &Graph| {
-        expand_all_reduce(g, &|_| false)
+        expand_all_reduce(g, &|_| Ok(Way::Exchange))
             .unwrap()
             .to_text(crate::ir::print::PrintOptions::SHORT)
     };
@@ -235,7 +243,7 @@ fn all_reduce_becomes_shares_of_large_tensors_and_sums_of_small_ones() {
     "#);
     let small = expand_all_reduce(
         &towers(ReduceKind::Mean, DType::F16, &[5], 3, &two),
-        &|_| true,
+        &|asked| Ok(by_library(asked)),
     )
     .unwrap();
     let at_each = [
@@ -273,8 +281,19 @@ fn expanded_all_reduce_is_what_the_interpreter_says() {
                     .map(|_| crate::testing::random_tensor(&mut rng, dtype, shape, false))
                     .collect();
                 let expected = interp::run(&g, &inputs).unwrap();
-                let has_library = rng.one_in(2);
-                let expanded = expand_all_reduce(&g, &|_| has_library).unwrap();
+                let way = rng.below(4);
+                let choose = |asked: Asked| {
+                    let all: Vec<usize> = (0..asked.places.len()).collect();
+                    let (some, others) = all.split_at(all.len() / 2 + all.len() % 2);
+                    Ok(match way {
+                        0 => Way::Exchange,
+                        1 => by_library(asked),
+                        2 => Way::OneDevice(all.len() - 1),
+                        _ if others.is_empty() => Way::Exchange,
+                        _ => Way::Hierarchical(vec![some.to_vec(), others.to_vec()]),
+                    })
+                };
+                let expanded = expand_all_reduce(&g, &choose).unwrap();
                 let found = interp::run(&expanded, &inputs).unwrap();
                 // One rounding of the dtype, or as many as there are operands.
                 let rtol = match dtype {
@@ -311,7 +330,8 @@ fn all_reduce_in_a_region_is_one_reduction() {
         .add_with_regions(Op::If, &[c, x], vec![body.clone(), body])
         .unwrap();
     b.output("y", y[0]);
-    let expanded = expand_all_reduce(&b.finish().unwrap(), &|_| true).unwrap();
+    let choose = |asked: Asked| Ok(by_library(asked));
+    let expanded = expand_all_reduce(&b.finish().unwrap(), &choose).unwrap();
     let (_, branch) = expanded.nodes().next().unwrap();
     assert_eq!(
         branch.regions.iter().flat_map(names).collect::<Vec<_>>(),

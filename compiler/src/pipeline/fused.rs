@@ -10,13 +10,14 @@ use super::representative::representative;
 use super::timing::Passes;
 use super::{pricing, request};
 use crate::error::Result;
-use crate::ir::{Bindings, Graph, Node, Requested};
-use crate::options::{AllReduce, DataParallel, Precision};
+use crate::ir::{Bindings, Graph, Node};
+use crate::options::{DataParallel, Precision};
+use crate::place::collectives::Collectives;
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report, Scope};
 use crate::rewrite::Deadline;
 use crate::{passes, rewrite};
-use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::device::{DeviceKind, DeviceName};
 
 /// Results of the stages up to fused kernels.
 #[derive(Clone)]
@@ -67,13 +68,23 @@ pub fn fused_in_parts(
     let sizes = Bindings::new();
     let rewritten = simplified(&whole, &sizes, &mut p)?;
     let parts = p.run(Pass::Divide, |report| {
-        let (parts, note) = passes::split_batch(&rewritten, batched, on)?;
+        let (parts, note) = passes::split_batch(&rewritten, batched, on, &speeds(on, config))?;
         report.notes.extend(note);
         Ok(parts)
     })?;
     let mut request = request(config);
     let parts = prepared(parts, &mut request, &mut p)?;
     with_kernels([whole, parts], &sizes, request, p)
+}
+
+/// Arithmetic rates of the devices with a share of a batch.
+fn speeds(on: &DataParallel, config: Config) -> Vec<f64> {
+    let rate = |name: &DeviceName| {
+        let mut all = config.settings.devices.devices.iter();
+        let own = all.find(|d| d.name == *name);
+        own.map_or(1.0, |d| d.profile.flops_f32)
+    };
+    on.devices.iter().map(rate).collect()
 }
 
 /// The kernels of a rewritten graph, beside the graph before it was rewritten.
@@ -157,9 +168,10 @@ impl Fused {
 /// different devices; then constants are folded.
 pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<Graph> {
     let config = p.config;
-    let joins = |places: &[Requested]| {
-        config.options.all_reduce == AllReduce::Auto
-            && place::gpus::nccl_joins(places, &config.settings.devices, &config.settings.gpus)
+    let collectives = Collectives {
+        set: &config.settings.devices,
+        gpus: &config.settings.gpus,
+        kind: config.options.all_reduce,
     };
     let prepared = p.run(Pass::Fold, |_| {
         place::apply_pins(&mut graph, request)?;
@@ -171,7 +183,7 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
         graph.order_state();
         let mut cleaned = passes::clean(&in_kernel_form(graph, config)?)?;
         place::follow_operands(&mut cleaned, request);
-        passes::expand_all_reduce(&cleaned, &joins)
+        passes::expand_all_reduce(&cleaned, &|asked| collectives.way(asked))
     })?;
     p.check(&prepared)?;
     Ok(prepared)

@@ -8,6 +8,7 @@
 
 #[doc(hidden)]
 pub mod check;
+pub mod collectives;
 mod colocate;
 mod conflict;
 mod copied_nodes;

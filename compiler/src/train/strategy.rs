@@ -145,7 +145,18 @@ impl Strategy {
             devices,
             servers,
             deal,
+            shards: 0,
         }))
+    }
+
+    /// The device of a training on one, of those of a session.
+    pub(super) fn alone(set: &DeviceSet) -> Result<DataParallel> {
+        Ok(DataParallel {
+            devices: fastest(set)?.into_iter().take(1).collect(),
+            servers: Vec::new(),
+            deal: Deal::default(),
+            shards: 0,
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::compiled::{Compiled, Executable, Outputs};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::random::STEP;
 use crate::ir::{Graph, GraphBuilder, Op, Type, ValueId};
-use crate::options::Options;
+use crate::options::{DataParallel, Options};
 use crate::place::DeviceSet;
 use crate::session::{Session, Settings};
 use gristmill_runtime::exec::Resources;
@@ -155,6 +155,9 @@ pub struct Training {
     pub accumulate: usize,
     /// The devices that train together.
     pub strategy: Strategy,
+    /// Shares of each batch, a power of two: gradients are computed by share and joined in one fixed tree, so that 1, 2, 4, .. devices up to
+    /// this number train to the same bits. 0: one share for each device.
+    pub shards: usize,
 }
 
 impl Training {
@@ -168,7 +171,17 @@ impl Training {
 
     /// The options of all programs on some devices, but for those of workers.
     pub(super) fn options_for(&self, set: &DeviceSet) -> Result<Options> {
-        let own = self.strategy.data_parallel(set)?;
+        let mut own = self.strategy.data_parallel(set)?;
+        if self.shards > 0 {
+            if self.strategy.is_asynchronous() {
+                let e = Error::unsupported("shards, and asynchronous updates");
+                return Err(e.hint("shards: 0: each worker takes whole batches"));
+            }
+            own = Some(DataParallel {
+                shards: self.shards,
+                ..own.map_or_else(|| Strategy::alone(set), Ok)?
+            });
+        }
         if own.is_some() && self.options.data_parallel.is_some() {
             let e = Error::invalid("a strategy, and Options::data_parallel");
             return Err(e.hint("one of them: both say which devices share a batch"));
@@ -189,6 +202,7 @@ impl<U: Into<Update>> From<U> for Training {
             options: Options::default(),
             accumulate: 1,
             strategy: Strategy::default(),
+            shards: 0,
         }
     }
 }

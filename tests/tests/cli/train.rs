@@ -621,3 +621,58 @@ fn replicas_train_the_model_of_one_device() {
         ended.stderr
     );
 }
+
+#[test]
+fn gradients_are_added_up_in_the_way_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let mirrored = ["--strategy", "mirrored", "--devices", "cpu:2"];
+    let weights = |more: &[&str]| {
+        let ended = train(folder.path(), more);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        std::fs::read(folder.path().join("out.onnx")).unwrap()
+    };
+    let of = |way| weights(&[&mirrored[..], &["--all-reduce", way]].concat());
+    assert!(of("one-device") == of("exchange"));
+    for (way, message) in [
+        (
+            "nccl",
+            "all-reduce by NCCL between /device:CPU:0, /device:CPU:1",
+        ),
+        ("hierarchical", "their links make no groups"),
+        (
+            "ring",
+            "possible values: auto, nccl, hierarchical, one-device, exchange",
+        ),
+    ] {
+        let ended = train(
+            folder.path(),
+            &[&mirrored[..], &["--all-reduce", way]].concat(),
+        );
+        assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+        assert!(ended.stderr.contains(message), "{}", ended.stderr);
+    }
+    let sharded = |devices, strategy| {
+        weights(&[
+            "--shards",
+            "4",
+            "--devices",
+            devices,
+            "--strategy",
+            strategy,
+        ])
+    };
+    let one = sharded("cpu:1", "one-device");
+    assert!(one == sharded("cpu:2", "mirrored"));
+    assert!(one == sharded("cpu:4", "central"));
+    for (shards, message) in [
+        ("3", "expected a power of two"),
+        ("1", "1 shards on 2 devices"),
+    ] {
+        let ended = train(
+            folder.path(),
+            &[&mirrored[..], &["--shards", shards]].concat(),
+        );
+        assert_eq!(ended.code, Some(2), "{}", ended.stdout);
+        assert!(ended.stderr.contains(message), "{}", ended.stderr);
+    }
+}

@@ -7,8 +7,9 @@ use gristmill::ir::{
 };
 use gristmill::testing::{Rng, Setup, nvrtc_or_left_out, random_tensor};
 use gristmill::train::{
-    Adam, Checkpoints, Comparison, Dataset, Every, Fit, Model, ModelCheckpoint, Objective,
-    Parameter, Prediction, Sgd, Strategy, TensorDataset, Trainer, Training, Update, Updates, loss,
+    Adam, BatchNorm, Checkpoints, Comparison, Conv2d, Dataset, Every, Fit, Model, ModelCheckpoint,
+    Objective, Parameter, Prediction, Sgd, Strategy, TensorDataset, Trainer, Training, Update,
+    Updates, loss,
 };
 use gristmill::{Compiled, DType, DataParallel, Deal, DeviceName, Result, Tensor};
 use gristmill_runtime::program::Partition;
@@ -127,6 +128,65 @@ fn a_training_goes_on_with_another_number_of_replicas() {
         let value = |t: &Trainer| t.value(name).unwrap().unwrap().to_f64s();
         assert_near(&value(&whole), &value(&one), name);
     }
+}
+
+/// A convolution, statistics of the batch, a mask, a recurrence and a weight that is exchanged in shares.
+fn several_layers(m: &mut Model) -> Result<Objective> {
+    let dims = [Dim::from("batch"), 3.into(), 12.into(), 12.into()];
+    let x = m.input("x", DType::F32, dims);
+    let y = m.input("y", DType::I64, [Dim::from("batch")]);
+    let x = m.scope("conv", |m| m.conv2d(x, Conv2d::same(8, 3)))?;
+    let x = m.builder().map(ScalarOp::Relu, &[x])?;
+    let x = m.dropout(x, 0.2)?;
+    let rows = [Dim::from("batch"), 12.into(), 96.into()];
+    let x = m.builder().transpose(x, &[0, 2, 1, 3])?;
+    let x = m.builder().reshape(x, rows)?;
+    let [_, x] = m.scope("lstm", |m| m.lstm(x, 64))?;
+    let x = m.scope("dense", |m| m.dense(x, 300))?;
+    let x = m.scope("norm", |m| m.batch_norm(x, BatchNorm::default()))?;
+    let x = m.builder().map(ScalarOp::Tanh, &[x])?;
+    let logits = m.scope("head", |m| m.dense(x, 10))?;
+    let loss = loss::sparse_cross_entropy(m.builder(), logits, y)?;
+    Ok(Objective::new(loss))
+}
+
+/// Batches of 20 examples, of 5 and of 1, in eight shards on one, two, four and eight devices, and with servers.
+#[test]
+fn shards_train_to_the_same_bits_on_any_number_of_devices() {
+    let trained = |devices: &str, strategy: Strategy| {
+        let setup = setup(devices, 2);
+        let training = Training {
+            strategy,
+            shards: 8,
+            ..super::training(&setup)
+        };
+        let own = Trainer::in_session(&setup.session(), "layers", &training, several_layers);
+        let own = own.unwrap();
+        let mut rng = Rng(6);
+        for step in 0..8 {
+            let n = [20, 20, 5, 1][step % 4];
+            let x = random_tensor(&mut rng, DType::F32, &[n, 3, 12, 12], false);
+            let y: Vec<i64> = (0..n as i64).map(|i| (i * 7 + step as i64) % 10).collect();
+            let batch = [("x", x), ("y", Tensor::from_slice(&y, &[n]).unwrap())];
+            assert!(own.step(batch).unwrap().loss.is_finite());
+        }
+        own.resources().check_replicas().unwrap();
+        state(&own)
+    };
+    let mirrored = || Strategy::Mirrored {
+        devices: Vec::new(),
+    };
+    let one = trained("cpu:1", Strategy::OneDevice);
+    for n in [1, 2, 4, 8] {
+        let own = trained(&format!("cpu:{n}"), mirrored());
+        assert!(own == one, "{n} devices");
+    }
+    let central = Strategy::CentralStorage {
+        central: None,
+        devices: Vec::new(),
+    };
+    assert!(trained("cpu:2", central) == one);
+    assert!(trained("cpu:4", servers(Vec::new(), Deal::InTurn)) == one);
 }
 
 /// Weights stay in memory of the devices.
@@ -448,6 +508,7 @@ fn devices_and_batches_that_do_not_fit_are_refused() {
         devices: vec![device("cpu:0")],
         servers: Vec::new(),
         deal: Deal::default(),
+        shards: 0,
     });
     insta::assert_snapshot!(mirrored(&both).err().unwrap(), @"a strategy, and Options::data_parallel (try: one of them: both say which devices share a batch)");
     let resources = trainer(Setup::default()).resources().clone();
@@ -664,6 +725,7 @@ fn program(build: Build, n_replicas: usize, n_servers: usize) -> Result<Compiled
             servers: devices[..n_servers].to_vec(),
             deal: [Deal::BySize, Deal::InTurn][n_replicas % 2],
             devices,
+            shards: 0,
         });
     }
     setup.compile(&b.finish()?)

@@ -6,17 +6,17 @@ use super::sharding::{Computation, Plan, is_zero};
 use super::{Cut, Places, Sharding, Shares};
 use crate::DType;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, Requested, ScalarOp, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
 use std::collections::BTreeMap;
 
 /// A graph of several devices under construction.
 pub(super) struct Emitter<'a> {
-    old: &'a Graph,
-    new: Graph,
+    pub(super) old: &'a Graph,
+    pub(super) new: Graph,
     plan: &'a Plan,
-    shares: &'a Shares,
-    places: &'a Places,
-    /// The values of the devices, by old value and sharding.
+    pub(super) shares: &'a Shares,
+    pub(super) places: &'a Places,
+    /// The values of the shares, by old value and sharding.
     values: BTreeMap<(ValueId, Sharding), Vec<ValueId>>,
 }
 
@@ -63,22 +63,28 @@ impl<'a> Emitter<'a> {
         let operands = pairs.map(|(&v, &sharding)| self.resharded(v, sharding));
         let operands: Vec<Vec<ValueId>> = operands.collect::<Result<_>>()?;
         let mut results = vec![Vec::new(); node.outputs.len()];
-        for r in 0..self.n_copies(computed.is_whole()) {
-            let own: Vec<ValueId> = operands.iter().map(|all| all[r]).collect();
-            let n_before = self.new.n_nodes();
-            let made = self.copies().add(&mut self.new, node, computed, r, &own)?;
-            let place = match computed.is_whole() {
-                true => self.place_of_whole(r, node.outputs[0]),
-                false => self.places.devices[r].clone(),
+        let is_whole = computed.is_whole();
+        for r in 0..self.n_copies(is_whole) {
+            let (share, place) = match is_whole {
+                true => (
+                    self.shares.first_of(r),
+                    self.place_of_whole(r, node.outputs[0]),
+                ),
+                false => (r, self.place_of(r)),
             };
-            self.request(n_before, &place);
+            let own: Vec<ValueId> = operands.iter().map(|all| all[share]).collect();
+            let of = self.copies();
+            let made = self.at(&place, |new| of.add(new, node, computed, r, &own))?;
             results
                 .iter_mut()
                 .zip(made)
                 .for_each(|(all, v)| all.push(v));
         }
         for ((&v, &sharding), made) in node.outputs.iter().zip(&computed.results).zip(results) {
-            let all = self.of_all(made);
+            let all = match is_whole {
+                true => self.of_shares(made),
+                false => made,
+            };
             self.values.insert((v, sharding), all);
         }
         Ok(())
@@ -91,24 +97,28 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Nodes for a value that is whole, or for one in shards or partial sums.
+    /// Nodes for a value that is whole: one for each device, or one on a server. For another one: one for each share.
     fn n_copies(&self, is_whole: bool) -> usize {
-        match is_whole && self.has_servers() {
-            true => 1,
-            false => self.shares.n(),
+        match (is_whole, self.has_servers()) {
+            (true, true) => 1,
+            (true, false) => self.shares.n_devices(),
+            (false, _) => self.shares.n(),
         }
     }
 
-    fn has_servers(&self) -> bool {
+    pub(super) fn has_servers(&self) -> bool {
         !self.places.servers.is_empty()
     }
 
-    /// The values of the devices, of which one may stand for all.
-    fn of_all(&self, made: Vec<ValueId>) -> Vec<ValueId> {
-        match made[..] {
-            [one] => vec![one; self.shares.n()],
-            _ => made,
-        }
+    /// The values of the shares, from those of the devices, or from one for all.
+    fn of_shares(&self, made: Vec<ValueId>) -> Vec<ValueId> {
+        let own = |&device: &usize| made[device.min(made.len() - 1)];
+        self.shares.devices.iter().map(own).collect()
+    }
+
+    /// The device of a share.
+    fn place_of(&self, share: usize) -> Requested {
+        self.places.devices[self.shares.devices[share]].clone()
     }
 
     /// Puts the nodes from one on on a device.
@@ -119,13 +129,17 @@ impl<'a> Emitter<'a> {
     }
 
     /// The device, or the value's server, of device `r`'s node for an old value without shards.
-    fn place_of_whole(&self, r: usize, v: ValueId) -> Requested {
+    pub(super) fn place_of_whole(&self, r: usize, v: ValueId) -> Requested {
         let server = self.places.servers.get(self.places.homes.at(v));
         server.unwrap_or(&self.places.devices[r]).clone()
     }
 
     /// Nodes on a place.
-    fn at<T>(&mut self, place: &Requested, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
+    pub(super) fn at<T>(
+        &mut self,
+        place: &Requested,
+        f: impl FnOnce(&mut Graph) -> Result<T>,
+    ) -> Result<T> {
         let n_before = self.new.n_nodes();
         let made = f(&mut self.new)?;
         self.request(n_before, place);
@@ -169,11 +183,14 @@ impl<'a> Emitter<'a> {
             }
             _ => self.sum(v, &parts)?,
         };
-        Ok(self.of_all(made))
+        Ok(self.of_shares(made))
     }
 
     /// The sums of partial sums of an old value; those of half types are in `f32`.
     fn sum(&mut self, v: ValueId, parts: &[ValueId]) -> Result<Vec<ValueId>> {
+        if self.shares.leaves.is_some() {
+            return self.sum_in_tree(v, parts);
+        }
         if self.has_servers() {
             return Ok(vec![self.sum_on_server(v, parts)?]);
         }
@@ -189,23 +206,16 @@ impl<'a> Emitter<'a> {
         let accumulator = if is_half(dtype) { DType::F32 } else { dtype };
         let place = self.place_of_whole(0, v);
         self.at(&place, |new| {
-            let mut cast = |v, to| match new.ty(v).dtype == to {
-                true => Ok(v),
-                false => new.add1(Op::Map(ScalarOp::Cast(to)), &[v], &origin),
-            };
-            let parts = parts.iter().map(|&part| cast(part, accumulator));
+            let parts = parts
+                .iter()
+                .map(|&part| cast(new, part, accumulator, &origin));
             let parts: Vec<ValueId> = parts.collect::<Result<_>>()?;
             let (&first, rest) = parts
                 .split_first()
                 .ok_or_else(|| Error::internal("a sum of no devices"))?;
-            let mut sum = first;
-            for &part in rest {
-                sum = new.add1(Op::Map(ScalarOp::Add), &[sum, part], &origin)?;
-            }
-            match accumulator == dtype {
-                true => Ok(sum),
-                false => new.add1(Op::Map(ScalarOp::Cast(dtype)), &[sum], &origin),
-            }
+            let add = |sum, &part| new.add1(Op::Map(ScalarOp::Add), &[sum, part], &origin);
+            let sum = rest.iter().try_fold(first, add)?;
+            cast(new, sum, dtype, &origin)
         })
     }
 
@@ -216,11 +226,19 @@ impl<'a> Emitter<'a> {
         let shard = |(r, &whole): (usize, &ValueId)| {
             // An input is everywhere; of a value on a server, the shards cross.
             let place = match self.old.def_node(v) {
-                None => self.places.devices[r].clone(),
-                Some(_) => self.place_of_whole(r, v),
+                None => self.place_of(r),
+                Some(_) => self.place_of_whole(self.shares.devices[r], v),
             };
             self.at(&place, |new| of.cut(new, v, whole, cut, r))
         };
         whole.iter().enumerate().map(shard).collect()
+    }
+}
+
+/// A value in a dtype.
+pub(super) fn cast(g: &mut Graph, v: ValueId, to: DType, origin: &Origin) -> Result<ValueId> {
+    match g.ty(v).dtype == to {
+        true => Ok(v),
+        false => g.add1(Op::Map(ScalarOp::Cast(to)), &[v], origin),
     }
 }

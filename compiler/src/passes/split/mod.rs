@@ -23,6 +23,7 @@ mod scans;
 mod sharding;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use crate::error::{Error, Result};
 use crate::ir::{DeviceRequest, Graph, Node, Op, Requested};
@@ -70,38 +71,91 @@ struct Places {
     homes: Homes,
 }
 
+/// Speeds of devices are alike up to this part of the fastest one.
+const ALIKE: f64 = 0.1;
+/// Bounds of shares are exact but for the rounding of sums.
+const ROUNDING: f64 = 1e-6;
+
 /// The examples of each device.
 struct Shares {
     /// Number of examples.
     batch: usize,
-    /// Examples from and to, by device; none is empty.
+    /// Examples from and to, by share; none is empty.
     ranges: Vec<Range<usize>>,
+    /// The number of the device of each share, from 0 on.
+    devices: Vec<usize>,
+    /// Number of leaves of the tree of sums, of which the shares are the first; none if each device has one share.
+    leaves: Option<usize>,
 }
 
 impl Shares {
-    /// Nearly equal shares of a batch; with fewer examples than devices, the first ones have one each.
-    fn equal(batch: usize, n_devices: usize) -> Shares {
-        let n = n_devices.min(batch).max(1);
-        let bound = |r: usize| batch * r / n;
-        let ranges = (0..n).map(|r| bound(r)..bound(r + 1));
+    /// A share for each device: nearly equal ones, or by speed if the devices' speeds differ. With fewer examples than
+    /// devices, the first ones have one each.
+    fn of_devices(batch: usize, speeds: &[f64]) -> Shares {
+        let n = speeds.len().min(batch).max(1);
+        let speeds = &speeds[..n.min(speeds.len())];
+        let fastest = speeds.iter().copied().fold(0.0, f64::max);
+        let alike = |speed: &f64| *speed > fastest * (1.0 - ALIKE);
+        let weights: Vec<f64> = match speeds.iter().all(alike) || speeds.len() < n {
+            true => vec![1.0; n],
+            false => speeds.to_vec(),
+        };
+        let all: f64 = weights.iter().sum();
+        let mut ranges: Vec<Range<usize>> = Vec::with_capacity(n);
+        let (mut before, mut start) = (0.0, 0);
+        for (r, weight) in weights.iter().enumerate() {
+            before += weight;
+            let end = (batch as f64 * before / all + ROUNDING) as usize;
+            // Each device has an example, the later ones too.
+            let end = end.max(start + 1).min(batch - (n - 1 - r));
+            ranges.push(start..end);
+            start = end;
+        }
         Shares {
             batch,
-            ranges: ranges.collect(),
+            ranges,
+            devices: (0..n).collect(),
+            leaves: None,
         }
     }
 
+    /// So many shares over fewer or as many devices, in equal numbers. With fewer examples than shares, the first ones
+    /// have one each.
+    fn in_tree(batch: usize, leaves: usize, n_devices: usize) -> Shares {
+        let n = leaves.min(batch).max(1);
+        let bound = |r: usize| batch * r / n;
+        Shares {
+            batch,
+            ranges: (0..n).map(|r| bound(r)..bound(r + 1)).collect(),
+            devices: (0..n).map(|r| r * n_devices / leaves).collect(),
+            leaves: Some(leaves),
+        }
+    }
+
+    /// Number of shares.
     fn n(&self) -> usize {
         self.ranges.len()
     }
 
-    /// The part of an axis of some extent, along which the batch lies once, for a device.
+    /// Devices with a share.
+    fn n_devices(&self) -> usize {
+        self.devices.last().map_or(1, |last| last + 1)
+    }
+
+    /// The first share of a device.
+    fn first_of(&self, device: usize) -> usize {
+        let found = self.devices.iter().position(|d| *d == device);
+        found.unwrap_or(0)
+    }
+
+    /// The part of an axis of some extent, along which the batch lies once, of a share.
     fn part(&self, r: usize, extent: usize) -> Range<usize> {
         let unit = extent / self.batch;
         let Range { start, end } = &self.ranges[r];
         start * unit..end * unit
     }
 
-    /// The extent of a device's shard of an axis of some extent.
+    /// The extent of a share's shard of an axis of some extent.
     fn extent(&self, r: usize, extent: usize) -> usize {
         extent / self.batch * self.ranges[r].len()
     }
@@ -120,18 +174,22 @@ pub fn check_divisible(g: &Graph) -> Result<()> {
 
 /// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis
 /// of the inputs named. [`check_divisible`] has passed it, before state was ordered; that order is to be made again.
-/// Gives a note, too, if there are nodes for which shards are joined.
+/// Speeds of the devices are in any unit. Gives a note, too, if there are nodes for which shards are joined.
 pub fn split_batch(
     g: &Graph,
     inputs: &[String],
     on: &DataParallel,
+    speeds: &[f64],
 ) -> Result<(Graph, Option<String>)> {
     let extent = |name: &String| {
         let at = g.input_names.iter().position(|own| own == name)?;
         g.ty(g.inputs[at]).shape.first()?.as_usize()
     };
     let batch = inputs.first().and_then(extent).unwrap_or(1);
-    let shares = Shares::equal(batch, on.devices.len());
+    let shares = match on.shards {
+        0 => Shares::of_devices(batch, speeds),
+        leaves => Shares::in_tree(batch, leaves, on.devices.len()),
+    };
     let plan = Plan::of(g, inputs, &shares);
     let request = |d: &DeviceName| DeviceRequest::from(d).into_requested();
     let places = Places {
@@ -146,7 +204,7 @@ pub fn split_batch(
 /// Puts a push and a pull of its variables on servers: the variables as they are dealt, other nodes where the fewest
 /// bytes cross.
 pub fn place_on_servers([push, pull]: [&mut Graph; 2], servers: &[DeviceName], deal: Deal) {
-    let plan = Plan::of(push, &[], &Shares::equal(1, 1));
+    let plan = Plan::of(push, &[], &Shares::in_tree(1, 1, 1));
     let homes = Homes::of(push, &plan, servers.len(), deal);
     let mut of_variables = homes.of_variables(push);
     homes::deal_others(pull, &mut of_variables, servers.len(), deal);

@@ -1,7 +1,7 @@
 //! Random graphs on several devices mean the same as on one.
 
 use super::sharding::Plan;
-use super::{Sharding, Shares, check_divisible, split_batch};
+use super::{Sharding, Shares, check_divisible};
 use crate::interp::{self, Store, compare::allclose};
 use crate::ir::verify::verify;
 use crate::ir::{Dim, Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
@@ -20,7 +20,17 @@ fn devices(n: usize, n_servers: usize) -> DataParallel {
         devices: (0..n).map(name).collect(),
         servers: (n - 1..).map(name).take(n_servers).collect(),
         deal: [Deal::InTurn, Deal::BySize][n % 2],
+        shards: 0,
     }
+}
+
+/// The graph of devices of equal speed, and its note.
+fn split_batch(
+    g: &Graph,
+    inputs: &[String],
+    on: &DataParallel,
+) -> crate::Result<(Graph, Option<String>)> {
+    super::split_batch(g, inputs, on, &vec![1.0; on.devices.len()])
 }
 
 /// The inputs with the first axis of the first one that has an axis.
@@ -37,7 +47,7 @@ fn count(g: &Graph, n: usize, counts: &mut BTreeMap<&'static str, [usize; 2]>) {
     let inputs = batched(g);
     let at = g.input_names.iter().position(|name| *name == inputs[0]);
     let batch = g.ty(g.inputs[at.unwrap()]).shape[0].as_usize().unwrap();
-    let plan = Plan::of(g, &inputs, &Shares::equal(batch, n));
+    let plan = Plan::of(g, &inputs, &Shares::of_devices(batch, &vec![1.0; n]));
     for (id, node) in g.nodes() {
         for computed in plan.computations_of(id) {
             let of = counts.entry(node.op.name()).or_default();
@@ -55,6 +65,64 @@ fn rewritten(g: &Graph) -> Graph {
     ordered.order_state();
     let options = rewrite::Options::default();
     rewrite::rewrite(&ordered, &options).unwrap().0
+}
+
+#[test]
+fn shares_are_as_large_as_devices_are_fast() {
+    let sizes = |batch, speeds: &[f64]| {
+        let shares = Shares::of_devices(batch, speeds);
+        shares.ranges.iter().map(|r| r.len()).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(10, &[1.0, 1.0, 1.05]), [3, 3, 4]);
+    assert_eq!(sizes(12, &[1.0, 2.0]), [4, 8]);
+    assert_eq!(sizes(12, &[3.0, 1.0, 2.0]), [6, 2, 4]);
+    // Each has one.
+    assert_eq!(sizes(4, &[1.0, 100.0, 1.0]), [1, 2, 1]);
+    assert_eq!(sizes(2, &[1.0, 100.0, 1.0]), [1, 1]);
+    assert_eq!(sizes(0, &[1.0, 2.0]), [0]);
+}
+
+/// Sums over eight shards on one to eight devices, with servers, and of batches with fewer examples than shards.
+#[test]
+fn shards_give_the_same_bits_on_any_number_of_devices() {
+    let mut rng = crate::testing::Rng(3);
+    for (batch, dtype) in [
+        (24_usize, DType::F32),
+        (19, DType::F32),
+        (6, DType::F32),
+        (1, DType::F32),
+        (16, DType::BF16),
+    ] {
+        let mut b = GraphBuilder::new("sums");
+        let x = b.input("x", dtype, [batch, 5]);
+        let square = b.mul(x, x).unwrap();
+        let sums = b.reduce(ReduceKind::Sum, square, &[0], false).unwrap();
+        let turned = b.transpose(x, &[1, 0]).unwrap();
+        let product = b.matmul(turned, x).unwrap();
+        let mean = b.reduce(ReduceKind::Mean, x, &[0, 1], false).unwrap();
+        let rest = b.sub(x, mean).unwrap();
+        for (name, v) in [("sums", sums), ("product", product), ("rest", rest)] {
+            b.output(name, v);
+        }
+        let g = b.finish().unwrap();
+        let x = crate::testing::random_tensor(&mut rng, dtype, &[batch, 5], false);
+        let found = [(1, 0), (2, 0), (4, 0), (8, 0), (4, 1), (2, 2)].map(|(n, n_servers)| {
+            let on = DataParallel {
+                shards: 8,
+                ..devices(n, n_servers)
+            };
+            let (split, _) = split_batch(&g, &batched(&g), &on).unwrap();
+            verify(&split).unwrap();
+            interp::run(&split, std::slice::from_ref(&x)).unwrap()
+        });
+        let one = interp::run(&g, std::slice::from_ref(&x)).unwrap();
+        let tolerance = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+        for (a, b) in one.iter().zip(&found[0]) {
+            let c = allclose(a, b, tolerance, tolerance);
+            assert!(c.ok, "{batch} {dtype}: {c}");
+        }
+        assert!(found.iter().all(|own| *own == found[0]), "{batch} {dtype}");
+    }
 }
 
 #[test]
@@ -222,6 +290,7 @@ fn random_bits_are_those_of_one_device() {
 #[test]
 fn a_batch_may_lie_several_times_along_an_axis() {
     let mut b = GraphBuilder::new("nested");
+    b.set_origin("/rows");
     let x = b.input("x", DType::F32, [4_usize, 3, 2]);
     let w = Tensor::from_slice(&[1_f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
     let w = b.constant(w);
@@ -261,7 +330,7 @@ fn a_batch_may_lie_several_times_along_an_axis() {
         assert!(one == all, "{n} devices: {all:?}");
         insta::allow_duplicates! {
             insta::assert_snapshot!(note.unwrap(), @r#"
-each device computes 1 op for the whole batch, with 96 B of the others' shards: cum_sum at compiler/src/passes/split/tests.rs:235
+each device computes 1 op for the whole batch, with 96 B of the others' shards: cum_sum at /rows
 "#);
         }
     }

@@ -18,8 +18,9 @@ fn split(build: impl Fn(&mut Model) -> Result<Objective>) -> Graph {
         devices: devices.to_vec(),
         servers: Vec::new(),
         deal: Deal::default(),
+        shards: 0,
     };
-    let (g, joined) = split_batch(&g, &["x".to_owned(), "y".to_owned()], &on).unwrap();
+    let (g, joined) = split_batch(&g, &["x".to_owned(), "y".to_owned()], &on, &[1.0; 2]).unwrap();
     assert_eq!(joined, None);
     g
 }
