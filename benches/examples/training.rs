@@ -1,7 +1,8 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
 //! normalisation and with it, an LSTM over rows of images, and a GPT of four blocks, on random data.
 //!
-//! `training [MODEL] [--threads T] [--replicas N] [--write FOLDER]`. With several replicas, as many logical CPUs share the threads and the batch. Each row: name, median time of a step in ms, time from the model to the end of the first
+//! `training [MODEL] [--threads T] [--replicas N [--strategy central]] [--write FOLDER]`. With several replicas, as many logical CPUs share the threads and the batch; with
+//! `central`, the first one has the weights. Each row: name, median time of a step in ms, time from the model to the end of the first
 //! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
 //! With `--write` graphs of steps and inputs are written instead, for `gristmill bench STEP.ir --set batch=128 --inputs STEP.npz`.
 
@@ -81,12 +82,22 @@ fn run() -> Result<()> {
     let threads = flag(&mut words, "--threads").map_or(Some(1), |n| n.parse().ok());
     let replicas = flag(&mut words, "--replicas");
     let n_replicas = replicas.and_then(|n| n.parse().ok()).unwrap_or(1);
+    let is_central = flag(&mut words, "--strategy").is_some_and(|name| name == "central");
+    let devices = Vec::new;
+    let strategy = match (n_replicas, is_central) {
+        (1, _) => Strategy::OneDevice,
+        (_, false) => Strategy::Mirrored { devices: devices() },
+        (_, true) => Strategy::CentralStorage {
+            central: None,
+            devices: devices(),
+        },
+    };
     let folder = flag(&mut words, "--write");
     let wanted = |row: &&Row| words.first().is_none_or(|name| name == row.name);
     let mut rows = ROWS.iter().filter(wanted);
     match folder {
         Some(folder) => rows.try_for_each(|row| write(row, &folder)),
-        None => rows.try_for_each(|row| time(row, threads, n_replicas)),
+        None => rows.try_for_each(|row| time(row, threads, n_replicas, &strategy)),
     }
 }
 
@@ -111,7 +122,7 @@ fn write(row: &Row, folder: &str) -> Result<()> {
     Ok(())
 }
 
-fn time(row: &Row, threads: Option<usize>, n_replicas: usize) -> Result<()> {
+fn time(row: &Row, threads: Option<usize>, n_replicas: usize, strategy: &Strategy) -> Result<()> {
     let name = row.name;
     let begin = Instant::now();
     let devices = DeviceSet::parse(&format!("cpu:{n_replicas}"), threads.unwrap_or(1))?;
@@ -120,14 +131,8 @@ fn time(row: &Row, threads: Option<usize>, n_replicas: usize) -> Result<()> {
         devices,
         ..Settings::default()
     })?;
-    let strategy = match n_replicas {
-        1 => Strategy::OneDevice,
-        _ => Strategy::Mirrored {
-            devices: Vec::new(),
-        },
-    };
     let training = Training {
-        strategy,
+        strategy: strategy.clone(),
         ..training()
     };
     let trainer = Trainer::in_session(&session, name, &training, |m| row.objective(m))?;

@@ -142,7 +142,8 @@ pub enum ConvAlgorithm {
     Direct,
 }
 
-/// Implementation of [`Op::AllReduce`](crate::ir::Op::AllReduce) between several devices. All get the same bits.
+/// Implementation of [`Op::AllReduce`](crate::ir::Op::AllReduce) between several devices. All get the same bits. Programs whose variables
+/// are on servers have none: the servers add up what they get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllReduce {

@@ -161,8 +161,10 @@ impl Task for Bits {
     #[inline(always)]
     unsafe fn run<S: Simd>(self, _: S) {
         let mut start = self.elements.start;
-        // SAFETY: the elements are covered.
-        start += unsafe { self.words(start) };
+        if !self.position(start).is_multiple_of(WORDS as u64) {
+            // SAFETY: the elements are covered.
+            start += unsafe { self.words(start) };
+        }
         while self.elements.end - start >= LANES * WORDS {
             let words = self.blocks::<LANES>(self.position(start) / WORDS as u64);
             let y = self.y.wrapping_add(start).cast::<[u32; WORDS]>();

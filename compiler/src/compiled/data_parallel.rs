@@ -60,8 +60,8 @@ fn check_shards(on: &DataParallel) -> Result<()> {
         return Ok(());
     }
     if !shards.is_power_of_two() {
-        let message = format!("{shards} shards: expected a power of two");
-        return Err(Error::invalid(message).hint(format!("{}", shards.next_power_of_two())));
+        let message = format!("{shards} shards: expected a power of two, such as 2, 4 or 8");
+        return Err(Error::invalid(message));
     }
     match n.is_power_of_two() && n <= shards {
         true => Ok(()),

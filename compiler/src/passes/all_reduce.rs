@@ -26,7 +26,7 @@ use crate::place::collectives::{Asked, Way};
 use crate::{DType, Tensor};
 
 /// Tensors of fewer bytes are reduced as a whole at each place.
-const SHARED_BYTES: usize = 64 << 10;
+pub(super) const SHARED_BYTES: usize = 64 << 10;
 
 /// The way of an all-reduce between several places.
 pub type Choose<'a> = &'a dyn Fn(Asked) -> Result<Way>;
@@ -147,13 +147,13 @@ fn is_for_library(kind: ReduceKind, ty: &Type, n: usize) -> bool {
         }
 }
 
-fn reshape(shape: &[usize]) -> Op {
+pub(super) fn reshape(shape: &[usize]) -> Op {
     let shape = shape.iter().map(|&d| d.into()).collect();
     Op::Reshape { shape }
 }
 
 /// Elements of a vector.
-fn slice(begin: usize, end: usize) -> Op {
+pub(super) fn slice(begin: usize, end: usize) -> Op {
     Op::Slice {
         starts: vec![begin.into()],
         sizes: vec![(end - begin).into()],

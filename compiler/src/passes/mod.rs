@@ -38,7 +38,7 @@ pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise, specialise_node};
-pub use split::{check_divisible, place_on_servers, split_batch};
+pub use split::{Machine, check_divisible, place_on_servers, split_batch};
 pub use state::{check_scattered, forward_state};
 
 use crate::error::Result;

@@ -9,9 +9,11 @@ use super::kernels::{Kernels, Source, kept};
 use super::representative::representative;
 use super::timing::Passes;
 use super::{pricing, request};
+use crate::cost::Nanos;
 use crate::error::Result;
 use crate::ir::{Bindings, Graph, Node};
 use crate::options::{DataParallel, Precision};
+use crate::passes::Machine;
 use crate::place::collectives::Collectives;
 use crate::place::{self, DeviceSet, Request};
 use crate::report::{Pass, Report, Scope};
@@ -68,7 +70,7 @@ pub fn fused_in_parts(
     let sizes = Bindings::new();
     let rewritten = simplified(&whole, &sizes, &mut p)?;
     let parts = p.run(Pass::Divide, |report| {
-        let (parts, note) = passes::split_batch(&rewritten, batched, on, &speeds(on, config))?;
+        let (parts, note) = passes::split_batch(&rewritten, batched, on, &machine(on, config))?;
         report.notes.extend(note);
         Ok(parts)
     })?;
@@ -77,14 +79,24 @@ pub fn fused_in_parts(
     with_kernels([whole, parts], &sizes, request, p)
 }
 
-/// Arithmetic rates of the devices with a share of a batch.
-fn speeds(on: &DataParallel, config: Config) -> Vec<f64> {
-    let rate = |name: &DeviceName| {
-        let mut all = config.settings.devices.devices.iter();
-        let own = all.find(|d| d.name == *name);
-        own.map_or(1.0, |d| d.profile.flops_f32)
-    };
-    on.devices.iter().map(rate).collect()
+/// Latency of links from which on fewer transfers are worth copies of their tensors.
+const SLOW: Nanos = Nanos(4_000);
+
+/// The devices with a share of a batch. Between CPUs of one process, buckets make steps no shorter, and compilation longer.
+fn machine(on: &DataParallel, config: Config) -> Machine {
+    let set = &config.settings.devices;
+    let number = |name: &DeviceName| set.devices.iter().position(|d| d.name == *name);
+    let numbers: Vec<usize> = on.devices.iter().filter_map(number).collect();
+    let devices = || numbers.iter().map(|&d| &set.devices[d]);
+    let link = |a, b| set.links.get(&(a, b)).unwrap_or(&set.link);
+    let mut links = numbers
+        .iter()
+        .flat_map(|a| numbers.iter().map(move |b| (*a, *b)));
+    let is_slow = links.any(|(a, b)| a != b && link(a, b).latency >= SLOW);
+    Machine {
+        speeds: devices().map(|d| d.profile.flops_f32).collect(),
+        has_slow_links: is_slow && devices().any(|d| d.name.kind.has_own_memory()),
+    }
 }
 
 /// The kernels of a rewritten graph, beside the graph before it was rewritten.

@@ -78,15 +78,30 @@ impl Collectives<'_> {
         })
     }
 
+    /// Small tensors, and devices of one group, have no second level.
     fn in_groups(&self, asked: Asked) -> Result<Way> {
-        let groups = self.devices(asked.places).and_then(|d| self.groups(&d));
-        groups.map(Way::Hierarchical).ok_or_else(|| {
+        let fail = |why: &str| {
             let message = format!(
-                "hierarchical all-reduce between {}: their links make no groups, as fast ones beside slow ones do",
+                "hierarchical all-reduce between {}: {why}",
                 names(asked.places)
             );
-            Error::invalid(message).hint("--all-reduce auto, or a --target file with the links")
-        })
+            let e = Error::invalid(message);
+            Err(e.hint("--all-reduce auto, or a --target file with the links"))
+        };
+        let Some(devices) = self.devices(asked.places) else {
+            return fail("a place has several devices, expected one");
+        };
+        let kinds: Vec<_> = devices
+            .iter()
+            .map(|&d| self.set.devices[d].name.kind)
+            .collect();
+        let is_alike = |d: &usize| kinds.contains(&self.set.devices[*d].name.kind);
+        let alike: Vec<usize> = (0..self.set.devices.len()).filter(is_alike).collect();
+        if self.groups(&alike).is_none() {
+            return fail("the devices' links make no groups, as fast ones beside slow ones do");
+        }
+        let groups = self.groups(&devices).filter(|_| asked.is_in_shares);
+        Ok(groups.map_or(Way::Exchange, Way::Hierarchical))
     }
 
     fn fastest(&self, asked: Asked) -> Way {
@@ -268,8 +283,24 @@ mod tests {
         set.links.clear();
         let e = way(&set, AllReduce::Hierarchical, 1 << 20).unwrap_err();
         insta::assert_snapshot!(e, @r#"
-hierarchical all-reduce between /device:CPU:0, /device:CPU:1, /device:CPU:2, /device:CPU:3: their links make no groups, as fast ones beside slow ones do (try: --all-reduce auto, or a --target file with the links)
+hierarchical all-reduce between /device:CPU:0, /device:CPU:1, /device:CPU:2, /device:CPU:3: the devices' links make no groups, as fast ones beside slow ones do (try: --all-reduce auto, or a --target file with the links)
 "#);
+        // Small tensors, and devices of one board, take one step.
+        let small = way(&boards(), AllReduce::Hierarchical, 1_000);
+        assert_eq!(small.unwrap(), Way::Exchange);
+        let set = boards();
+        let collectives = Collectives {
+            set: &set,
+            gpus: &[],
+            kind: AllReduce::Hierarchical,
+        };
+        let one_board = collectives.way(Asked {
+            places: &places(&set)[..2],
+            bytes: 1 << 20,
+            is_for_library: false,
+            is_in_shares: true,
+        });
+        assert_eq!(one_board.unwrap(), Way::Exchange);
     }
 
     #[test]
@@ -304,7 +335,7 @@ hierarchical all-reduce between /device:CPU:0, /device:CPU:1, /device:CPU:2, /de
             way(&set, AllReduce::Exchange, 1 << 24).unwrap(),
             Way::Exchange
         );
-        // Three devices of a board beside one: shares of thirds within, one third between.
+        // Where each step over slow links takes long, two groups take one, and an exchange two.
         let mut set = boards();
         set.link = link(500_000, 1_000_000_000);
         assert_eq!(

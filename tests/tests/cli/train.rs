@@ -638,7 +638,7 @@ fn gradients_are_added_up_in_the_way_asked_for() {
             "nccl",
             "all-reduce by NCCL between /device:CPU:0, /device:CPU:1",
         ),
-        ("hierarchical", "their links make no groups"),
+        ("hierarchical", "links make no groups"),
         (
             "ring",
             "possible values: auto, nccl, hierarchical, one-device, exchange",

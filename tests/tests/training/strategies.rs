@@ -2,6 +2,7 @@
 
 use super::{examples, state, trainer};
 use crate::multi_device::setup;
+use gristmill::cost::{LinkProfile, Nanos};
 use gristmill::ir::{
     Dim, GraphBuilder, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, ValueId, Window,
 };
@@ -11,8 +12,8 @@ use gristmill::train::{
     Objective, Parameter, Prediction, Sgd, Strategy, TensorDataset, Trainer, Training, Update,
     Updates, loss,
 };
-use gristmill::{Compiled, DType, DataParallel, Deal, DeviceName, Result, Tensor};
-use gristmill_runtime::program::Partition;
+use gristmill::{AllReduce, Compiled, DType, DataParallel, Deal, DeviceName, Result, Tensor};
+use gristmill_runtime::program::{Partition, StepKind};
 use std::collections::BTreeMap;
 
 fn mirrored(setup: &Setup) -> Result<Trainer> {
@@ -187,6 +188,88 @@ fn shards_train_to_the_same_bits_on_any_number_of_devices() {
     };
     assert!(trained("cpu:2", central) == one);
     assert!(trained("cpu:4", servers(Vec::new(), Deal::InTurn)) == one);
+}
+
+/// Four CPUs on two boards: links within a board are 20 times as fast.
+fn boards(all_reduce: AllReduce) -> Setup {
+    let mut setup = setup("cpu:4", 2);
+    setup.options.all_reduce = all_reduce;
+    let rate = |bytes_per_second| LinkProfile {
+        latency: Nanos(1_000),
+        bytes_per_second,
+    };
+    let set = &mut setup.settings.devices;
+    set.link = rate(1_000_000_000);
+    for pair in [(0, 1), (1, 0), (2, 3), (3, 2)] {
+        set.links.insert(pair, rate(20_000_000_000));
+    }
+    setup
+}
+
+/// The state after batches of 20 examples and of 2, and transfers of the first one's program.
+fn trained_on_boards(all_reduce: AllReduce, shards: usize) -> (Vec<(String, Vec<f64>)>, usize) {
+    let setup = boards(all_reduce);
+    let training = Training {
+        strategy: Strategy::Mirrored {
+            devices: Vec::new(),
+        },
+        shards,
+        ..super::training(&setup)
+    };
+    let own = Trainer::in_session(&setup.session(), "layers", &training, several_layers);
+    let own = own.unwrap();
+    let mut rng = Rng(6);
+    let mut n_sent = 0;
+    for n in [20, 2, 20] {
+        let x = random_tensor(&mut rng, DType::F32, &[n, 3, 12, 12], false);
+        let y: Vec<i64> = (0..n as i64).map(|i| i * 7 % 10).collect();
+        let batch = vec![
+            ("x".to_owned(), x),
+            ("y".to_owned(), Tensor::from_slice(&y, &[n]).unwrap()),
+        ];
+        own.step(batch.clone()).unwrap();
+        let executable = own.executable_for(&batch).unwrap().unwrap();
+        let parts = &executable.lowered.program.partitions;
+        let steps = parts.iter().flat_map(|part| &part.steps);
+        n_sent += steps
+            .filter(|s| matches!(s.kind, StepKind::Send { .. }))
+            .count();
+    }
+    own.resources().check_replicas().unwrap();
+    (values(&own), n_sent)
+}
+
+/// The values of all variables.
+fn values(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
+    let all = trainer.resources().values(|_, _| true).unwrap();
+    let named = all
+        .into_iter()
+        .map(|saved| (saved.name, saved.value.to_f64s()));
+    named.collect()
+}
+
+#[test]
+fn gradients_are_added_up_within_boards_and_on_one_device() {
+    let (exchanged, n_exchanged) = trained_on_boards(AllReduce::Exchange, 0);
+    for (way, shards) in [
+        (AllReduce::Hierarchical, 0),
+        (AllReduce::OneDevice, 0),
+        (AllReduce::Hierarchical, 4),
+    ] {
+        let (found, n_sent) = trained_on_boards(way, shards);
+        let both = exchanged.iter().zip(&found);
+        // Its gradient is 0 but for rounding, since a normalisation follows, and Adam divides it by its own size.
+        let decided = both.filter(|((name, _), _)| !name.contains("dense/bias"));
+        for ((name, a), (_, b)) in decided {
+            let worst = a
+                .iter()
+                .zip(b)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f64::max);
+            assert!(worst < 2e-3, "{way:?} {name}: {worst}");
+        }
+        assert!(n_sent < n_exchanged, "{way:?}: {n_sent} of {n_exchanged}");
+    }
 }
 
 /// Weights stay in memory of the devices.

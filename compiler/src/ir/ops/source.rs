@@ -50,7 +50,12 @@ pub(super) fn iota_eval(c: &Call) -> Result<Vec<Tensor>> {
 }
 
 pub(super) fn random_bits_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, RandomBits { shape });
+    attrs!(op, RandomBits { shape, first });
+    if i64::try_from(*first).is_err() {
+        return Err(format!(
+            "the first position is {first}, expected at most 2^63 - 1"
+        ));
+    }
     let stream = &args[0];
     if stream.dtype != DType::I64 || !stream.shape.iter().all(|d| d.is(1)) {
         return Err(format!("expected a stream of one i64, got {stream}"));

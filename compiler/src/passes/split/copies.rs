@@ -2,9 +2,10 @@
 
 use super::sharding::{Computation, Plan};
 use super::{Cut, Sharding, Shares};
-use crate::Tensor;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Graph, Node, Op, Origin, ReduceKind, ScalarOp, Type, ValueId};
+use crate::passes::all_reduce::reshape;
+use crate::{DType, Tensor};
 use gristmill_runtime::program::replica_name;
 use std::collections::BTreeMap;
 
@@ -103,14 +104,13 @@ impl Copies<'_> {
             return Ok(results);
         }
         let part = self.shares.ranges[r].len() as f64 / self.shares.batch as f64;
-        let part = Tensor::from_f64s(new.ty(results[0]).dtype, &[], &[part])?;
-        let part = new.add1(Op::constant(part), &[], &node.origin)?;
-        let product = Op::Map(ScalarOp::Mul);
-        Ok(vec![new.add1(
-            product,
-            &[results[0], part],
-            &node.origin,
-        )?])
+        let (dtype, origin) = (new.ty(results[0]).dtype, &node.origin);
+        let wide = accumulator(dtype);
+        let part = Tensor::from_f64s(wide, &[], &[part])?;
+        let part = new.add1(Op::constant(part), &[], origin)?;
+        let mean = cast(new, results[0], wide, origin)?;
+        let scaled = new.add1(Op::Map(ScalarOp::Mul), &[mean, part], origin)?;
+        Ok(vec![cast(new, scaled, dtype, origin)?])
     }
 
     /// The body of a scan, for the steps of device `r`.
@@ -231,9 +231,19 @@ fn blocks(shape: &[usize], cut: Cut, extent: usize) -> (Vec<usize>, usize) {
     }
 }
 
-fn reshape(shape: &[usize]) -> Op {
-    Op::Reshape {
-        shape: shape.iter().map(|&n| n.into()).collect(),
+/// The dtype of sums of values of a dtype.
+pub(super) fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// A value in a dtype.
+pub(super) fn cast(g: &mut Graph, v: ValueId, to: DType, origin: &Origin) -> Result<ValueId> {
+    match g.ty(v).dtype == to {
+        true => Ok(v),
+        false => g.add1(Op::Map(ScalarOp::Cast(to)), &[v], origin),
     }
 }
 

@@ -1,12 +1,10 @@
 //! The graph of all devices.
 
-use super::copies::{Copies, origin};
-use super::rules::is_half;
+use super::copies::{Copies, accumulator, cast, origin};
 use super::sharding::{Computation, Plan, is_zero};
 use super::{Cut, Places, Sharding, Shares};
-use crate::DType;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, Requested, ScalarOp, ValueId};
 use std::collections::BTreeMap;
 
 /// A graph of several devices under construction.
@@ -203,7 +201,7 @@ impl<'a> Emitter<'a> {
     fn sum_on_server(&mut self, v: ValueId, parts: &[ValueId]) -> Result<ValueId> {
         let origin = origin(self.old, v);
         let dtype = self.old.ty(v).dtype;
-        let accumulator = if is_half(dtype) { DType::F32 } else { dtype };
+        let accumulator = accumulator(dtype);
         let place = self.place_of_whole(0, v);
         self.at(&place, |new| {
             let parts = parts
@@ -232,13 +230,5 @@ impl<'a> Emitter<'a> {
             self.at(&place, |new| of.cut(new, v, whole, cut, r))
         };
         whole.iter().enumerate().map(shard).collect()
-    }
-}
-
-/// A value in a dtype.
-pub(super) fn cast(g: &mut Graph, v: ValueId, to: DType, origin: &Origin) -> Result<ValueId> {
-    match g.ty(v).dtype == to {
-        true => Ok(v),
-        false => g.add1(Op::Map(ScalarOp::Cast(to)), &[v], origin),
     }
 }

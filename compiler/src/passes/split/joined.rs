@@ -27,8 +27,8 @@ pub(super) fn note(g: &Graph, plan: &Plan) -> Option<String> {
     let bytes: usize = joined.into_iter().map(bytes).sum();
     let n: usize = ops.values().sum();
     let mut text = format!(
-        "each device computes {n} op{} for the whole batch, with {} of the others' shards:",
-        if n == 1 { "" } else { "s" },
+        "{n} op{} computed for the whole batch, of shards of {} that are joined:",
+        if n == 1 { " is" } else { "s are" },
         size(bytes as u64)
     );
     for ((op, origin), _) in ops.iter().take(N_NAMED) {

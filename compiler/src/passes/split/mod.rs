@@ -14,6 +14,7 @@
 //! [`replica_name`](gristmill_runtime::program::replica_name). All get the same updates. With
 //! servers, values without shards, and so variables and their updates, are there alone, each on one.
 
+mod buckets;
 mod copies;
 mod emit;
 mod homes;
@@ -96,9 +97,11 @@ impl Shares {
         let speeds = &speeds[..n.min(speeds.len())];
         let fastest = speeds.iter().copied().fold(0.0, f64::max);
         let alike = |speed: &f64| *speed > fastest * (1.0 - ALIKE);
-        let weights: Vec<f64> = match speeds.iter().all(alike) || speeds.len() < n {
-            true => vec![1.0; n],
-            false => speeds.to_vec(),
+        let is_speed = |speed: &f64| speed.is_finite() && *speed > 0.0;
+        let is_known = speeds.len() == n && speeds.iter().all(is_speed);
+        let weights: Vec<f64> = match is_known && !speeds.iter().all(alike) {
+            true => speeds.to_vec(),
+            false => vec![1.0; n],
         };
         let all: f64 = weights.iter().sum();
         let mut ranges: Vec<Range<usize>> = Vec::with_capacity(n);
@@ -119,15 +122,18 @@ impl Shares {
         }
     }
 
-    /// So many shares over fewer or as many devices, in equal numbers. With fewer examples than shares, the first ones
-    /// have one each.
+    /// A number of equal shares, as many for each device. With fewer examples than shares, each has one, and the devices
+    /// have blocks of them, all of a size but for the last.
     fn in_tree(batch: usize, leaves: usize, n_devices: usize) -> Shares {
         let n = leaves.min(batch).max(1);
         let bound = |r: usize| batch * r / n;
+        // Aligned with the pairs of the tree.
+        let blocks = n.next_power_of_two().min(leaves);
+        let n_devices = n_devices.min(blocks);
         Shares {
             batch,
             ranges: (0..n).map(|r| bound(r)..bound(r + 1)).collect(),
-            devices: (0..n).map(|r| r * n_devices / leaves).collect(),
+            devices: (0..n).map(|r| r * n_devices / blocks).collect(),
             leaves: Some(leaves),
         }
     }
@@ -166,6 +172,14 @@ impl Shares {
     }
 }
 
+/// The devices of a division.
+pub struct Machine {
+    /// Speeds of those with a share, in any unit.
+    pub speeds: Vec<f64>,
+    /// True if small sums are to be joined to buckets: fewer transfers, for more copies.
+    pub has_slow_links: bool,
+}
+
 /// Errors with `Unsupported` when a node asks for a device by itself or waits for others by control dependencies, when a
 /// region uses variables, and on an all-reduce.
 pub fn check_divisible(g: &Graph) -> Result<()> {
@@ -174,12 +188,12 @@ pub fn check_divisible(g: &Graph) -> Result<()> {
 
 /// Puts a graph of static shapes on several devices, each with a share of the batch, which is the first axis
 /// of the inputs named. [`check_divisible`] has passed it, before state was ordered; that order is to be made again.
-/// Speeds of the devices are in any unit. Gives a note, too, if there are nodes for which shards are joined.
+/// Gives a note, too, if there are nodes for which shards are joined.
 pub fn split_batch(
     g: &Graph,
     inputs: &[String],
     on: &DataParallel,
-    speeds: &[f64],
+    machine: &Machine,
 ) -> Result<(Graph, Option<String>)> {
     let extent = |name: &String| {
         let at = g.input_names.iter().position(|own| own == name)?;
@@ -187,7 +201,7 @@ pub fn split_batch(
     };
     let batch = inputs.first().and_then(extent).unwrap_or(1);
     let shares = match on.shards {
-        0 => Shares::of_devices(batch, speeds),
+        0 => Shares::of_devices(batch, &machine.speeds),
         leaves => Shares::in_tree(batch, leaves, on.devices.len()),
     };
     let plan = Plan::of(g, inputs, &shares);
@@ -198,7 +212,12 @@ pub fn split_batch(
         homes: Homes::of(g, &plan, on.servers.len(), on.deal),
     };
     let note = joined::note(g, &plan);
-    Ok((Emitter::new(g, &plan, &shares, &places).graph()?, note))
+    let divided = Emitter::new(g, &plan, &shares, &places).graph()?;
+    let divided = match machine.has_slow_links {
+        true => buckets::in_buckets(divided)?,
+        false => divided,
+    };
+    Ok((divided, note))
 }
 
 /// Puts a push and a pull of its variables on servers: the variables as they are dealt, other nodes where the fewest

@@ -329,14 +329,9 @@ fn weight_axes(layout: Layout, rank: usize) -> [usize; 2] {
     }
 }
 
-/// True for dtypes whose sums may be rounded in parts. Those of half types are added up in `f32`.
+/// True for dtypes whose sums may be rounded in parts. A part of an `f16` sum may overflow where the sum does not.
 fn sums_in_parts(dtype: DType) -> bool {
-    is_half(dtype) || has_wide_sums(dtype)
-}
-
-/// True for floats of 16 bits.
-pub(super) fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
+    dtype == DType::BF16 || has_wide_sums(dtype)
 }
 
 /// True for dtypes with sums of their own width.
@@ -379,7 +374,7 @@ fn sums_of_shards(g: &Graph, node: &Node, s: &Sizes) -> Vec<Vec<Sharding>> {
         Op::Reduce { kind, axes, .. } => {
             let is_real = matches!(s.dtype, DType::F32 | DType::F64);
             let is_sum = *kind == ReduceKind::Sum
-                || *kind == ReduceKind::Mean && (is_half(s.dtype) || is_real);
+                || *kind == ReduceKind::Mean && (s.dtype == DType::BF16 || is_real);
             let axes = axes.iter().filter(|_| is_sum);
             axes.map(|&axis| vec![once(axis)]).collect()
         }

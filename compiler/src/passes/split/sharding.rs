@@ -120,7 +120,10 @@ impl Plan {
 
     /// True when no computation and no output needs values of other devices.
     fn is_local(&self, g: &Graph) -> bool {
-        let is_at_hand = |v, sharding| self.moved_bytes(g, v, sharding) == Some(0);
+        let is_sum =
+            |v, sharding| self.sharding(v) == Sharding::Partial && sharding != Sharding::Partial;
+        let is_at_hand =
+            |v, sharding| self.moved_bytes(g, v, sharding).is_some() && !is_sum(v, sharding);
         let mut outputs = g.outputs.iter().zip(&self.outputs);
         let nodes = g.nodes().all(|(id, node)| {
             let mut all = self.computations_of(id).iter();

@@ -1,10 +1,10 @@
 //! Random graphs on several devices mean the same as on one.
 
 use super::sharding::Plan;
-use super::{Sharding, Shares, check_divisible};
+use super::{Machine, Sharding, Shares, check_divisible};
 use crate::interp::{self, Store, compare::allclose};
 use crate::ir::verify::verify;
-use crate::ir::{Dim, Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp};
+use crate::ir::{Dim, Graph, GraphBuilder, Node, Op, ReduceKind, ScalarOp, ScatterKind};
 use crate::options::{DataParallel, Deal};
 use crate::passes::forward_state;
 use crate::rewrite;
@@ -30,7 +30,11 @@ fn split_batch(
     inputs: &[String],
     on: &DataParallel,
 ) -> crate::Result<(Graph, Option<String>)> {
-    super::split_batch(g, inputs, on, &vec![1.0; on.devices.len()])
+    let machine = Machine {
+        speeds: vec![1.0; on.devices.len()],
+        has_slow_links: true,
+    };
+    super::split_batch(g, inputs, on, &machine)
 }
 
 /// The inputs with the first axis of the first one that has an axis.
@@ -80,6 +84,19 @@ fn shares_are_as_large_as_devices_are_fast() {
     assert_eq!(sizes(4, &[1.0, 100.0, 1.0]), [1, 2, 1]);
     assert_eq!(sizes(2, &[1.0, 100.0, 1.0]), [1, 1]);
     assert_eq!(sizes(0, &[1.0, 2.0]), [0]);
+    assert_eq!(sizes(6, &[0.0, 2.0]), [3, 3]);
+    assert_eq!(sizes(6, &[f64::NAN, f64::INFINITY, 1.0]), [2, 2, 2]);
+}
+
+/// All devices work on a batch with fewer examples than shards, in blocks of the same pairs.
+#[test]
+fn few_examples_in_many_shares_are_for_all_devices() {
+    let devices = |batch, leaves, n| Shares::in_tree(batch, leaves, n).devices;
+    assert_eq!(devices(8, 4, 2), [0, 0, 1, 1]);
+    assert_eq!(devices(4, 64, 2), [0, 0, 1, 1]);
+    assert_eq!(devices(5, 64, 2), [0, 0, 0, 0, 1]);
+    assert_eq!(devices(2, 8, 4), [0, 1]);
+    assert_eq!(devices(0, 8, 4), [0]);
 }
 
 /// Sums over eight shards on one to eight devices, with servers, and of batches with fewer examples than shards.
@@ -153,13 +170,12 @@ fn any_graph_means_the_same_on_several_devices() {
             0 => g.clone(),
             _ => rewritten(&g),
         };
-        let split = split_batch(
-            &divided,
-            &batched(&g),
-            &devices(n, [0, 1, 0, 2, 3][seed as usize % 5]),
-        )
-        .unwrap()
-        .0;
+        let machine = Machine {
+            speeds: [1.0, 3.0, 2.0, 1.0][..n].to_vec(),
+            has_slow_links: seed % 3 > 0,
+        };
+        let on = devices(n, [0, 1, 0, 2, 3][seed as usize % 5]);
+        let (split, _) = super::split_batch(&divided, &batched(&g), &on, &machine).unwrap();
         verify(&split).unwrap();
         let (mut one, mut all) = (Store::new(), Store::new());
         for run in 0..2 {
@@ -330,38 +346,148 @@ fn a_batch_may_lie_several_times_along_an_axis() {
         assert!(one == all, "{n} devices: {all:?}");
         insta::allow_duplicates! {
             insta::assert_snapshot!(note.unwrap(), @r#"
-each device computes 1 op for the whole batch, with 96 B of the others' shards: cum_sum at /rows
+1 op is computed for the whole batch, of shards of 96 B that are joined: cum_sum at /rows
 "#);
         }
     }
 }
 
-/// Sums of half types are added up in `f32`, and each device rounds its own.
+/// Half of a sum may be too large for `f16`.
+#[test]
+fn sums_of_f16_are_whole() {
+    let mut b = GraphBuilder::new("halves");
+    let x = b.input("x", DType::F16, [4_usize]);
+    let sum = b.reduce(ReduceKind::Sum, x, &[0], false).unwrap();
+    b.output("sum", sum);
+    let values = [40_000.0, 30_000.0, -40_000.0, -20_000.0];
+    let x = Tensor::from_f64s(DType::F16, &[4], &values).unwrap();
+    let [one, two] = on_one_and_two(&b.finish().unwrap(), &x);
+    assert!(one == two, "{two:?}");
+}
+
+/// Sums of `bf16` are added up in `f32`, and each device rounds its own.
 #[test]
 fn sums_of_half_types_are_in_parts() {
-    for dtype in [DType::F16, DType::BF16] {
-        let mut b = GraphBuilder::new("halves");
-        let x = b.input("x", dtype, [4_usize, 2]);
-        let turned = b.transpose(x, &[1, 0]).unwrap();
-        let product = b.matmul(turned, x).unwrap();
-        b.output("product", product);
-        let sums = b.reduce(ReduceKind::Sum, x, &[0], false).unwrap();
-        b.output("sums", sums);
-        let x =
-            Tensor::from_f64s(dtype, &[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).unwrap();
-        let g = b.finish().unwrap();
-        assert_eq!(n_nodes(&g, &x, |op| matches!(op, Op::AllReduce { .. })), 2);
-        let (on_server, _) = split_batch(&g, &batched(&g), &devices(3, 1)).unwrap();
-        let [one, three] =
-            [&g, &on_server].map(|g| interp::run(g, std::slice::from_ref(&x)).unwrap());
-        assert!(one == three, "{three:?}");
-        let sums = on_server
-            .nodes()
-            .filter(|(_, n)| n.op == Op::Map(ScalarOp::Add));
-        let dtypes: Vec<DType> = sums
-            .map(|(_, n)| on_server.ty(n.outputs[0]).dtype)
-            .collect();
-        assert_eq!(dtypes, [DType::F32; 4]);
+    let dtype = DType::BF16;
+    let mut b = GraphBuilder::new("halves");
+    let x = b.input("x", dtype, [4_usize, 2]);
+    let turned = b.transpose(x, &[1, 0]).unwrap();
+    let product = b.matmul(turned, x).unwrap();
+    b.output("product", product);
+    let sums = b.reduce(ReduceKind::Sum, x, &[0], false).unwrap();
+    b.output("sums", sums);
+    let x = Tensor::from_f64s(dtype, &[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).unwrap();
+    let g = b.finish().unwrap();
+    // Both in one bucket.
+    assert_eq!(n_nodes(&g, &x, |op| matches!(op, Op::AllReduce { .. })), 1);
+    let (on_server, _) = split_batch(&g, &batched(&g), &devices(3, 1)).unwrap();
+    let [one, three] = [&g, &on_server].map(|g| interp::run(g, std::slice::from_ref(&x)).unwrap());
+    assert!(one == three, "{three:?}");
+    let sums = on_server
+        .nodes()
+        .filter(|(_, n)| n.op == Op::Map(ScalarOp::Add));
+    let dtypes: Vec<DType> = sums
+        .map(|(_, n)| on_server.ty(n.outputs[0]).dtype)
+        .collect();
+    assert_eq!(dtypes, [DType::F32; 4]);
+}
+
+/// Ops on values with the batch three times along an axis, beside another axis of three.
+#[test]
+fn ops_on_nested_batches_mean_the_same() {
+    let mut b = GraphBuilder::new("nested");
+    let x = b.input("x", DType::F32, [4_usize, 3, 2]);
+    let rows = b.transpose(x, &[1, 0, 2]).unwrap();
+    let rows = b.reshape(rows, [12_usize, 2]).unwrap();
+    let wide = b.broadcast(rows, [3_usize, 12, 2]).unwrap();
+    let index = b.constant(Tensor::from_slice(&[1_i64, 0, 1], &[3]).unwrap());
+    let iota = |dtype| Op::Iota {
+        dtype,
+        shape: vec![12.into(), 2.into()],
+        axis: 0,
+    };
+    let places = b.add1(iota(DType::F32), &[]).unwrap();
+    let softmax = Op::Softmax {
+        axis: 1,
+        log: false,
+    };
+    let slice = b.slice_axis(wide, 0, 1, 2).unwrap();
+    let joined = b.add1(Op::Concat { axis: 2 }, &[wide, wide]).unwrap();
+    let picked = b.add1(Op::Gather { axis: 1 }, &[rows, index]).unwrap();
+    let soft = b.add1(softmax, &[rows]).unwrap();
+    let placed = b.add_(rows, places).unwrap();
+    let mean = b.reduce(ReduceKind::Mean, rows, &[0], true).unwrap();
+    let sorted = b.map(ScalarOp::Max, &[rows, mean]).unwrap();
+    let rows_of = b.add1(iota(DType::I64), &[]).unwrap();
+    let rows_of = b.slice_axis(rows_of, 1, 0, 1).unwrap();
+    let zero = b.scalar(DType::F32, 0.0);
+    let zeros = b.broadcast(zero, [12_usize, 2]).unwrap();
+    let kind = ScatterKind::Add;
+    let scattered = b
+        .add1(Op::ScatterNd { kind }, &[zeros, rows_of, rows])
+        .unwrap();
+    let all = [slice, joined, picked, soft, placed, mean, sorted, scattered];
+    for (i, v) in all.into_iter().enumerate() {
+        b.output(&format!("y{i}"), v);
+    }
+    let g = b.finish().unwrap();
+    let values: Vec<f32> = (0..24).map(|i| (i * 5 % 7) as f32 - 2.0).collect();
+    let x = Tensor::from_slice(&values, &[4, 3, 2]).unwrap();
+    for n in 2..=4 {
+        let machine = Machine {
+            speeds: [1.0, 2.0, 1.0, 3.0][..n].to_vec(),
+            has_slow_links: true,
+        };
+        let on = devices(n, n % 2);
+        let (split, _) = super::split_batch(&g, &batched(&g), &on, &machine).unwrap();
+        verify(&split).unwrap();
+        let [one, all] = [&g, &split].map(|g| interp::run(g, std::slice::from_ref(&x)).unwrap());
+        for (i, (e, f)) in one.iter().zip(&all).enumerate() {
+            let c = allclose(e, f, 1e-6, 1e-6);
+            assert!(c.ok, "{n} devices, output {i}: {c}");
+        }
+    }
+}
+
+/// A bucket is full with 256 KiB, and takes one dtype; later uses of a variable wait for its update.
+#[test]
+fn buckets_are_of_one_dtype_and_of_a_size() {
+    let mut b = GraphBuilder::new("buckets");
+    let x = b.input("x", DType::F32, [4_usize, 15_000]);
+    let wide = b.input("wide", DType::F64, [4_usize, 2]);
+    let v = b
+        .variable("v", Tensor::zeros(DType::F32, &[15_000]).unwrap())
+        .unwrap();
+    let sum = |b: &mut GraphBuilder, v| b.reduce(ReduceKind::Sum, v, &[0], false).unwrap();
+    for i in 0..7 {
+        let factor = b.scalar(DType::F32, f64::from(i));
+        let scaled = b.mul(x, factor).unwrap();
+        let mut total = sum(&mut b, scaled);
+        if i == 0 {
+            total = b.add_(total, v).unwrap();
+            b.assign_variable("v", total).unwrap();
+        }
+        b.output(&format!("y{i}"), total);
+        let wide = sum(&mut b, wide);
+        b.output(&format!("wide{i}"), wide);
+    }
+    let g = b.finish().unwrap();
+    let (split, _) = split_batch(&g, &batched(&g), &devices(2, 0)).unwrap();
+    let all = split
+        .nodes()
+        .filter(|(_, n)| matches!(n.op, Op::AllReduce { .. }));
+    let members = all.map(|(_, n)| split.def_node(n.inputs[0]).map_or(0, |n| n.inputs.len()));
+    let mut members: Vec<usize> = members.collect();
+    members.sort_unstable();
+    // 60,000 bytes each: five make a bucket.
+    assert_eq!(members, [2, 5, 7]);
+    let x = Tensor::from_f64s(DType::F32, &[4, 15_000], &vec![1.0; 60_000]).unwrap();
+    let wide = Tensor::from_f64s(DType::F64, &[4, 2], &[1.0; 8]).unwrap();
+    let (mut one, mut two) = (Store::new(), Store::new());
+    for _ in 0..2 {
+        let inputs = [x.clone(), wide.clone()];
+        let expected = interp::run_with_state(&g, &inputs, &mut one).unwrap();
+        assert!(expected == interp::run_with_state(&split, &inputs, &mut two).unwrap());
     }
 }
 

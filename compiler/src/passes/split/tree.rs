@@ -1,19 +1,17 @@
 //! Sums over shares in one fixed tree, whatever the number of devices is.
 
-use super::copies::origin;
-use super::emit::{Emitter, cast};
-use super::rules::is_half;
-use crate::DType;
+use super::copies::{accumulator, cast, origin};
+use super::emit::Emitter;
 use crate::error::{Error, Result};
 use crate::ir::{Op, ReduceKind, ScalarOp, ValueId};
 
 impl Emitter<'_> {
     /// The sums on all devices, or on the server of an old value: pairs of neighbours, then pairs of pairs. Each device
-    /// joins its own shares. Half types are added up in `f32`.
+    /// joins its own shares.
     pub(super) fn sum_in_tree(&mut self, v: ValueId, parts: &[ValueId]) -> Result<Vec<ValueId>> {
         let origin = origin(self.old, v);
         let dtype = self.old.ty(v).dtype;
-        let accumulator = if is_half(dtype) { DType::F32 } else { dtype };
+        let accumulator = accumulator(dtype);
         let n_devices = self.shares.n_devices();
         let mut of_devices = Vec::with_capacity(n_devices);
         for device in 0..n_devices {
