@@ -8,7 +8,7 @@ target/release/examples/training (cargo build --release -p gristmill-benches --e
 
 Models are `mlp`, `lenet` and `cifar` of `training.py`, a batch has 128 examples, and a step is forward, backward and Adam. Each
 kind has two threads: one device with both, or two replicas with one each and 64 of the examples.
-- gristmill: one device, and `Mirrored` on two logical CPUs.
+- gristmill: one device, and `Mirrored` and `CentralStorage` on two logical CPUs.
 - torch: one process; ddp: two processes, which add their gradients over gloo.
 - tf: one device; tf-mirrored: `MirroredStrategy`; tf-central: `CentralStorageStrategy`, both on two logical CPUs. A loop of its
   own over a tf.function, images NHWC as its CPU kernels take them.
@@ -300,8 +300,9 @@ def words_of(*command):
     return done.stdout.split()
 
 
-def ours(training, name, n_replicas):
-    said = words_of(training, name, "--threads", str(THREADS), "--replicas", str(n_replicas))
+def ours(training, name, n_replicas, strategy="mirrored"):
+    flags = ["--threads", str(THREADS), "--replicas", str(n_replicas), "--strategy", strategy]
+    said = words_of(training, name, *flags)
     return float(said[1]), float(said[6]), float(said[9])
 
 
@@ -314,12 +315,13 @@ def kinds(args):
     found = {
         "gristmill": (lambda name: ours(args.training, name, 1), "gristmill"),
         "gristmill mirrored": (lambda name: ours(args.training, name, REPLICAS), "gristmill mirrored"),
+        "gristmill central": (lambda name: ours(args.training, name, REPLICAS, "central"), "gristmill central"),
     }
     pythons = {"torch": sys.executable, "ddp": sys.executable}
     if args.tensorflow:
         pythons |= dict.fromkeys(["tf", "tf-mirrored", "tf-central"], args.tensorflow)
     for kind, python in pythons.items():
-        beside = "gristmill" if kind in ("torch", "tf") else "gristmill mirrored"
+        beside = {"torch": "gristmill", "tf": "gristmill", "tf-central": "gristmill central"}.get(kind, "gristmill mirrored")
         found[kind] = (lambda name, python=python, kind=kind: theirs(python, kind, name), beside)
     return found
 
