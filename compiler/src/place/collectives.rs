@@ -31,9 +31,9 @@ pub struct Asked<'a> {
     pub places: &'a [Requested],
     /// Bytes of an operand.
     pub bytes: usize,
-    /// Whether a library gives the right sums, and saves time.
+    /// True if a library gives the right sums, and saves time.
     pub is_for_library: bool,
-    /// Whether each device would reduce a share, or the whole.
+    /// True if each device would reduce a share, and not the whole.
     pub is_in_shares: bool,
 }
 

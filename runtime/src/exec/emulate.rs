@@ -92,7 +92,7 @@ const LATE_BY_DEFAULT: Duration = Duration::from_micros(100);
 const LATE: Duration = Duration::from_micros(25);
 
 std::thread_local! {
-    /// How much later a sleep of this thread may end. Linux joins wake-ups within 50 us unless a thread asks for less.
+    /// The delay of this thread's wake-ups. Linux joins those within 50 us unless a thread asks for less.
     static LATE_HERE: Duration = match without_slack() {
         Some(()) => LATE,
         None => LATE_BY_DEFAULT,

@@ -1,4 +1,4 @@
-//! What one device computes of a node.
+//! Copies of nodes, each for the part of one device.
 
 use super::sharding::{Computation, Plan};
 use super::{Cut, Sharding, Shares};

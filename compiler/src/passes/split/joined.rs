@@ -10,8 +10,7 @@ use std::fmt::Write;
 /// Names of ops that a note has at most.
 const N_NAMED: usize = 4;
 
-/// What a user should know of a division: the ops that no device has a share of, and the bytes of the shards that all
-/// devices get for them. `None` if there are none.
+/// A note of the ops without shares in a division, and of the bytes of their operands' shards. `None` if there are none.
 pub(super) fn note(g: &Graph, plan: &Plan) -> Option<String> {
     let mut ops: BTreeMap<(&str, String), usize> = BTreeMap::new();
     let mut joined = BTreeSet::new();
