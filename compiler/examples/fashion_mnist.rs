@@ -1,9 +1,9 @@
 //! Trains on Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 60,000 images of clothes to learn from, 10,000 that are held out.
 //!
-//! `cargo run --release -p gristmill --example fashion_mnist [FOLDER] [mlp|lenet] [SEED] [one|mirrored|async] [DEVICES]`, where the folder has
+//! `cargo run --release -p gristmill --example fashion_mnist [FOLDER] [mlp|lenet] [SEED] [one|mirrored|async|hogwild] [DEVICES]`, where the folder has
 //! the four IDX files, compressed or not: `train-images-idx3-ubyte.gz` and so on. Debian's package `dataset-fashion-mnist` brings them to
-//! `/usr/share/datasets/fashion-mnist`. On several devices (`cpu:2`), `mirrored` shares each batch, and with `async` each device takes batches of its
-//! own.
+//! `/usr/share/datasets/fashion-mnist`. On several devices (`cpu:2`), `mirrored` shares each batch, and with `async` and `hogwild` each device takes batches of
+//! its own.
 //!
 //! Logs for TensorBoard and the weights of each epoch go to a new folder in `target/fashion_mnist`. The last weights are then loaded
 //! and evaluated, as another program could do.
@@ -62,14 +62,18 @@ impl On {
             "mirrored" => Strategy::Mirrored {
                 devices: Vec::new(),
             },
-            "async" => Strategy::ParameterServer {
+            "async" | "hogwild" => Strategy::ParameterServer {
                 servers: Vec::new(),
                 workers: Vec::new(),
                 deal: Deal::BySize,
-                updates: Updates::Asynchronous,
+                updates: match strategy {
+                    "async" => Updates::Asynchronous,
+                    _ => Updates::Hogwild,
+                },
             },
             _ => {
-                let message = format!("strategy {strategy:?}: expected one, mirrored or async");
+                let message =
+                    format!("strategy {strategy:?}: expected one, mirrored, async or hogwild");
                 return Err(Error::invalid(message));
             }
         };

@@ -58,6 +58,11 @@ pub struct Options {
     /// devices neither.
     /// Without it, old and new values are both in memory until the end of the run.
     pub updates_in_place: bool,
+    /// Runs with variables overlap with each other, even if they assign, and with those of other models compiled so. They change variables
+    /// element by element: of two updates of an element at the same time, one may be lost, and a run may read some elements before
+    /// and some after an update (Niu et al., Hogwild!, NeurIPS 2011). All other runs with variables wait. Errors with `Unsupported` when a variable
+    /// is assigned in a branch or loop, or is on a device with memory of its own.
+    pub updates_overlap: bool,
     /// Target CPU of generated code.
     pub target_cpu: TargetCpu,
     /// Measured times, which correct predicted times.
@@ -91,6 +96,7 @@ impl Default for Options {
             max_in_flight: None,
             container: String::new(),
             updates_in_place: true,
+            updates_overlap: false,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
             gpu_arch: None,

@@ -84,12 +84,15 @@ pub struct TrainArgs {
     /// devices. Results differ from run to run.
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
+    /// As --async, with updates that do not wait for each other either: of two at the same time, a weight may lose one. The weights are on one CPU.
+    #[arg(long, conflicts_with = "is_async", help_heading = heading::TRAINING)]
+    hogwild: bool,
     /// Shares of each batch, a power of two: their gradients are joined in one fixed tree, so that 1, 2, 4, .. devices, up to N, give the
     /// same bits. Default: one share for each device.
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, conflicts_with = "is_async", help_heading = heading::TRAINING)]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, conflicts_with_all = ["is_async", "hogwild"], help_heading = heading::TRAINING)]
     shards: u32,
     /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
-    #[arg(long, conflicts_with_all = ["is_async", "servers", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
+    #[arg(long, conflicts_with_all = ["is_async", "hogwild", "servers", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
     explain: bool,
     /// Parts into which each step cuts its batch. They are computed one after the other, with less memory, and move the weights once.
     #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = heading::TRAINING)]
@@ -137,7 +140,7 @@ enum StrategyName {
 }
 
 impl TrainArgs {
-    /// Errors on `--async` and `--servers` without servers, and on a batch per replica of an unknown number.
+    /// Errors on `--async`, `--hogwild` and `--servers` without servers, and on a batch per replica of an unknown number.
     fn check_strategy(&self) -> Result<()> {
         if self.strategy == StrategyName::Auto && self.batch_per_replica.is_some() {
             let e = Error::invalid(
@@ -145,10 +148,11 @@ impl TrainArgs {
             );
             return Err(e.hint("--batch"));
         }
-        let flag = match (self.is_async, &self.servers) {
-            (true, _) => "--async",
-            (false, Some(_)) => "--servers",
-            (false, None) => return Ok(()),
+        let flag = match (self.is_async, self.hogwild, &self.servers) {
+            (true, ..) => "--async",
+            (false, true, _) => "--hogwild",
+            (false, false, Some(_)) => "--servers",
+            (false, false, None) => return Ok(()),
         };
         match self.strategy {
             StrategyName::ParameterServer => Ok(()),
@@ -186,9 +190,10 @@ impl TrainArgs {
                 servers: self.servers()?,
                 workers: Vec::new(),
                 deal: Deal::BySize,
-                updates: match self.is_async {
-                    true => Updates::Asynchronous,
-                    false => Updates::InStep,
+                updates: match (self.hogwild, self.is_async) {
+                    (true, _) => Updates::Hogwild,
+                    (false, true) => Updates::Asynchronous,
+                    (false, false) => Updates::InStep,
                 },
             },
         })
@@ -404,7 +409,8 @@ impl<'a> Setup<'a> {
             training.strategy,
             Strategy::OneDevice | Strategy::Auto { .. }
         );
-        if !is_named || self.args.is_async || self.session.settings().devices.devices.len() == 1 {
+        let takes_turns = self.args.is_async || self.args.hogwild;
+        if !is_named || takes_turns || self.session.settings().devices.devices.len() == 1 {
             return;
         }
         let step = |training: &Training| {

@@ -59,6 +59,7 @@ impl Compiled {
             pool: self.session().pool().clone(),
             resources: self.session().resources().clone(),
             drivers: self.session().drivers(&lowered.program)?,
+            overlaps: self.options.updates_overlap,
             ..Default::default()
         };
         let program = lowered.program.clone();

@@ -32,7 +32,7 @@ pub use open_rules::OpenRules;
 pub use polyphase::{has_phases, polyphase};
 pub use precision::lower_precision;
 pub use prune::prune;
-pub use push_pull::{PushPull, push_pull};
+pub use push_pull::{PushPull, push_pull, without_assignment};
 pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;

@@ -263,6 +263,25 @@ impl<'g> Cut<'g> {
     }
 }
 
+/// The graph without the assignments of one variable.
+pub fn without_assignment(g: &Graph, variable: &str) -> Result<Graph> {
+    let mut r = Rebuild::new(g);
+    for (id, node) in g.nodes() {
+        match &node.op {
+            Op::AssignVariable { name, .. } if name == variable => {
+                let value = r.get(node.inputs[0]);
+                r.set(node.outputs[0], value);
+            }
+            _ => r.copy(id, node)?,
+        }
+    }
+    for o in &g.outputs {
+        let value = r.get(o.value);
+        r.graph.add_output(&o.name, value);
+    }
+    Ok(r.graph)
+}
+
 /// By node: true for assignments, and for the nodes before them without an example, or by which gradients and
 /// variables are joined element by element.
 fn joins_variables(g: &Graph, gradients: &BTreeSet<ValueId>) -> Vec<bool> {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ir::random::STEP;
 use crate::ir::{DeviceRequest, Graph, Op, ValueId};
 use crate::options::{DataParallel, Options};
-use crate::passes::{PushPull, place_on_servers, push_pull};
+use crate::passes::{PushPull, place_on_servers, push_pull, without_assignment};
 use crate::session::Session;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
@@ -92,6 +92,8 @@ pub(super) struct Asynchronous {
     /// By worker: its device, and the program of gradients.
     workers: Vec<(DeviceName, Repeated)>,
     push: Compiled,
+    /// Where pushes overlap: the container of the number of steps, which each of them raises by one.
+    counts_in: Option<String>,
     /// Steps by [`Trainer::step`].
     n_steps: AtomicUsize,
 }
@@ -114,6 +116,9 @@ impl Asynchronous {
             mut push,
         } = push_pull(&step, gradients)?;
         add_number(&push, &mut pull)?;
+        if options.updates_overlap {
+            push = without_assignment(&push, STEP)?;
+        }
         place_on_servers([&mut push, &mut pull], &on.servers, on.deal);
         let program = |graph: Graph| session.undeclared((&graph).into(), options);
         let worker = |device: &DeviceName| {
@@ -126,8 +131,14 @@ impl Asynchronous {
             pull: Repeated::new(program(pull)?),
             workers: on.devices.iter().map(worker).collect::<Result<_>>()?,
             push: program(push)?,
+            counts_in: options.updates_overlap.then(|| options.container.clone()),
             n_steps: 0.into(),
         })
+    }
+
+    /// True where pushes overlap.
+    pub(super) fn is_hogwild(&self) -> bool {
+        self.counts_in.is_some()
     }
 
     /// All programs.
@@ -157,7 +168,7 @@ fn add_number(push: &Graph, pull: &mut Graph) -> Result<()> {
     Ok(())
 }
 
-/// A worker of asynchronous training ([`Updates::Asynchronous`](super::Updates::Asynchronous)). Its three parts are for programs that
+/// A worker of asynchronous training ([`Updates::Asynchronous`](super::Updates::Asynchronous), [`Updates::Hogwild`](super::Updates::Hogwild)). Its three parts are for programs that
 /// decide themselves when each happens; [`Trainer::step`] does one after the other, and [`Trainer::fit`] keeps all workers busy.
 ///
 /// Workers are independent of each other: use each from a thread of its own.
@@ -168,7 +179,7 @@ pub struct Worker<'t> {
     index: usize,
 }
 
-/// Values of the variables at one time.
+/// Values of the variables.
 #[derive(Debug)]
 pub struct Pulled {
     values: Results,
@@ -219,7 +230,7 @@ impl Worker<'_> {
         &self.asynchronous.workers[self.index].0
     }
 
-    /// Reads all variables at one time, between pushes.
+    /// Reads all variables: at one time, between pushes, unless pushes [overlap](super::Updates::Hogwild).
     ///
     /// Errors as [`Compiled::run`] does.
     pub fn pull(&self) -> Result<Pulled> {
@@ -247,7 +258,7 @@ impl Worker<'_> {
         })
     }
 
-    /// Updates the variables. Pushes are exclusive, so no update is lost.
+    /// Updates the variables. Pushes are exclusive, so that no update is lost, unless they [overlap](super::Updates::Hogwild).
     ///
     /// Errors as [`Compiled::run`] does, and with `InvalidInput` on gradients of another worker.
     pub fn push(&self, gradients: Gradients) -> Result<StepOutputs> {
@@ -256,19 +267,29 @@ impl Worker<'_> {
             let message = format!("worker {own}: a push of gradients of worker {other}");
             return Err(Error::invalid(message).hint("the worker that has computed them"));
         }
-        let push = &self.asynchronous.push;
+        let Asynchronous {
+            push, counts_in, ..
+        } = self.asynchronous;
         let names = push.inputs().iter().map(|(name, _)| name.as_str());
         let value = |name| Some((name, gradients.outputs.get(name)?.clone()));
         let pushed = push.run(names.filter_map(value))?;
         let computed = gradients.outputs.iter();
         let computed = computed.map(|(name, t)| (name.clone(), t.clone()));
         let computed = Outputs::of(computed.collect());
-        let step = self.trainer.step_outputs(&[computed, pushed])?;
+        let mut step = self.trainer.step_outputs(&[computed, pushed])?;
+        if let Some(container) = counts_in {
+            step.number = self.trainer.resources().count(container, STEP)? as u64;
+        }
         Ok(StepOutputs {
             worker: gradients.worker,
             staleness: step.number.saturating_sub(gradients.since + 1),
             ..step
         })
+    }
+
+    /// True where it may push by itself, at any time.
+    pub(super) fn pushes(&self) -> bool {
+        self.asynchronous.is_hogwild()
     }
 
     /// The code of its gradients.

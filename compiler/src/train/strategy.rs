@@ -69,6 +69,10 @@ pub enum Updates {
     /// The order of pushes, and so the result, differs from run to run. Each push reads its variables again and
     /// excludes others, so no update is lost. Metrics and statistics are those of one worker's batch.
     Asynchronous,
+    /// As [`Updates::Asynchronous`], but pushes and pulls do not wait for each other either, and change and read the variables element by
+    /// element: of two updates of an element at the same time, one may be lost (Niu et al., Hogwild!, NeurIPS 2011). All steps are
+    /// counted. For variables on one CPU. Evaluations and checkpoints wait for the pushes under way.
+    Hogwild,
 }
 
 impl Strategy {
@@ -104,7 +108,12 @@ impl Strategy {
             Strategy::ParameterServer { updates, .. } => *updates,
             _ => Updates::InStep,
         };
-        updates == Updates::Asynchronous
+        updates != Updates::InStep
+    }
+
+    /// True where pushes of workers overlap.
+    pub(super) fn is_hogwild(&self) -> bool {
+        matches!(self, Strategy::ParameterServer { updates, .. } if *updates == Updates::Hogwild)
     }
 
     /// The devices that share each batch, of those of a session; `None` where the placer decides.
@@ -127,8 +136,8 @@ impl Strategy {
             } => {
                 let servers = match (servers.is_empty(), updates) {
                     (false, _) => servers.clone(),
-                    (true, Updates::Asynchronous) => vec![first_cpu(set)?],
                     (true, Updates::InStep) => of_kind(set, first_cpu(set)?.kind),
+                    (true, Updates::Asynchronous | Updates::Hogwild) => vec![first_cpu(set)?],
                 };
                 (workers, servers, *deal)
             }

@@ -713,6 +713,7 @@ fn workers(
     let gradients: Vec<ValueId> = values.gradients.iter().map(|(_, v)| *v).collect();
     let options = Options {
         data_parallel: None,
+        updates_overlap: training.strategy.is_hogwild(),
         ..options.clone()
     };
     Asynchronous::new(session, &options, on, step.clone(), &gradients).map(Some)

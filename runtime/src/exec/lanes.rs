@@ -63,7 +63,7 @@ impl Lanes {
     /// share the threads of the pool. Lanes after the first are made when they are needed.
     ///
     /// There is one lane only where runs could disturb each other, or have memory of their own on a
-    /// device: where it assigns variables, with more devices than one, and on a device with memory of its own.
+    /// device: where it assigns variables, unless its runs [overlap](ExecOptions::overlaps), with more devices than one, and on a device with memory of its own.
     /// Errors: as those of [`Executor::new`].
     pub fn concurrent(
         program: Arc<Program>,
@@ -73,7 +73,7 @@ impl Lanes {
         let first = Arc::new(Executor::new(program, options)?);
         let program = first.shared.program.clone();
         let n_threads = options.pool.n_threads();
-        let is_alone = program.assigns()
+        let is_alone = (program.assigns() && !options.overlaps)
             || program.partitions.len() != 1
             || program.partitions[0].device.kind.has_own_memory();
         let limit = if is_alone { 1 } else { limit.max(1) };

@@ -106,6 +106,10 @@ pub struct ExecOptions {
     pub step_by_step: bool,
     /// True for a validated program: further executors of it skip the validation.
     pub is_validated: bool,
+    /// Runs with variables overlap with those of other such executors, even if both assign: an update reads and writes each element in one
+    /// piece, and one of two updates of an element at the same time may be lost (Niu et al., Hogwild!, NeurIPS 2011). Other runs with variables,
+    /// and reads of their values, wait for the end of these. Only for variables that keep their shapes, on the host.
+    pub overlaps: bool,
 }
 
 impl ExecOptions {
@@ -135,6 +139,8 @@ pub struct Executor {
     residents: Residents,
     /// The program's replicas of variables.
     replicas: Vec<Arc<Variable>>,
+    /// Where runs overlap: the variables that they change.
+    overlapping: Option<Vec<Arc<Variable>>>,
 }
 
 /// Time of one launch.
@@ -180,10 +186,35 @@ fn replicas(program: &Program, resources: &Resources) -> Result<Vec<Arc<Variable
     specs.map(|spec| resources.declare(spec)).collect()
 }
 
+/// The variables that a program with [overlapping](ExecOptions::overlaps) runs changes.
+///
+/// Errors with `Unsupported` on assignments in branches and loops, and on variables on a device with memory of its own.
+fn overlapping(
+    program: &Program,
+    residents: &mut Residents,
+    options: &ExecOptions,
+) -> Result<Option<Vec<Arc<Variable>>>, Error> {
+    if !options.overlaps {
+        return Ok(None);
+    }
+    let steps = program.partitions.iter().flat_map(|p| &p.steps);
+    let is_apart = |step: &StepKind| {
+        let is_assignment = matches!(step, StepKind::AssignVariable { .. });
+        is_assignment || step.sub_programs().iter().any(|p| p.assigns())
+    };
+    if steps.into_iter().any(|step| is_apart(&step.kind)) {
+        let message = "runs overlap, and a variable is assigned in a branch or loop, or with a shape of its own";
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
+    options.resources.permit_overlap();
+    residents.overlap().map(Some)
+}
+
 impl Executor {
     /// Makes `program` ready to run.
     ///
-    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device of another machine,
+    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device of another machine and for
+    /// [overlapping](ExecOptions::overlaps) runs with variables in branches and loops, or on a device with memory of its own,
     /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
     /// another type, or the emulated link of a transfer is missing.
     pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
@@ -212,7 +243,8 @@ impl Executor {
             ..Shared::new(program, options, threads_per_device, patience)?
         });
         shared.try_memory()?;
-        let residents = shared.residents(&options.resources)?;
+        let mut residents = shared.residents(&options.resources)?;
+        let overlapping = overlapping(&shared.program, &mut residents, options)?;
         let leads = Lead::all(&shared);
         options.pool.start(leads.len())?;
         Ok(Executor {
@@ -225,6 +257,7 @@ impl Executor {
             assigns: shared.program.assigns(),
             residents,
             replicas: replicas(&shared.program, &options.resources)?,
+            overlapping,
             shared,
         })
     }
@@ -363,8 +396,11 @@ impl Executor {
     }
 
     fn run_committed(&self, operands: Operands) -> Result<(), Error> {
-        let begin = || self.resources.begin_as(self.assigns);
-        let transaction = self.has_state.then(begin);
+        let begin = || match &self.overlapping {
+            Some(changed) => self.resources.begin_overlapping(changed),
+            None => Ok(self.resources.begin_as(self.assigns)),
+        };
+        let transaction = self.has_state.then(begin).transpose()?;
         self.run_within(operands)?;
         if let Some(transaction) = transaction {
             transaction.commit_with(&self.replicas);

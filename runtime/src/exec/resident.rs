@@ -7,11 +7,12 @@
 use super::memory::{Block, Memory};
 use super::resources::{Resources, Variable};
 use crate::dtype::DType;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::program::{Program, Resident};
+use crate::sync::lock;
 use crate::tensor::Tensor;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A value of a variable.
 pub(super) struct Value {
@@ -65,6 +66,17 @@ impl Value {
             self.at = At::Host(place.read()?);
         }
         self.here()
+    }
+
+    /// Brings the value to unshared memory of the host.
+    pub(super) fn on_host_alone(&mut self) -> Result<(), Error> {
+        self.on_host()?;
+        if let At::Host(value) = &mut self.at
+            && !value.is_unique()
+        {
+            *value = Tensor::from_bytes(value.dtype(), value.shape(), value.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Moves a value that is on a device to another place there.
@@ -206,6 +218,9 @@ struct Use {
     in_place: bool,
     /// On a device with memory of its own.
     place: Option<Place>,
+    /// Where runs overlap, and it is not changed in place: memory of this program's for the assigned value, to be copied over the old one at
+    /// the end of a run.
+    beside: Option<Mutex<Tensor>>,
 }
 
 impl Residents {
@@ -226,6 +241,7 @@ impl Residents {
             Ok(Use {
                 variable,
                 in_place: spec.in_place,
+                beside: None,
                 place: place.transpose()?,
                 resident,
             })
@@ -258,7 +274,13 @@ impl Residents {
             if let Some(place) = &one.place {
                 return one.variable.bind_on_device(&one.resident, place);
             }
-            let addresses = one.variable.bind(&one.resident, one.in_place)?;
+            let addresses = match &one.beside {
+                Some(beside) => {
+                    let assigned = lock(beside).as_mut_ptr();
+                    [one.variable.bind_beside(&one.resident)?, assigned]
+                }
+                None => one.variable.bind(&one.resident, one.in_place)?,
+            };
             take(one.resident.variable, addresses);
             Ok(())
         })
@@ -280,9 +302,37 @@ impl Residents {
         self.0.iter().any(|one| one.in_place)
     }
 
+    /// Prepares for overlapping runs, and returns the variables changed by them. Errors with `Unsupported` on one on a device with memory of
+    /// its own.
+    pub(crate) fn overlap(&mut self) -> Result<Vec<Arc<Variable>>, Error> {
+        let mut changed = Vec::new();
+        for one in &mut self.0 {
+            if one.place.is_some() {
+                let label = one.variable.label();
+                let message =
+                    format!("runs overlap, and {label} is on a device with memory of its own");
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+            let Some(assigned) = &one.resident.assigned else {
+                continue;
+            };
+            changed.push(one.variable.clone());
+            if !one.in_place {
+                one.beside = Some(Mutex::new(one.variable.zeros(assigned)?));
+            }
+        }
+        Ok(changed)
+    }
+
     /// Ends what [`Residents::bind`] began. `is_changing` after a failure if values were being changed where they are.
     pub(crate) fn end(&self, well: bool, is_changing: bool) {
         for one in self.0.iter().filter(|one| one.resident.assigned.is_some()) {
+            if let Some(beside) = &one.beside {
+                if well {
+                    one.variable.overwrite(&lock(beside));
+                }
+                continue;
+            }
             let next = one.place.as_ref().and_then(|place| place.next.as_ref());
             match next {
                 Some(next) if well => one.variable.end_on_device(next),

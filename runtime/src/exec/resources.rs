@@ -13,13 +13,14 @@ use std::fmt;
 #[cfg(feature = "safetensors")]
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A set of variables keyed (container, name). Clone the `Arc` to share it between executors.
 ///
 /// Runs of programs with assignments are exclusive, so no update is lost between a read and its
-/// assignment. Runs of programs that only read variables overlap.
+/// assignment. Runs of programs that only read variables overlap. Runs of executors that
+/// [overlap](super::ExecOptions::overlaps) exclude all others but each other.
 ///
 /// A variable may have replicas, one for each further device of a program ([`replica_name`](crate::program::replica_name)). They are not among
 /// the names and values, and begin each run with the variable's value.
@@ -28,6 +29,10 @@ pub struct Resources {
     variables: Mutex<BTreeMap<(String, String), Arc<Variable>>>,
     /// Held by runs with variables: by any number of readers, or by one run with assignments.
     run: RwLock<()>,
+    /// Held, beside `run`, by overlapping runs, or by one reader.
+    overlap: RwLock<()>,
+    /// True once there is an executor whose runs overlap: readers are apart from them.
+    overlaps: AtomicBool,
 }
 
 /// One variable. Its value may have another shape after each run.
@@ -67,9 +72,11 @@ pub struct Transaction<'r> {
 }
 
 /// A hold on the order of runs.
+#[expect(dead_code, reason = "held")]
 enum Turn<'r> {
-    Reading(#[expect(dead_code, reason = "held")] RwLockReadGuard<'r, ()>),
-    Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'r, ()>),
+    Reading(RwLockReadGuard<'r, ()>, Option<RwLockWriteGuard<'r, ()>>),
+    Overlapping(RwLockReadGuard<'r, ()>, RwLockReadGuard<'r, ()>),
+    Alone(RwLockWriteGuard<'r, ()>),
 }
 
 impl Transaction<'_> {
@@ -125,10 +132,61 @@ impl Resources {
         if assigns {
             return self.begin();
         }
+        let reading = shared(&self.run);
+        let overlaps = self.overlaps.load(Ordering::Acquire);
+        let apart = overlaps.then(|| alone(&self.overlap));
         Transaction {
             resources: self,
-            turn: Turn::Reading(shared(&self.run)),
+            turn: Turn::Reading(reading, apart),
         }
+    }
+
+    /// From now on, some runs overlap.
+    pub(super) fn permit_overlap(&self) {
+        let _alone = alone(&self.run);
+        self.overlaps.store(true, Ordering::Release);
+    }
+
+    /// Begins a run that overlaps with others of its kind, which may change these variables at the same time. Their values stay where
+    /// they are: nobody else holds them, and nobody gets hold of them before the end of all such runs.
+    pub(super) fn begin_overlapping(
+        &self,
+        changed: &[Arc<Variable>],
+    ) -> Result<Transaction<'_>, Error> {
+        loop {
+            let turn = Turn::Overlapping(shared(&self.run), shared(&self.overlap));
+            if changed.iter().all(|v| v.is_alone_on_host()) {
+                return Ok(Transaction {
+                    resources: self,
+                    turn,
+                });
+            }
+            drop(turn);
+            let _alone = alone(&self.run);
+            changed.iter().try_for_each(|v| v.bring_alone_to_host())?;
+        }
+    }
+
+    /// Adds 1 to a variable, a scalar of `i64`, at once, and returns the sum. Overlapping runs go on meanwhile; all others are waited for.
+    ///
+    /// Errors with `InvalidInput` when there is no such variable with a value.
+    pub fn count(&self, container: &str, name: &str) -> Result<i64, Error> {
+        let key = (container.to_owned(), name.to_owned());
+        let found = lock(&self.variables).get(&key).cloned();
+        let found = found.filter(|v| v.dtype == DType::I64);
+        let no_count = || Error::invalid(format!("variable {name:?} is not a count"));
+        let changed = [found.ok_or_else(no_count)?];
+        let _overlapping = self.begin_overlapping(&changed)?;
+        let state = &mut *alone(&changed[0].state);
+        let Some(value) = state.value.as_mut().filter(|v| v.shape().is_empty()) else {
+            return Err(no_count());
+        };
+        let At::Host(value) = &mut value.at else {
+            return Err(Error::internal("a count is on a device"));
+        };
+        // SAFETY: the tensor has one element of 8 bytes, aligned to them, which runs read in one piece at most.
+        let count = unsafe { AtomicI64::from_ptr(value.as_mut_ptr().cast()) };
+        Ok(count.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     fn each(&self, f: impl Fn(&mut State)) {
@@ -401,6 +459,11 @@ impl State {
 }
 
 impl Variable {
+    /// Its name and container, for messages.
+    pub(super) fn label(&self) -> &str {
+        &self.label
+    }
+
     /// Takes an initial value, where it has none; the value, where it was never assigned.
     fn begin_with(&self, initial: Option<&Tensor>) {
         let mut own = lock(&self.initial);
@@ -483,6 +546,21 @@ impl Variable {
         state
             .current_mut()
             .map_or(Ok(()), |value| value.on_host().map(|_| ()))
+    }
+
+    /// True if the value is nowhere else than in memory of the host that nobody shares. Without a value, too: a run says so.
+    fn is_alone_on_host(&self) -> bool {
+        match alone(&self.state).value.as_mut().map(|v| &mut v.at) {
+            Some(At::Host(value)) => value.is_unique(),
+            Some(At::Device(_)) => false,
+            None => true,
+        }
+    }
+
+    /// Brings the value there.
+    fn bring_alone_to_host(&self) -> Result<(), Error> {
+        let state = &mut *alone(&self.state);
+        state.value.as_mut().map_or(Ok(()), Value::on_host_alone)
     }
 
     /// Errors when a failed run has changed a part of the value.
@@ -570,6 +648,34 @@ impl Variable {
         Ok([value, assigned])
     }
 
+    /// Address of the value of a run that [overlaps](super::ExecOptions::overlaps) with others, and will [overwrite](Variable::overwrite) it.
+    pub(super) fn bind_beside(&self, resident: &Resident) -> Result<*mut u8, Error> {
+        let state = shared(&self.state);
+        let shapes = resident.assigned.iter().chain(&resident.read);
+        let values = shapes.map(|shape| self.checked(&state, shape)?.here());
+        let mut addresses = values.map(|value| Ok(value?.as_ptr().cast_mut()));
+        addresses.next().unwrap_or(Ok(ptr::null_mut()))
+    }
+
+    /// Ends such a run with the value that it assigns.
+    pub(super) fn overwrite(&self, assigned: &Tensor) {
+        let state = &mut *alone(&self.state);
+        if let Some(value) = &mut state.value
+            && let At::Host(old) = &mut value.at
+        {
+            // SAFETY: the binding has checked that both have one shape. Other runs may read and write the old value meanwhile, by addresses.
+            unsafe {
+                ptr::copy_nonoverlapping(assigned.as_ptr(), old.as_mut_ptr(), old.size_bytes());
+            }
+            value.number = Value::fresh();
+        }
+    }
+
+    /// A tensor of its type.
+    pub(super) fn zeros(&self, shape: &[usize]) -> Result<Tensor, Error> {
+        Tensor::zeros(self.dtype, shape)
+    }
+
     /// Brings the value that a part of a run reads into memory of a device, and leaves nothing where it is going to assign.
     pub(super) fn bind_on_device(&self, resident: &Resident, place: &Place) -> Result<(), Error> {
         let state = &mut *alone(&self.state);
@@ -616,16 +722,13 @@ impl Variable {
 impl State {
     /// The address of the value, for an update in place. Other holders of the tensor keep the old value.
     fn bind_in_place(&mut self) -> Result<[*mut u8; 2], Error> {
-        let Some(Value {
-            at: At::Host(value),
-            ..
-        }) = &mut self.value
-        else {
-            return Err(Error::internal("a variable without a value is changed"));
-        };
-        if !value.is_unique() {
-            *value = Tensor::from_bytes(value.dtype(), value.shape(), value.as_bytes())?;
+        let value = self.value.as_mut();
+        let none = || Error::internal("a variable without a value is changed");
+        let value = value.ok_or_else(none)?;
+        value.on_host_alone()?;
+        match &mut value.at {
+            At::Host(value) => Ok([value.as_mut_ptr(); 2]),
+            At::Device(_) => Err(Error::internal("a value is on a device")),
         }
-        Ok([value.as_mut_ptr(); 2])
     }
 }

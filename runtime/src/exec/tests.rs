@@ -2,6 +2,7 @@
 //! can run them, too.
 
 mod device;
+mod overlap;
 mod pool;
 mod state;
 

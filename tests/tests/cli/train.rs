@@ -589,7 +589,7 @@ fn replicas_train_the_model_of_one_device() {
     );
     let auto = losses(&["--batch", "66", "--strategy", "auto", "--devices", "cpu:2"]);
     assert!((auto[1] - one[1]).abs() < 1e-3 * one[1], "{one:?} {auto:?}");
-    for flag in [&["--async"][..], &["--servers", "cpu:2"]] {
+    for flag in [&["--async"][..], &["--hogwild"], &["--servers", "cpu:2"]] {
         let ended = train(folder.path(), flag);
         assert_eq!(ended.code, Some(2), "{}", ended.stdout);
         assert!(ended.stderr.contains("the weights have no servers"));
@@ -605,9 +605,11 @@ fn replicas_train_the_model_of_one_device() {
         assert_eq!(ended.code, Some(2), "{}", ended.stdout);
         assert!(ended.stderr.contains(message), "{}", ended.stderr);
     }
-    let ended = train(folder.path(), &[&served[..], &["--async"]].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert_eq!(ended.stdout.matches("worker on /device:CPU:").count(), 3);
+    for flag in ["--async", "--hogwild"] {
+        let ended = train(folder.path(), &[&served[..], &[flag]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert_eq!(ended.stdout.matches("worker on /device:CPU:").count(), 3);
+    }
     let ended = train(
         folder.path(),
         &[&mirrored[..], &["--accumulate", "30"]].concat(),

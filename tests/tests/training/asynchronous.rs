@@ -11,19 +11,32 @@ use gristmill::train::{
 use gristmill::{DType, Deal, DeviceName, Result, Tensor};
 use std::sync::Barrier;
 
-fn asynchronous() -> Strategy {
+fn servers(updates: Updates) -> Strategy {
     Strategy::ParameterServer {
         servers: Vec::new(),
         workers: Vec::new(),
         deal: Deal::BySize,
-        updates: Updates::Asynchronous,
+        updates,
     }
 }
 
+fn asynchronous() -> Strategy {
+    servers(Updates::Asynchronous)
+}
+
 fn workers_of(n: usize, training: Training, build: fn(&mut Model) -> Result<Objective>) -> Trainer {
+    updating(Updates::Asynchronous, n, training, build)
+}
+
+fn updating(
+    updates: Updates,
+    n: usize,
+    training: Training,
+    build: fn(&mut Model) -> Result<Objective>,
+) -> Trainer {
     let setup = setup(&format!("cpu:{n}"), 2);
     let training = Training {
-        strategy: asynchronous(),
+        strategy: servers(updates),
         options: setup.options.clone(),
         ..training
     };
@@ -256,6 +269,108 @@ fn fit_gives_each_batch_to_one_worker() {
     assert!(loss < losses[0], "{loss} {losses:?}");
 }
 
+/// A loss of 1,000 weights, each with a gradient of -1.
+fn count_each(m: &mut Model) -> Result<Objective> {
+    let x = m.input("x", DType::F32, [Dim::from("batch"), 1_000.into()]);
+    let w = m.variable("w", &[1_000], Init::Constant(0.0))?;
+    let b = m.builder();
+    let product = b.mul(x, w)?;
+    let sum = b.reduce(ReduceKind::Sum, product, &[1], false)?;
+    let mean = b.reduce(ReduceKind::Mean, sum, &[0], false)?;
+    Ok(Objective::new(b.map(ScalarOp::Neg, &[mean])?))
+}
+
+/// Pushes at the same time: steps are counted exactly, an element may miss an update, but no element is torn, and values that were
+/// taken stay.
+#[test]
+fn overlapping_pushes_tear_no_element() {
+    let sgd = Sgd {
+        learning_rate: 1.0.into(),
+        ..Sgd::default()
+    };
+    let own = updating(Updates::Hogwild, 4, Training::from(sgd), count_each);
+    let batch = || vec![("x".to_owned(), floats(&[1.0; 1_000], &[1, 1_000]))];
+    own.step(batch()).unwrap();
+    let check = |values: &[f64], n: u64| {
+        let is_whole = |w: &f64| (1.0..=n as f64).contains(w) && w.fract() == 0.0;
+        assert!(values.iter().all(is_whole), "{n}");
+    };
+    let mut numbers: Vec<u64> = std::thread::scope(|scope| {
+        let threads = own.workers().into_iter().map(|worker| {
+            scope.spawn(move || {
+                let push = |_| {
+                    let gradients = worker.compute(&worker.pull().unwrap(), batch()).unwrap();
+                    worker.push(gradients).unwrap().number
+                };
+                (0..1_000).map(push).collect::<Vec<u64>>()
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        for _ in 0..50 {
+            let taken = own.value("w").unwrap().unwrap();
+            let before = taken.to_f64s();
+            let n = own.n_steps().unwrap();
+            check(&before, n + 4);
+            assert_eq!(before, taken.to_f64s());
+        }
+        let numbers = threads.into_iter().flat_map(|t| t.join().unwrap());
+        numbers.collect()
+    });
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(2..=4_001));
+    assert_eq!(own.n_steps().unwrap(), 4_001);
+    check(&own.value("w").unwrap().unwrap().to_f64s(), 4_001);
+}
+
+/// One after the other, overlapping pushes make the same bits; under `fit` they train, and evaluations and checkpoints are whole.
+#[test]
+fn overlapping_pushes_train() {
+    let data = examples(200);
+    let made = |updates| {
+        updating(
+            updates,
+            3,
+            super::training(&Setup::default()),
+            super::perceptron,
+        )
+    };
+    let [own, other] = [Updates::Hogwild, Updates::Asynchronous].map(made);
+    for batch in data.shuffled(16, 9, 0) {
+        let batch = batch.unwrap();
+        let [a, b] = [&own, &other].map(|t| t.step(batch.clone()).unwrap());
+        assert_eq!((a.number, a.loss, a.norm), (b.number, b.loss, b.norm));
+        assert_eq!((a.learning_rate, a.worker), (b.learning_rate, b.worker));
+    }
+    for name in own.variables() {
+        assert_eq!(
+            own.value(name).unwrap(),
+            other.value(name).unwrap(),
+            "{name}"
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = || Checkpoints::new(folder.path(), 9).unwrap();
+    let own = made(Updates::Hogwild);
+    let mut newest = ModelCheckpoint::newest(checkpoints(), Every::Steps(5));
+    let fit = Fit {
+        epochs: 6,
+        held_out: Some(&data),
+        evaluate: Every::Steps(7),
+        ..Fit::new(&data, 16)
+    };
+    let report = own.fit(&fit, &mut [&mut newest]).unwrap();
+    assert_eq!((report.n_steps, own.n_steps().unwrap()), (78, 78));
+    assert_eq!(report.workers.iter().map(|w| w.n_steps).sum::<u64>(), 78);
+    let loss = |at: usize| report.epochs[at].trained.get("loss").unwrap();
+    assert!(loss(5) < 0.8 * loss(0), "{} {}", loss(0), loss(5));
+    let one = trainer(Setup::default());
+    let resumed = checkpoints().resume(&one).unwrap().unwrap();
+    assert_eq!(
+        resumed.position.epoch * 13 + resumed.position.n_batches,
+        one.n_steps().unwrap()
+    );
+}
+
 /// Weights are on the host, and cross to emulated GPUs and back.
 #[test]
 fn workers_on_emulated_gpus_train_as_one_cpu() {
@@ -283,6 +398,19 @@ fn workers_on_emulated_gpus_train_as_one_cpu() {
     }
     let report = own.fit(&Fit::new(&data, 16), &mut []).unwrap();
     assert_eq!(report.n_steps, 5);
+    let own = setup("cpu:1,emu:2", 2);
+    let training = Training {
+        strategy: Strategy::ParameterServer {
+            servers: vec![device("emu:0")],
+            workers: vec![device("emu:0"), device("emu:1")],
+            deal: Deal::InTurn,
+            updates: Updates::Hogwild,
+        },
+        ..super::training(&own)
+    };
+    let made = Trainer::in_session(&own.session(), "workers", &training, super::perceptron);
+    let e = made.err().unwrap().to_string();
+    assert!(e.contains("is on a device with memory of its own"), "{e}");
 }
 
 #[test]

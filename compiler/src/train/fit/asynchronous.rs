@@ -2,6 +2,7 @@
 
 use super::Training;
 use crate::error::{Error, Result};
+use crate::train::StepOutputs;
 use crate::train::asynchronous::{Gradients, Worker};
 use crate::train::data::{Batch, Batches, n_examples};
 use gristmill_runtime::device::DeviceName;
@@ -52,12 +53,19 @@ struct Task {
     number: u64,
 }
 
-/// A batch's gradients on their way back.
+/// What a worker has made of a batch.
 struct Computed {
     worker: usize,
     n_examples: usize,
     number: u64,
-    gradients: Result<Gradients>,
+    made: Result<Made>,
+}
+
+enum Made {
+    /// To be pushed.
+    Gradients(Gradients),
+    /// Already pushed.
+    Step(StepOutputs),
 }
 
 /// Workers in threads of their own.
@@ -113,17 +121,23 @@ impl<'t> Team<'t> {
     }
 }
 
-/// A worker's life: a pull and gradients for each batch. The training thread pushes.
+/// A worker's life: a pull and gradients for each batch. The training thread pushes them, unless pushes may overlap.
 fn work(worker: Worker, tasks: &Receiver<Task>, done: &Sender<Computed>) {
     for task in tasks {
-        let compute = || worker.compute(&worker.pull()?, task.batch);
-        let gradients = catch_unwind(AssertUnwindSafe(compute));
+        let compute = || {
+            let gradients = worker.compute(&worker.pull()?, task.batch)?;
+            Ok(match worker.pushes() {
+                true => Made::Step(worker.push(gradients)?),
+                false => Made::Gradients(gradients),
+            })
+        };
+        let made = catch_unwind(AssertUnwindSafe(compute));
         let panicked = |_| Err(Error::internal("a worker panicked"));
         let computed = Computed {
             worker: worker.index(),
             n_examples: task.n_examples,
             number: task.number,
-            gradients: gradients.unwrap_or_else(panicked),
+            made: made.unwrap_or_else(panicked),
         };
         // Nobody waits any more after an error.
         if done.send(computed).is_err() {
@@ -133,7 +147,7 @@ fn work(worker: Worker, tasks: &Receiver<Task>, done: &Sender<Computed>) {
 }
 
 impl Training<'_, '_, '_> {
-    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come. Callbacks, evaluations
+    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come, unless the workers do. Callbacks, evaluations
     /// and files come between pushes; before an evaluation and a checkpoint, all batches under way are pushed.
     pub(super) fn steps_of_workers(&mut self, batches: Batches) -> Result<()> {
         let trainer = self.cx.trainer;
@@ -212,7 +226,10 @@ impl Training<'_, '_, '_> {
 
     fn push_computed(&mut self, team: &mut Team, computed: Computed) -> Result<()> {
         let worker = team.workers[computed.worker];
-        let step = computed.gradients.and_then(|g| worker.push(g));
+        let step = computed.made.and_then(|made| match made {
+            Made::Gradients(gradients) => worker.push(gradients),
+            Made::Step(step) => Ok(step),
+        });
         let step = step.map_err(|e| self.of_batch(e, computed.number))?;
         team.idle.push(computed.worker);
         self.cx.n_under_way -= 1;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// v = v + x, beside a step that fails when y has a NaN: before it, or after it. z is the new v, which begins with 1 and 2.
-fn accumulator(in_place: bool, checks_first: bool) -> Program {
+pub(super) fn accumulator(in_place: bool, checks_first: bool) -> Program {
     let f32s = |name: &str, loc| buffer(name, DType::F32, &[2], loc);
     let buffers = vec![
         f32s("x", Loc::Input(0)),
@@ -41,7 +41,7 @@ fn accumulator(in_place: bool, checks_first: bool) -> Program {
     p
 }
 
-fn floats(values: &[f32]) -> Tensor {
+pub(super) fn floats(values: &[f32]) -> Tensor {
     Tensor::from_slice(values, &[values.len()]).unwrap()
 }
 
