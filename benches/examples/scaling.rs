@@ -89,6 +89,7 @@ fn times(target: &Target, step: &Graph, n: usize, each: usize) -> Result<[f64; 2
             servers: Vec::new(),
             deal: Deal::default(),
             shards: 0,
+            parts: 1,
         }),
         ..Options::default()
     };

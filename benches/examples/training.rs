@@ -1,7 +1,8 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
 //! normalisation and with it, an LSTM over rows of images, and a GPT of four blocks, on random data.
 //!
-//! `training [MODEL] [--threads T] [--replicas N [--strategy central]] [--write FOLDER]`. With several replicas, as many logical CPUs share the threads and the batch; with
+//! `training [MODEL] [--threads T] [--replicas N [--strategy central] [--all-reduce one-device|exchange]] [--write FOLDER]`. With several
+//! replicas, as many logical CPUs share the threads and the batch; with
 //! `central`, the first one has the weights. Each row: name, median time of a step in ms, time from the model to the end of the first
 //! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
 //! With `--write` graphs of steps and inputs are written instead, for `gristmill bench STEP.ir --set batch=128 --inputs STEP.npz`.
@@ -13,7 +14,7 @@ use gristmill::train::{
     Adam, Conv2d, Init, Lrn, Model, Objective, Pool2d, Strategy, Trainer, Training, loss,
     step_graph,
 };
-use gristmill::{DType, Result, Session, Settings, Tensor, write_npz};
+use gristmill::{AllReduce, DType, Result, Session, Settings, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
 use std::time::Instant;
 
@@ -82,6 +83,11 @@ fn run() -> Result<()> {
     let threads = flag(&mut words, "--threads").map_or(Some(1), |n| n.parse().ok());
     let replicas = flag(&mut words, "--replicas");
     let n_replicas = replicas.and_then(|n| n.parse().ok()).unwrap_or(1);
+    let way = match flag(&mut words, "--all-reduce").as_deref() {
+        Some("one-device") => AllReduce::OneDevice,
+        Some("exchange") => AllReduce::Exchange,
+        _ => AllReduce::Auto,
+    };
     let is_central = flag(&mut words, "--strategy").is_some_and(|name| name == "central");
     let devices = Vec::new;
     let strategy = match (n_replicas, is_central) {
@@ -97,7 +103,7 @@ fn run() -> Result<()> {
     let mut rows = ROWS.iter().filter(wanted);
     match folder {
         Some(folder) => rows.try_for_each(|row| write(row, &folder)),
-        None => rows.try_for_each(|row| time(row, threads, n_replicas, &strategy)),
+        None => rows.try_for_each(|row| time(row, threads, n_replicas, &strategy, way)),
     }
 }
 
@@ -122,7 +128,13 @@ fn write(row: &Row, folder: &str) -> Result<()> {
     Ok(())
 }
 
-fn time(row: &Row, threads: Option<usize>, n_replicas: usize, strategy: &Strategy) -> Result<()> {
+fn time(
+    row: &Row,
+    threads: Option<usize>,
+    n_replicas: usize,
+    strategy: &Strategy,
+    way: AllReduce,
+) -> Result<()> {
     let name = row.name;
     let begin = Instant::now();
     let devices = DeviceSet::parse(&format!("cpu:{n_replicas}"), threads.unwrap_or(1))?;
@@ -131,10 +143,11 @@ fn time(row: &Row, threads: Option<usize>, n_replicas: usize, strategy: &Strateg
         devices,
         ..Settings::default()
     })?;
-    let training = Training {
+    let mut training = Training {
         strategy: strategy.clone(),
         ..training()
     };
+    training.options.all_reduce = way;
     let trainer = Trainer::in_session(&session, name, &training, |m| row.objective(m))?;
     let (x, label) = row.batch()?;
     let step = || trainer.step([("x", x.clone()), ("label", label.clone())]);
@@ -149,12 +162,21 @@ fn time(row: &Row, threads: Option<usize>, n_replicas: usize, strategy: &Strateg
     }
     times.sort_unstable_by(f64::total_cmp);
     let peak = peak_rss_bytes().unwrap_or_default() >> 20;
+    let batch = [("x", x.clone()), ("label", label.clone())];
+    let batch = batch.map(|(name, t)| (name.to_owned(), t)).to_vec();
     let planned = trainer.program().plan(&[x, label])?;
     println!(
         "{name}\t{:.3} ms\tfirst step after {first:.2} s\tpeak {peak} MiB\tpredicted {:.3} ms",
         times[times.len() / 2],
         planned.placement.makespan.0 as f64 / 1e6,
     );
+    if let Some(executable) = trainer.executable_for(&batch)? {
+        let passes = executable.lowered.report.passes.iter();
+        let passes: Vec<String> = passes
+            .map(|(pass, ns)| format!("{} {:.0}", pass.name(), *ns as f64 / 1e6))
+            .collect();
+        println!("\tcompilation (ms): {}", passes.join(", "));
+    }
     Ok(())
 }
 

@@ -122,6 +122,8 @@ pub struct DataParallel {
     /// their number. Sums over the batch are then joined in one fixed tree of the shares, so that results have the same bits on each number
     /// of devices of a kind.
     pub shards: usize,
+    /// Equal parts of a batch with statistics of their own, none of which is cut; 1 for none.
+    pub parts: usize,
 }
 
 /// Distribution of variables over servers. Those of one update are together: a weight, its slots and its averages.

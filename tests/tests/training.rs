@@ -30,6 +30,7 @@ mod machine_models;
 mod machines;
 mod programs;
 mod random;
+mod statistics;
 mod strategies;
 mod tuning;
 

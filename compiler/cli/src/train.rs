@@ -21,9 +21,9 @@ use gristmill::Source;
 use gristmill::onnx::{self, Converted};
 use gristmill::place::DeviceSet;
 use gristmill::train::{
-    Batch, Callback, Checkpoints, Comparison, End, EpochReport, Every, Fit, FitContext, FitReport,
-    Model, ModelCheckpoint, Prediction, Resumed, StepOutputs, Strategy, Summaries, TensorBoard,
-    Trainer, Training, Updates, Weight, WorkerReport,
+    Batch, BatchStatistics, Callback, Checkpoints, Comparison, End, EpochReport, Every, Fit,
+    FitContext, FitReport, Model, ModelCheckpoint, Prediction, Resumed, StepOutputs, Strategy,
+    Summaries, TensorBoard, Trainer, Training, Updates, Weight, WorkerReport,
 };
 use gristmill::{Deal, DeviceName, Error, Result};
 use gristmill_runtime::command::given::check_target;
@@ -91,6 +91,9 @@ pub struct TrainArgs {
     /// same bits. Default: one share for each device.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, conflicts_with_all = ["is_async", "hogwild"], help_heading = heading::TRAINING)]
     shards: u32,
+    /// Statistics of BatchNormalization in training form: of the whole batch, or of each replica's share of it, which saves transfers.
+    #[arg(long, value_name = "OF", value_enum, default_value_t, conflicts_with_all = ["is_async", "hogwild"], help_heading = heading::TRAINING)]
+    statistics: StatisticsOf,
     /// Print the predicted steps of all strategies, and train nothing. With --target, for another machine.
     #[arg(long, conflicts_with_all = ["is_async", "hogwild", "servers", "resume", "batch_per_replica"], help_heading = heading::TRAINING)]
     explain: bool,
@@ -137,6 +140,23 @@ enum StrategyName {
     Central,
     ParameterServer,
     Auto,
+}
+
+/// The examples of a statistic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum StatisticsOf {
+    #[default]
+    Whole,
+    PerReplica,
+}
+
+impl From<StatisticsOf> for BatchStatistics {
+    fn from(of: StatisticsOf) -> BatchStatistics {
+        match of {
+            StatisticsOf::Whole => BatchStatistics::Whole,
+            StatisticsOf::PerReplica => BatchStatistics::PerReplica,
+        }
+    }
 }
 
 impl TrainArgs {
@@ -450,6 +470,7 @@ impl<'a> Setup<'a> {
             accumulate: self.args.accumulate as usize,
             strategy: self.args.strategy(self.size)?,
             shards: self.args.shards as usize,
+            statistics: self.args.statistics.into(),
             ..Training::from(self.args.update.update(n_steps))
         };
         // Classes that an archive has as floats are converted; whether they are whole numbers, the examples tell.

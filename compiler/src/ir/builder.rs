@@ -41,6 +41,8 @@ pub struct GraphBuilder {
     misfit: Option<Error>,
     /// The number of batches so far; none for the number of steps.
     pub(super) batches_done: Option<ValueId>,
+    /// Parts of a batch with statistics of their own.
+    pub(super) n_parts: usize,
 }
 
 /// A number that no other builder of the process has.
@@ -63,6 +65,7 @@ impl GraphBuilder {
             id: next_id(),
             misfit: None,
             batches_done: None,
+            n_parts: 1,
         }
     }
 

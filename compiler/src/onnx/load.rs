@@ -66,6 +66,8 @@ pub struct Specialisation {
     pub form: Form,
     /// Seed of `Dropout` with `training_mode`, outside of training.
     pub seed: u64,
+    /// In a step of training: equal parts of the batch with statistics of their own, if more than 1.
+    pub n_parts: usize,
 }
 
 /// The form that `BatchNormalization` and `Dropout` with `training_mode` take.

@@ -84,7 +84,7 @@ pub use init::Init;
 pub use lrn::Lrn;
 pub use metrics::Metrics;
 pub use model::{Conv2d, Model, Variable};
-pub use norm::BatchNorm;
+pub use norm::{BatchNorm, BatchStatistics};
 pub use optimizer::{Adagrad, Adam, Optimizer, RmsProp, Sgd};
 pub use pool::Pool2d;
 pub use prediction::{Comparison, Prediction};

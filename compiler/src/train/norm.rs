@@ -5,6 +5,19 @@ use crate::error::{Error, Result};
 use crate::ir::{Dim, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 
+/// The examples of a statistic of batch normalisation in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BatchStatistics {
+    /// All examples of the batch, whatever the number of devices is (PyTorch's `SyncBatchNorm`).
+    #[default]
+    Whole,
+    /// The examples of a replica, so that forward and backward passes need no sums over devices; moving averages follow the mean over the
+    /// replicas (TensorFlow's default under `MirroredStrategy`; Hoffer, Hubara and Soudry, 2017, algorithm 1: ghost batches). With shards, the examples
+    /// of a shard. A batch without equal shares has common statistics.
+    PerReplica,
+}
+
 /// Batch normalisation (Ioffe and Szegedy, 2015, algorithms 1 and 2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNorm {
@@ -36,21 +49,56 @@ impl Model {
                 "batch_norm: the operand has the shape {shape}, expected [batch, channels, ..] with known channels"
             )));
         };
-        let scale = self.variable("scale", &[channels], Init::Constant(1.0))?;
-        let shift = self.variable("shift", &[channels], Init::Constant(0.0))?;
-        let mean = self.untrained("moving_mean", &[channels], Init::Constant(0.0))?;
-        let variance = self.untrained("moving_variance", &[channels], Init::Constant(1.0))?;
-        let mut along = vec![1; shape.len()];
-        along[1] = channels;
-        let [scale, shift, mean, variance] = self.along([scale, shift, mean, variance], &along)?;
-        if !self.is_training() {
-            return self.normalised(x, [mean, variance, scale, shift], norm.epsilon);
+        match self.is_training() {
+            true => self.by_batch(x, channels, norm),
+            false => {
+                let statistics = self.norm_variables(channels, 1, shape.len())?;
+                self.normalised(x, statistics, norm.epsilon)
+            }
         }
-        let [own_mean, own_variance] = self.statistics(x)?;
-        let unbiased = self.unbiased(own_variance, x)?;
-        self.follow("moving_mean", [mean, own_mean], norm.decay)?;
-        self.follow("moving_variance", [variance, unbiased], norm.decay)?;
-        self.normalised(x, [own_mean, own_variance, scale, shift], norm.epsilon)
+    }
+
+    /// Scale, shift, moving mean and moving variance of channels, along an axis of so many.
+    fn norm_variables(
+        &mut self,
+        channels: usize,
+        axis: usize,
+        rank: usize,
+    ) -> Result<[ValueId; 4]> {
+        let all = [
+            self.variable("scale", &[channels], Init::Constant(1.0))?,
+            self.variable("shift", &[channels], Init::Constant(0.0))?,
+            self.untrained("moving_mean", &[channels], Init::Constant(0.0))?,
+            self.untrained("moving_variance", &[channels], Init::Constant(1.0))?,
+        ];
+        let mut along = vec![1; rank];
+        along[axis] = channels;
+        self.along(all, &along)
+    }
+
+    /// By the statistics of the batch, or of each part of it.
+    fn by_batch(&mut self, x: ValueId, channels: usize, norm: BatchNorm) -> Result<ValueId> {
+        let shape = self.builder().operand(x)?.shape.clone();
+        let parts = self.builder().in_parts(x)?;
+        let y = parts.unwrap_or(x);
+        // Behind an axis of parts.
+        let first = usize::from(parts.is_some());
+        let (channel, rank) = (first + 1, first + shape.len());
+        let [scale, shift, mean, variance] = self.norm_variables(channels, channel, rank)?;
+        let axes: Vec<usize> = (first..rank).filter(|&axis| axis != channel).collect();
+        let own = self.statistics(y, &axes)?;
+        let unbiased = self.unbiased(own[1], y, &axes)?;
+        for (name, old, mut new) in [
+            ("moving_mean", mean, own[0]),
+            ("moving_variance", variance, unbiased),
+        ] {
+            if parts.is_some() {
+                new = self.builder().mean_of_parts(new)?;
+            }
+            self.follow(name, [old, new], norm.decay)?;
+        }
+        let y = self.normalised(y, [scale, shift, own[0], own[1]], norm.epsilon)?;
+        self.builder().reshape(y, shape.to_vec())
     }
 
     fn along(&mut self, values: [ValueId; 4], shape: &[usize]) -> Result<[ValueId; 4]> {
@@ -65,7 +113,7 @@ impl Model {
     fn normalised(
         &mut self,
         x: ValueId,
-        [mean, variance, scale, shift]: [ValueId; 4],
+        [scale, shift, mean, variance]: [ValueId; 4],
         epsilon: f64,
     ) -> Result<ValueId> {
         let b = self.builder();
@@ -78,23 +126,21 @@ impl Model {
         b.add_(product, shift)
     }
 
-    /// Mean and biased variance of each channel.
-    fn statistics(&mut self, x: ValueId) -> Result<[ValueId; 2]> {
+    /// Mean and biased variance over some axes.
+    fn statistics(&mut self, x: ValueId, axes: &[usize]) -> Result<[ValueId; 2]> {
         let b = self.builder();
-        let axes: Vec<usize> = (0..b.operand(x)?.rank())
-            .filter(|&axis| axis != 1)
-            .collect();
-        let mean = b.reduce(ReduceKind::Mean, x, &axes, true)?;
+        let mean = b.reduce(ReduceKind::Mean, x, axes, true)?;
         let difference = b.sub(x, mean)?;
         let square = b.mul(difference, difference)?;
-        Ok([mean, b.reduce(ReduceKind::Mean, square, &axes, true)?])
+        Ok([mean, b.reduce(ReduceKind::Mean, square, axes, true)?])
     }
 
-    /// `variance * n / (n - 1)`, where `n` elements are of a channel; of one element the variance, which is 0.
-    fn unbiased(&mut self, variance: ValueId, x: ValueId) -> Result<ValueId> {
+    /// `variance * n / (n - 1)`, where it is over `n` elements along some axes; of one element the variance, which is 0.
+    fn unbiased(&mut self, variance: ValueId, x: ValueId, axes: &[usize]) -> Result<ValueId> {
         let b = self.builder();
         let mut shape = b.operand(x)?.shape.to_vec();
-        shape[1] = 1.into();
+        let others = (0..shape.len()).filter(|axis| !axes.contains(axis));
+        others.for_each(|axis| shape[axis] = 1.into());
         let one = b.scalar(DType::F32, 1.0);
         let ones = b.broadcast(one, shape)?;
         let axes: Vec<usize> = (0..b.operand(ones)?.rank()).collect();

@@ -2,7 +2,7 @@
 
 use super::model::Model;
 use super::strategy::{Strategy, Updates};
-use super::trainer::{Objective, Training, step_graph};
+use super::trainer::{Objective, Training, step_graph, step_graph_for};
 use crate::compiled::{Compiled, InputShapes};
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
@@ -186,7 +186,7 @@ impl Prediction {
         build: impl Fn(&mut Model) -> Result<Objective>,
     ) -> Result<Prediction> {
         let options = training.options_for(&session.settings().devices)?;
-        let mut graph = step_graph(name, training, build)?;
+        let mut graph = step_graph_for(name, training, &options, batch_size, build)?;
         graph.set_container(&options.container);
         let program = session.undeclared((&graph).into(), &options)?;
         let n_parts = training.accumulate.max(1);

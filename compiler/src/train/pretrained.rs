@@ -38,6 +38,7 @@ pub struct FineTuning {
 /// statistics in evaluations; steps update the running ones. `Dropout` with `training_mode` drops elements in steps only, chosen by the seed of the [`Model`] too.
 pub struct Pretrained {
     model: onnx::Model,
+    tuning: FineTuning,
     /// The model in steps.
     step: Graph,
     /// The model in evaluations, with the same inputs and outputs.
@@ -96,11 +97,26 @@ impl Pretrained {
         };
         Ok(Pretrained {
             model: model.clone(),
+            tuning: tuning.clone(),
             step,
             evaluation,
             weights,
             fixed: model.fixed_tensors()?,
         })
+    }
+
+    /// The model in steps on batches in so many parts, each with its own statistics.
+    fn step_in(&self, n_parts: usize) -> Result<Cow<'_, Graph>> {
+        if n_parts == 1 || !self.weights.iter().any(|w| w.is_running) {
+            return Ok(Cow::Borrowed(&self.step));
+        }
+        let spec = Specialisation {
+            n_parts,
+            ..specialisation(&self.tuning, &self.weights, Form::Step)
+        };
+        let graph = self.model.graph_with_variables(&spec)?.0;
+        let graph = with_outputs(graph, &self.tuning.outputs)?;
+        recognised(graph).map(Cow::Owned)
     }
 
     /// The float initialisers of the model, in its order.
@@ -328,9 +344,10 @@ impl Model {
         given: &[(&str, ValueId)],
     ) -> Result<BTreeMap<String, ValueId>> {
         let graph = match self.is_training() {
-            true => &net.step,
-            false => &net.evaluation,
+            true => net.step_in(self.builder().n_parts())?,
+            false => Cow::Borrowed(&net.evaluation),
         };
+        let graph = &*graph;
         let inputs = self.inputs_of(net, graph, given)?;
         let reads = reads(graph);
         let mut variables = Vec::new();
@@ -339,11 +356,18 @@ impl Model {
                 variables.push((read, self.variable_of(weight, graph, read)?));
             }
         }
+        self.copied(graph, inputs.into_iter().chain(variables))
+    }
+
+    /// Puts a graph into this one, with values for some of its own, and gives its outputs.
+    fn copied(
+        &mut self,
+        graph: &Graph,
+        given: impl Iterator<Item = (ValueId, ValueId)>,
+    ) -> Result<BTreeMap<String, ValueId>> {
         let salt = self.next_dropout();
         let mut r = Rebuild::onto(graph, self.builder().graph().clone());
-        for (old, new) in inputs.into_iter().chain(variables) {
-            r.set(old, new);
-        }
+        given.for_each(|(old, new)| r.set(old, new));
         for (id, node) in graph.nodes() {
             if !node.outputs.iter().any(|&v| r.has(v)) {
                 r.copy(id, &seeded(node, salt))?;
@@ -404,13 +428,14 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Objective, Sgd, Trainer, Training, loss};
+    use super::super::{BatchStatistics, Objective, Sgd, Strategy, Trainer, Training, loss};
     use super::*;
     use crate::Tensor;
     use crate::onnx::proto::{
         AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
         TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
     };
+    use crate::testing::Setup;
 
     fn node(op_type: &str, input: &[&str], output: &str) -> NodeProto {
         NodeProto {
@@ -644,6 +669,39 @@ mod tests {
         assert_eq!((value("mean"), value("var")), (1.75, 2.0));
         let y = evaluate();
         assert!((y - (1.0 - 0.75 / 2f64.sqrt())).abs() < 1e-5, "{y}");
+    }
+
+    #[test]
+    fn running_statistics_follow_the_mean_of_the_replicas() {
+        let model = training_model();
+        let net = Pretrained::new(&model, &FineTuning::default()).unwrap();
+        let setup = Setup::on("cpu:2", 2);
+        let sgd = Sgd {
+            learning_rate: 0.0.into(),
+            ..Sgd::default()
+        };
+        let training = Training {
+            strategy: Strategy::Mirrored {
+                devices: Vec::new(),
+            },
+            statistics: BatchStatistics::PerReplica,
+            ..Training::from(sgd)
+        };
+        let trainer = Trainer::in_session(&setup.session(), "norm", &training, |m| {
+            let y = m.pretrained(&net, &[])?["y"];
+            let zero = m.builder().scalar(DType::F32, 0.0);
+            let loss = loss::mean_absolute_error(m.builder(), y, zero)?;
+            Ok(Objective::new(loss).metric("y", y))
+        })
+        .unwrap();
+        let x = Tensor::from_slice(&[1f32, 3.0, 5.0, 9.0], &[4, 1]).unwrap();
+        let y = trainer.step([("x", x)]).unwrap().metrics["y"].to_f64s();
+        // (1 - 2) / sqrt(1) + 1 and (5 - 7) / sqrt(4) + 1, and so on.
+        let expected = [0.0, 2.0, 0.0, 2.0];
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4;
+        assert!(y.iter().zip(&expected).all(near), "{y:?}");
+        let value = |name: &str| trainer.value(name).unwrap().unwrap().to_f64s()[0];
+        assert_eq!((value("mean"), value("var")), (1.875, 1.375));
     }
 
     /// `w * dropout(x)` with its mask, at a rate of a quarter, and the results of another node of the same name.

@@ -155,6 +155,7 @@ impl Strategy {
             servers,
             deal,
             shards: 0,
+            parts: 1,
         }))
     }
 
@@ -165,6 +166,7 @@ impl Strategy {
             servers: Vec::new(),
             deal: Deal::default(),
             shards: 0,
+            parts: 1,
         })
     }
 }

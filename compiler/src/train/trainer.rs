@@ -6,6 +6,7 @@ use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::inspection::{SUMMARIES, StepValues};
 use super::metrics::Metrics;
 use super::model::{Model, Variable};
+use super::norm::BatchStatistics;
 use super::prediction::at_one_batch;
 use super::schedule::{self, Schedule};
 use super::strategy::Strategy;
@@ -31,6 +32,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The first batch of each size generates code.
 pub struct Trainer {
     step: Compiled,
+    /// Where each replica has statistics of its own: the step for batches without equal shares.
+    common: Option<Compiled>,
     /// The program of further micro-batches.
     accumulation: Option<Accumulation>,
     /// The programs of workers; they make the steps.
@@ -158,6 +161,8 @@ pub struct Training {
     /// Shares of each batch, a power of two: gradients are computed by share and joined in one fixed tree, so that 1, 2, 4, .. devices up to
     /// this number train to the same bits. 0: one share for each device.
     pub shards: usize,
+    /// The examples of each statistic of batch normalisation.
+    pub statistics: BatchStatistics,
 }
 
 impl Training {
@@ -186,11 +191,34 @@ impl Training {
             let e = Error::invalid("a strategy, and Options::data_parallel");
             return Err(e.hint("one of them: both say which devices share a batch"));
         }
+        let mut on = own.or(self.options.data_parallel.clone());
+        if let Some(on) = &mut on {
+            on.parts = self.n_parts(on)?;
+        }
         Ok(Options {
-            data_parallel: own.or(self.options.data_parallel.clone()),
+            data_parallel: on,
             ..self.options.clone()
         })
     }
+
+    /// Parts of each batch with statistics of their own.
+    fn n_parts(&self, on: &DataParallel) -> Result<usize> {
+        let is_whole = self.statistics == BatchStatistics::Whole || self.strategy.is_asynchronous();
+        match (is_whole, self.accumulate) {
+            (true, _) => Ok(1),
+            (false, ..=1) => Ok(on.shards.max(on.devices.len())),
+            (false, _) => {
+                let e = Error::unsupported("statistics per replica, and steps in micro-batches");
+                Err(e.hint("BatchStatistics::Whole: the statistics of each micro-batch"))
+            }
+        }
+    }
+}
+
+/// Parts of each batch with statistics of their own, by the options of a training.
+pub(super) fn n_parts(options: &Options) -> usize {
+    let on = options.data_parallel.as_ref();
+    on.map_or(1, |on| on.parts)
 }
 
 impl<U: Into<Update>> From<U> for Training {
@@ -203,6 +231,7 @@ impl<U: Into<Update>> From<U> for Training {
             accumulate: 1,
             strategy: Strategy::default(),
             shards: 0,
+            statistics: BatchStatistics::default(),
         }
     }
 }
@@ -241,14 +270,13 @@ impl Trainer {
             graph,
             names,
             step_values,
-        } = step_of(name, training, part, &build)?;
-        let asynchronous = match training.strategy.is_asynchronous() {
-            true => workers(session, training, options, &graph, &step_values)?,
-            false => None,
-        };
+        } = step_of(name, training, part, n_parts(options), &build)?;
+        let common = in_common(session, name, training, options, &build)?;
+        let asynchronous = workers(session, training, options, &graph, &step_values)?;
         let step = program(session, options, graph)?;
         let mut trainer = Trainer {
             evaluation,
+            common,
             accumulation,
             asynchronous,
             strategy: training.strategy.clone(),
@@ -288,8 +316,8 @@ impl Trainer {
         let step = self.asynchronous.is_none().then_some(&self.step);
         let adds = self.accumulation.as_ref().map(Accumulation::adds);
         let parts = self.asynchronous.iter().flat_map(Asynchronous::programs);
-        let all = iter::once(&self.evaluation).chain(step).chain(adds);
-        let all: Vec<&Compiled> = all.chain(parts).collect();
+        let all = iter::once(&self.evaluation).chain(step).chain(&self.common);
+        let all: Vec<&Compiled> = all.chain(adds).chain(parts).collect();
         all.iter().try_for_each(|p| p.compile_static())?;
         all.iter().try_for_each(|p| p.declare_variables())
     }
@@ -315,9 +343,15 @@ impl Trainer {
             let worker = self.workers()[asynchronous.next()];
             return worker.step(owned(&mut batch.into_iter()));
         }
-        let outputs = match &self.accumulation {
-            None => self.step.run(batch)?,
-            Some(accumulation) => accumulation.run(&self.step, owned(&mut batch.into_iter()))?,
+        let outputs = match (&self.accumulation, &self.common) {
+            (None, None) => self.step.run(batch)?,
+            (None, Some(_)) => {
+                let batch = owned(&mut batch.into_iter());
+                self.step_for(&batch).run(batch)?
+            }
+            (Some(accumulation), _) => {
+                accumulation.run(&self.step, owned(&mut batch.into_iter()))?
+            }
         };
         let step = self.step_outputs(&[outputs])?;
         if self.n_replicas() > 1 && step.number.is_multiple_of(CHECKED_STEPS) {
@@ -329,6 +363,14 @@ impl Trainer {
             })?;
         }
         Ok(step)
+    }
+
+    /// The program of a step on a batch.
+    fn step_for(&self, batch: &Batch) -> &Compiled {
+        let n = n_parts(&self.step.options);
+        let common = self.common.as_ref();
+        let common = common.filter(|_| !n_examples(batch).is_multiple_of(n));
+        common.unwrap_or(&self.step)
     }
 
     /// The results of a step, of which a push may have some.
@@ -511,7 +553,7 @@ impl Trainer {
             return worker.executable_for(batch);
         }
         let batch = self.first_micro_batch(batch)?;
-        executable_for(&self.step, &batch)
+        executable_for(self.step_for(&batch), &batch)
     }
 
     /// Errors when the model takes another number of examples at once; true when it takes exactly this one.
@@ -693,7 +735,7 @@ fn evaluation_of(
     b.finish()
 }
 
-/// The programs of workers; `None` for a single device.
+/// The programs of workers; `None` for a single device, and where devices share each batch.
 fn workers(
     session: &Session,
     training: &Training,
@@ -701,6 +743,9 @@ fn workers(
     step: &Graph,
     values: &StepValues,
 ) -> Result<Option<Asynchronous>> {
+    if !training.strategy.is_asynchronous() {
+        return Ok(None);
+    }
     if training.accumulate > 1 {
         let e = Error::unsupported("asynchronous updates, and steps in micro-batches");
         return Err(
@@ -723,6 +768,21 @@ fn workers(
 fn program(session: &Session, options: &Options, mut graph: Graph) -> Result<Compiled> {
     graph.set_container(&options.container);
     session.undeclared((&graph).into(), options)
+}
+
+/// Where each replica has statistics of its own: the step with those of the whole batch.
+fn in_common(
+    session: &Session,
+    name: &str,
+    training: &Training,
+    options: &Options,
+    build: &impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Option<Compiled>> {
+    if n_parts(options) == 1 {
+        return Ok(None);
+    }
+    let step = step_of(name, training, Part::Step, 1, build)?;
+    program(session, options, step.graph).map(Some)
 }
 
 /// The strategy of a training; the best one for [`Strategy::Auto`].
@@ -751,7 +811,7 @@ fn accumulation(
         return Ok(None);
     }
     let n = training.accumulate;
-    let adds = step_of(name, training, Part::Adds(n), build)?.graph;
+    let adds = step_of(name, training, Part::Adds(n), 1, build)?.graph;
     let adds = program(session, options, adds)?;
     Accumulation::new(n, adds, &options.container).map(Some)
 }
@@ -787,7 +847,20 @@ pub fn step_graph(
     training: &Training,
     build: impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<Graph> {
-    Ok(step_of(name, training, Part::Step, &build)?.graph)
+    Ok(step_of(name, training, Part::Step, 1, &build)?.graph)
+}
+
+/// The graph of a step on batches of a size with the statistics that such options ask for.
+pub(super) fn step_graph_for(
+    name: &str,
+    training: &Training,
+    options: &Options,
+    size: usize,
+    build: impl Fn(&mut Model) -> Result<Objective>,
+) -> Result<Graph> {
+    let n = n_parts(options);
+    let n = if size.is_multiple_of(n) { n } else { 1 };
+    Ok(step_of(name, training, Part::Step, n, &build)?.graph)
 }
 
 /// The graph of a step.
@@ -802,9 +875,12 @@ fn step_of(
     name: &str,
     training: &Training,
     part: Part,
+    n_parts: usize,
     build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<StepGraph> {
-    let (mut b, mut parameters, step_values) = differentiated(name, training, part, build)?;
+    let mut model = Model::new(name, training.seed, true);
+    model.builder().set_n_parts(n_parts);
+    let (mut b, mut parameters, step_values) = differentiated(model, part, build)?;
     b.with_origin("/gradients", |b| part.sum(b, &mut parameters))?;
     if !matches!(part, Part::Adds(_)) {
         let apply = |b: &mut GraphBuilder| training.update.apply(b, &parameters);
@@ -825,12 +901,10 @@ fn step_of(
 
 /// A model with its outputs, and the gradients of its loss.
 fn differentiated(
-    name: &str,
-    training: &Training,
+    mut model: Model,
     part: Part,
     build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<(GraphBuilder, Vec<Parameter>, StepValues)> {
-    let mut model = Model::new(name, training.seed, true);
     let b = model.builder();
     let done = part.batches_done(b)?;
     b.set_batches_done(done);

@@ -605,6 +605,16 @@ fn replicas_train_the_model_of_one_device() {
         assert_eq!(ended.code, Some(2), "{}", ended.stdout);
         assert!(ended.stderr.contains(message), "{}", ended.stderr);
     }
+    let own = [&mirrored[..], &["--statistics", "per-replica"]].concat();
+    let ended = train(folder.path(), &own);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = train(folder.path(), &[&own[..], &["--accumulate", "2"]].concat());
+    assert_eq!(ended.code, Some(3), "{}", ended.stdout);
+    assert!(
+        ended
+            .stderr
+            .contains("statistics per replica, and steps in micro-batches")
+    );
     for flag in ["--async", "--hogwild"] {
         let ended = train(folder.path(), &[&served[..], &[flag]].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);

@@ -592,6 +592,7 @@ fn devices_and_batches_that_do_not_fit_are_refused() {
         servers: Vec::new(),
         deal: Deal::default(),
         shards: 0,
+        parts: 1,
     });
     insta::assert_snapshot!(mirrored(&both).err().unwrap(), @"a strategy, and Options::data_parallel (try: one of them: both say which devices share a batch)");
     let resources = trainer(Setup::default()).resources().clone();
@@ -809,6 +810,7 @@ fn program(build: Build, n_replicas: usize, n_servers: usize) -> Result<Compiled
             deal: [Deal::BySize, Deal::InTurn][n_replicas % 2],
             devices,
             shards: 0,
+            parts: 1,
         });
     }
     setup.compile(&b.finish()?)

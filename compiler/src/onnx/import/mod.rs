@@ -276,6 +276,7 @@ impl<'m> Importer<'m> {
         im.ranges = spec.ranges.clone();
         im.form = spec.form;
         im.seed = spec.seed;
+        im.b().set_n_parts(spec.n_parts);
         im.weights(g, spec)?;
         im.inputs(g, spec)?;
         im.nodes(&g.node);

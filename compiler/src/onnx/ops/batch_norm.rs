@@ -84,7 +84,8 @@ fn batch_factors(
 /// them to its variables.
 fn by_batch(cx: &mut Ctx, epsilon: f64, momentum: f64) -> Result<Outs> {
     let args = cx.vals()?;
-    let rank = cx.shape_of(args[0]).rank();
+    let shape = cx.shape_of(args[0]);
+    let rank = shape.rank();
     if rank < 2 {
         return Err(Error::invalid(format!(
             "the operand has {rank} axes, expected [batch, channels, ..]"
@@ -92,18 +93,37 @@ fn by_batch(cx: &mut Ctx, epsilon: f64, momentum: f64) -> Result<Outs> {
     }
     let dtype = cx.dtype_of(args[0]);
     let x = cx.cast(args[0], wide(dtype))?;
-    let axes: Vec<usize> = (0..rank).filter(|&axis| axis != 1).collect();
-    let mean = cx.reduce(ReduceKind::Mean, x, &axes, true)?;
-    let centred = cx.sub(x, mean)?;
-    let squares = cx.mul(centred, centred)?;
-    let var = cx.reduce(ReduceKind::Mean, squares, &axes, true)?;
+    let parts = match cx.form() {
+        Form::Step => cx.b().in_parts(x)?,
+        Form::Inference | Form::Evaluation => None,
+    };
+    let (x, first) = (parts.unwrap_or(x), usize::from(parts.is_some()));
+    let axes: Vec<usize> = (first..rank + first)
+        .filter(|&axis| axis != first + 1)
+        .collect();
+    let [mean, centred, var] = moments(cx, x, &axes)?;
     let y = scaled(cx, [centred, var, args[1], args[2]], epsilon)?;
     let y = cx.cast(y, dtype)?;
-    let mut outs = vec![Out::Value(y)];
-    for (i, own) in [(3, mean), (4, var)] {
-        outs.push(Out::Value(follow(cx, i, own, momentum)?));
-    }
-    Ok(outs)
+    let y = cx.reshape(y, shape.to_vec())?;
+    let [mean, var] = match parts {
+        None => [mean, var],
+        Some(_) => [cx.b().mean_of_parts(mean)?, cx.b().mean_of_parts(var)?],
+    };
+    let mean = follow(cx, 3, mean, momentum)?;
+    let var = follow(cx, 4, var, momentum)?;
+    Ok([y, mean, var].map(Out::Value).into())
+}
+
+/// The mean, the differences from it, and the mean of their squares.
+fn moments(cx: &mut Ctx, x: ValueId, axes: &[usize]) -> Result<[ValueId; 3]> {
+    let mean = cx.reduce(ReduceKind::Mean, x, axes, true)?;
+    let centred = cx.sub(x, mean)?;
+    let squares = cx.mul(centred, centred)?;
+    Ok([
+        mean,
+        centred,
+        cx.reduce(ReduceKind::Mean, squares, axes, true)?,
+    ])
 }
 
 /// `centred / sqrt(variance + epsilon) * scale + offset`.

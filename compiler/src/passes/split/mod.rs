@@ -77,11 +77,11 @@ const ALIKE: f64 = 0.1;
 /// Bounds of shares are exact but for the rounding of sums.
 const ROUNDING: f64 = 1e-6;
 
-/// The examples of each device.
+/// The examples of each device, or the parts of a batch where none may be cut.
 struct Shares {
-    /// Number of examples.
+    /// Number of examples, or of parts.
     batch: usize,
-    /// Examples from and to, by share; none is empty.
+    /// Examples or parts from and to, by share; none is empty.
     ranges: Vec<Range<usize>>,
     /// The number of the device of each share, from 0 on.
     devices: Vec<usize>,
@@ -200,9 +200,11 @@ pub fn split_batch(
         g.ty(g.inputs[at]).shape.first()?.as_usize()
     };
     let batch = inputs.first().and_then(extent).unwrap_or(1);
+    let has_parts = on.parts > 1 && batch.is_multiple_of(on.parts);
+    let n = if has_parts { on.parts } else { batch };
     let shares = match on.shards {
-        0 => Shares::of_devices(batch, &machine.speeds),
-        leaves => Shares::in_tree(batch, leaves, on.devices.len()),
+        0 => Shares::of_devices(n, &machine.speeds),
+        leaves => Shares::in_tree(n, leaves, on.devices.len()),
     };
     let plan = Plan::of(g, inputs, &shares);
     let request = |d: &DeviceName| DeviceRequest::from(d).into_requested();

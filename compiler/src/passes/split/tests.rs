@@ -21,6 +21,7 @@ fn devices(n: usize, n_servers: usize) -> DataParallel {
         servers: (n - 1..).map(name).take(n_servers).collect(),
         deal: [Deal::InTurn, Deal::BySize][n % 2],
         shards: 0,
+        parts: 1,
     }
 }
 

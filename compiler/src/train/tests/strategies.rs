@@ -19,6 +19,7 @@ fn split(build: impl Fn(&mut Model) -> Result<Objective>) -> Graph {
         servers: Vec::new(),
         deal: Deal::default(),
         shards: 0,
+        parts: 1,
     };
     let machine = Machine {
         speeds: vec![1.0; 2],
