@@ -90,6 +90,7 @@ fn times(target: &Target, step: &Graph, n: usize, each: usize) -> Result<[f64; 2
             deal: Deal::default(),
             shards: 0,
             parts: 1,
+            sums: String::new(),
         }),
         ..Options::default()
     };

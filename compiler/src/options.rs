@@ -124,6 +124,8 @@ pub struct DataParallel {
     pub shards: usize,
     /// Equal parts of a batch with statistics of their own, none of which is cut; 1 for none.
     pub parts: usize,
+    /// Folder of variables in partial sums: each share has one of its own, and the value is the sum of them all. Empty for none.
+    pub sums: String,
 }
 
 /// Distribution of variables over servers. Those of one update are together: a weight, its slots and its averages.

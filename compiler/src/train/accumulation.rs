@@ -7,6 +7,7 @@ use crate::compiled::{Compiled, Outputs};
 use crate::error::{Error, Result};
 use crate::ir::random::STEP;
 use crate::ir::{Dim, GraphBuilder, ScalarOp, Type, ValueId};
+use crate::options::{DataParallel, Options};
 use gristmill_runtime::exec::Resources;
 use gristmill_runtime::{DType, Tensor};
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Folder of the variables within a step; checkpoints, which are between steps, have none of them.
 pub(super) const FOLDER: &str = "accumulation/";
+/// Folder of the sums of gradients in it.
+const SUMS: &str = "sum/";
 /// The number of a micro-batch within its step, from 0.
 const INDEX: &str = "accumulation/index";
 /// Its part of the step's examples.
@@ -72,7 +75,7 @@ impl Part {
         let weight = b.variable(WEIGHT, scalar(1f64))?;
         for p in parameters {
             let ty = b.operand(p.gradient)?.clone();
-            let name = format!("{FOLDER}sum/{}", p.name);
+            let name = format!("{FOLDER}{SUMS}{}", p.name);
             let zeros = Tensor::zeros(ty.dtype, &ty.static_shape().unwrap_or_default())?;
             let (old, zero) = (b.variable(&name, zeros)?, b.scalar(ty.dtype, 0.0));
             // Sums of an earlier step do not count, NaN neither.
@@ -101,6 +104,7 @@ pub(super) struct Accumulation {
     /// Micro-batches of a step.
     n: usize,
     adds: Compiled,
+    in_shares: Option<InShares>,
     container: String,
     /// Held during a step: its parts share variables.
     lock: Mutex<()>,
@@ -108,13 +112,44 @@ pub(super) struct Accumulation {
     means: Vec<String>,
 }
 
+/// The programs of devices that keep the sums of their own shares, which are joined once in a step.
+pub(super) struct InShares {
+    /// Shares of a micro-batch, and so its fewest examples.
+    pub(super) n: usize,
+    pub(super) adds: Compiled,
+    pub(super) moves: Compiled,
+}
+
+impl InShares {
+    /// Options of its programs, for those of others; `None` for a single share.
+    pub(super) fn options(options: &Options) -> Option<(usize, Options)> {
+        let on = options.data_parallel.as_ref()?;
+        let n = on.shards.max(on.devices.len());
+        let on = DataParallel {
+            sums: format!("{FOLDER}{SUMS}"),
+            ..on.clone()
+        };
+        let options = Options {
+            data_parallel: Some(on),
+            ..options.clone()
+        };
+        (n > 1).then_some((n, options))
+    }
+}
+
 impl Accumulation {
     /// Errors when an input has no first axis of examples.
-    pub(super) fn new(n: usize, adds: Compiled, container: &str) -> Result<Accumulation> {
+    pub(super) fn new(
+        n: usize,
+        adds: Compiled,
+        in_shares: Option<InShares>,
+        container: &str,
+    ) -> Result<Accumulation> {
         Cut::new(adds.inputs()).check()?;
         Ok(Accumulation {
             lock: Mutex::new(()),
             n,
+            in_shares,
             means: adds.output_names().to_vec(),
             adds,
             container: container.to_owned(),
@@ -126,9 +161,27 @@ impl Accumulation {
         self.n
     }
 
-    /// The program of all micro-batches but the last.
-    pub(super) fn adds(&self) -> &Compiled {
-        &self.adds
+    /// All programs but the one that moves the variables of a step with few examples.
+    pub(super) fn programs(&self) -> impl Iterator<Item = &Compiled> {
+        let in_shares = self.in_shares.iter();
+        let in_shares = in_shares.flat_map(|own| [&own.adds, &own.moves]);
+        [&self.adds].into_iter().chain(in_shares)
+    }
+
+    /// The programs for micro-batches of some sizes: of all but the last one, and of the last one, which is `step` where shares are not
+    /// kept apart.
+    fn programs_for<'a>(&'a self, step: &'a Compiled, parts: &[Range<usize>]) -> [&'a Compiled; 2] {
+        let is_whole = |own: &&InShares| parts.iter().all(|part| part.len() >= own.n);
+        match self.in_shares.as_ref().filter(is_whole) {
+            Some(own) if parts.len() > 1 => [&own.adds, &own.moves],
+            _ => [&self.adds, step],
+        }
+    }
+
+    /// The program of the last micro-batch of a step on a batch.
+    pub(super) fn moves<'a>(&'a self, step: &'a Compiled, batch: &Batch) -> Result<&'a Compiled> {
+        let parts = self.parts(&Cut::new(step.inputs()), batch)?;
+        Ok(self.programs_for(step, &parts)[1])
     }
 
     /// The results of a step: those of the last micro-batch, with means over all in the place of loss and metrics.
@@ -136,6 +189,7 @@ impl Accumulation {
         let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let cut = Cut::new(step.inputs());
         let parts = self.parts(&cut, &batch)?;
+        let [adds, moves] = self.programs_for(step, &parts);
         let (n, n_rows) = (parts.len(), parts.last().map_or(0, |part| part.end));
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         let mut last = None;
@@ -143,7 +197,7 @@ impl Accumulation {
             let weight = part.len() as f64 / n_rows as f64;
             let micro = cut.rows(&batch, part)?;
             self.begin(step.resources(), i, weight)?;
-            let program = if i + 1 == n { step } else { &self.adds };
+            let program = if i + 1 == n { moves } else { adds };
             let outputs = program.run(micro);
             let outputs = outputs.map_err(|e| match n {
                 1 => e,

@@ -156,6 +156,7 @@ impl Strategy {
             deal,
             shards: 0,
             parts: 1,
+            sums: String::new(),
         }))
     }
 
@@ -167,6 +168,7 @@ impl Strategy {
             deal: Deal::default(),
             shards: 0,
             parts: 1,
+            sums: String::new(),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Steps of training over batches.
 
-use super::accumulation::{self, Accumulation, Part};
+use super::accumulation::{self, Accumulation, InShares, Part};
 use super::asynchronous::Asynchronous;
 use super::data::{Batch, Batches, Dataset, Epoch, Loader, Loading, n_examples};
 use super::inspection::{SUMMARIES, StepValues};
@@ -314,7 +314,7 @@ impl Trainer {
     /// compiled leaves none in the session.
     fn declare(&self) -> Result<()> {
         let step = self.asynchronous.is_none().then_some(&self.step);
-        let adds = self.accumulation.as_ref().map(Accumulation::adds);
+        let adds = self.accumulation.iter().flat_map(Accumulation::programs);
         let parts = self.asynchronous.iter().flat_map(Asynchronous::programs);
         let all = iter::once(&self.evaluation).chain(step).chain(&self.common);
         let all: Vec<&Compiled> = all.chain(adds).chain(parts).collect();
@@ -552,8 +552,11 @@ impl Trainer {
         if let Some(worker) = self.workers().first() {
             return worker.executable_for(batch);
         }
-        let batch = self.first_micro_batch(batch)?;
-        executable_for(self.step_for(&batch), &batch)
+        let program = match &self.accumulation {
+            Some(accumulation) => accumulation.moves(&self.step, batch)?,
+            None => self.step_for(batch),
+        };
+        executable_for(program, &self.first_micro_batch(batch)?)
     }
 
     /// Errors when the model takes another number of examples at once; true when it takes exactly this one.
@@ -812,8 +815,19 @@ fn accumulation(
     }
     let n = training.accumulate;
     let adds = step_of(name, training, Part::Adds(n), 1, build)?.graph;
+    let in_shares = match InShares::options(options) {
+        None => None,
+        Some((n_shares, options)) => {
+            let moves = step_of(name, training, Part::Moves(n), 1, build)?.graph;
+            Some(InShares {
+                n: n_shares,
+                adds: program(session, &options, adds.clone())?,
+                moves: program(session, &options, moves)?,
+            })
+        }
+    };
     let adds = program(session, options, adds)?;
-    Accumulation::new(n, adds, &options.container).map(Some)
+    Accumulation::new(n, adds, in_shares, &options.container).map(Some)
 }
 
 /// The outputs of one element, by name.

@@ -1,10 +1,12 @@
 //! Steps in micro-batches against steps on whole batches.
 
 use super::{examples, perceptron, state};
+use crate::multi_device::setup;
 use gristmill::ir::{Dim, ReduceKind};
+use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{
     Adam, Checkpoints, Dataset, Epoch, EventLog, Every, Fit, Init, Model, ModelCheckpoint,
-    Objective, Summaries, TensorBoard, Trainer, Training, Update, WeightDecay, loss,
+    Objective, Strategy, Summaries, TensorBoard, Trainer, Training, Update, WeightDecay, loss,
 };
 use gristmill::{DType, ErrorKind, Result, Tensor};
 
@@ -307,4 +309,64 @@ fn summaries_are_of_the_first_micro_batch() {
     assert_eq!(plain.fit(&fit, &mut []).unwrap().n_steps, found.n_steps);
     let weights = |t: &Trainer| t.value("first/weights").unwrap().unwrap();
     assert_eq!(weights(&own), weights(&plain));
+}
+
+/// Steps of four micro-batches on devices that share each of them: 24 examples, 23, 5 (micro-batches of fewer examples than devices), and again.
+fn on_devices(devices: &str, strategy: Strategy, shards: usize) -> (Trainer, Vec<f64>) {
+    let setup = setup(devices, 2);
+    let training = Training {
+        strategy,
+        shards,
+        options: setup.options.clone(),
+        ..training(4)
+    };
+    let own = Trainer::in_session(&setup.session(), "net", &training, net).unwrap();
+    let mut losses = Vec::new();
+    for (n, seed) in [24, 23, 5, 24, 16].into_iter().zip(1..) {
+        let x = random_tensor(&mut Rng(seed), DType::F32, &[n, 6], false);
+        let y: Vec<i64> = (0..n as i64).map(|i| (i * 5 + seed as i64) % 3).collect();
+        let batch = [("x", x), ("y", Tensor::from_slice(&y, &[n]).unwrap())];
+        losses.push(own.step(batch).unwrap().loss);
+    }
+    own.resources().check_replicas().unwrap();
+    (own, losses)
+}
+
+fn weights(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
+    let all = trainer.resources().values(|_, _| true).unwrap().into_iter();
+    let kept = all.filter(|v| !v.name.starts_with("accumulation/"));
+    kept.map(|v| (v.name, v.value.to_f64s())).collect()
+}
+
+/// Gradients of all micro-batches are summed on their devices, and joined once.
+#[test]
+fn devices_join_their_sums_once() {
+    let mirrored = || Strategy::Mirrored {
+        devices: Vec::new(),
+    };
+    let central = || Strategy::CentralStorage {
+        central: None,
+        devices: Vec::new(),
+    };
+    let (one, expected) = on_devices("cpu:1", Strategy::OneDevice, 0);
+    for n in [2, 3, 4] {
+        for strategy in [mirrored(), central()] {
+            let (own, losses) = on_devices(&format!("cpu:{n}"), strategy, 0);
+            for (a, b) in expected.iter().zip(&losses) {
+                assert!((a - b).abs() < 1e-4, "{n}: {expected:?} {losses:?}");
+            }
+            for ((name, a), (other, b)) in weights(&one).iter().zip(&weights(&own)) {
+                assert_eq!(name, other);
+                let pairs = a.iter().zip(b);
+                let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 1e-4, "{n} devices: {name}: {worst}");
+            }
+        }
+    }
+    // In shards, the same bits on any number of devices.
+    let (shards, _) = on_devices("cpu:1", Strategy::OneDevice, 4);
+    for n in [2, 4] {
+        let (own, _) = on_devices(&format!("cpu:{n}"), mirrored(), 4);
+        assert_eq!(weights(&own), weights(&shards), "{n} devices");
+    }
 }

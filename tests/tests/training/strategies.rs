@@ -593,6 +593,7 @@ fn devices_and_batches_that_do_not_fit_are_refused() {
         deal: Deal::default(),
         shards: 0,
         parts: 1,
+        sums: String::new(),
     });
     insta::assert_snapshot!(mirrored(&both).err().unwrap(), @"a strategy, and Options::data_parallel (try: one of them: both say which devices share a batch)");
     let resources = trainer(Setup::default()).resources().clone();
@@ -811,6 +812,7 @@ fn program(build: Build, n_replicas: usize, n_servers: usize) -> Result<Compiled
             devices,
             shards: 0,
             parts: 1,
+            sums: String::new(),
         });
     }
     setup.compile(&b.finish()?)

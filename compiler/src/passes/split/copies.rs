@@ -16,6 +16,14 @@ pub(super) struct Copies<'a> {
     pub(super) shares: &'a Shares,
 }
 
+/// The name of a share's own variable.
+fn name_of_share(name: &str, r: usize) -> String {
+    match r {
+        0 => name.to_owned(),
+        r => format!("{name}/share_{r}"),
+    }
+}
+
 impl Copies<'_> {
     /// Adds what device `r` computes of a node.
     pub(super) fn add(
@@ -29,7 +37,10 @@ impl Copies<'_> {
         let mut copy = node.clone();
         match &mut copy.op {
             Op::ReadVariable { name, .. } | Op::AssignVariable { name, .. } => {
-                *name = replica_name(name, r);
+                *name = match computed.sharding() {
+                    Sharding::Partial => name_of_share(name, r),
+                    _ => replica_name(name, r),
+                };
             }
             _ => {}
         }

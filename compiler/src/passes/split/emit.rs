@@ -3,6 +3,7 @@
 use super::copies::{Copies, accumulator, cast, origin};
 use super::sharding::{Computation, Plan, is_zero};
 use super::{Cut, Places, Sharding, Shares};
+use crate::Tensor;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, Requested, ScalarOp, ValueId};
 use std::collections::BTreeMap;
@@ -154,6 +155,7 @@ impl<'a> Emitter<'a> {
             Sharding::Shard(cut) => self.cut(v, cut)?,
             // Zeros are partial sums of zeros.
             Sharding::Partial if is_zero(self.old, v) => self.resharded(v, Sharding::Replicated)?,
+            Sharding::Partial if self.plan.has_sums() => self.as_sums(v)?,
             Sharding::Partial => {
                 return Err(Error::internal(
                     "partial sums of a value are asked for, and there are none",
@@ -161,6 +163,25 @@ impl<'a> Emitter<'a> {
             }
         };
         self.values.insert((v, sharding), all.clone());
+        Ok(all)
+    }
+
+    /// Partial sums of a replicated value: itself for the first share, and zeros for the others.
+    fn as_sums(&mut self, v: ValueId) -> Result<Vec<ValueId>> {
+        let mut all = self.resharded(v, Sharding::Replicated)?;
+        let ty = self.old.ty(v).clone();
+        let shape = ty.static_shape();
+        let shape = shape.ok_or_else(|| Error::internal("a sum without extents"))?;
+        let origin = origin(self.old, v);
+        for (r, sum) in all.iter_mut().enumerate().skip(1) {
+            let place = self.place_of(r);
+            *sum = self.at(&place, |new| {
+                let zero = Op::constant(Tensor::zeros(ty.dtype, &[])?);
+                let zero = new.add1(zero, &[], &origin)?;
+                let shape = shape.iter().map(|&n| n.into()).collect();
+                new.add1(Op::Broadcast { shape }, &[zero], &origin)
+            })?;
+        }
         Ok(all)
     }
 

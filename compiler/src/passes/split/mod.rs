@@ -206,7 +206,7 @@ pub fn split_batch(
         0 => Shares::of_devices(n, &machine.speeds),
         leaves => Shares::in_tree(n, leaves, on.devices.len()),
     };
-    let plan = Plan::of(g, inputs, &shares);
+    let plan = Plan::of(g, inputs, &shares, &on.sums);
     let request = |d: &DeviceName| DeviceRequest::from(d).into_requested();
     let places = Places {
         devices: on.devices.iter().map(request).collect(),
@@ -225,7 +225,7 @@ pub fn split_batch(
 /// Puts a push and a pull of its variables on servers: the variables as they are dealt, other nodes where the fewest
 /// bytes cross.
 pub fn place_on_servers([push, pull]: [&mut Graph; 2], servers: &[DeviceName], deal: Deal) {
-    let plan = Plan::of(push, &[], &Shares::in_tree(1, 1, 1));
+    let plan = Plan::of(push, &[], &Shares::in_tree(1, 1, 1), "");
     let homes = Homes::of(push, &plan, servers.len(), deal);
     let mut of_variables = homes.of_variables(push);
     homes::deal_others(pull, &mut of_variables, servers.len(), deal);

@@ -77,6 +77,8 @@ pub(super) struct Rules<'a> {
     sizes: Sizes,
     /// Times that the batch may lie along an axis of operands or results.
     outers: BTreeSet<usize>,
+    /// True where partial sums are to stay: times common factors, and chosen by common conditions.
+    keeps_sums: bool,
 }
 
 impl<'a> Rules<'a> {
@@ -105,7 +107,13 @@ impl<'a> Rules<'a> {
             shares,
             sizes,
             outers,
+            keeps_sums: false,
         })
+    }
+
+    /// The same where partial sums are to stay, or not.
+    pub(super) fn with_sums(self, keeps_sums: bool) -> Rules<'a> {
+        Rules { keeps_sums, ..self }
     }
 
     /// Cuts of all results.
@@ -175,6 +183,9 @@ impl<'a> Rules<'a> {
         ways.extend(sum_in_groups(&node.op, s));
         if is_linear(&node.op, s) {
             ways.push(vec![Partial; node.inputs.len()]);
+        }
+        if self.keeps_sums {
+            ways.extend(by_common(&node.op));
         }
         ways
     }
@@ -349,6 +360,17 @@ fn is_linear(op: &Op, s: &Sizes) -> bool {
         Op::Map(ScalarOp::Neg) | Op::Reshape { .. } | Op::Transpose { .. } => true,
         Op::Reduce { kind, .. } => *kind == ReduceKind::Sum,
         _ => false,
+    }
+}
+
+/// The ways to make partial sums of such ones and of common operands.
+fn by_common(op: &Op) -> Vec<Vec<Sharding>> {
+    match op {
+        Op::Map(ScalarOp::Mul) => vec![vec![Partial, Replicated], vec![Replicated, Partial]],
+        Op::Map(ScalarOp::Div) => vec![vec![Partial, Replicated]],
+        Op::Map(ScalarOp::Select) => vec![vec![Replicated, Partial, Partial]],
+        Op::Broadcast { .. } => vec![vec![Partial]],
+        _ => Vec::new(),
     }
 }
 

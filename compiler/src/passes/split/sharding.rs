@@ -3,6 +3,7 @@
 use super::rules::Rules;
 use super::{Sharding, Shares, scans};
 use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
+use crate::schedule::variable_uses;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One computation of a node.
@@ -57,19 +58,23 @@ pub(super) struct Plan {
     scans: BTreeMap<NodeId, Computation>,
     /// Inputs that may be taken for partial sums, as zeros are.
     open: BTreeSet<ValueId>,
+    /// Folder of the variables in partial sums; empty for none.
+    sums: String,
     /// The shardings in which the outputs are needed.
     outputs: Vec<Sharding>,
 }
 
 impl Plan {
     /// Shardings with few transfers. The first axis of the inputs named is the batch.
-    pub(super) fn of(g: &Graph, inputs: &[String], shares: &Shares) -> Plan {
+    pub(super) fn of(g: &Graph, inputs: &[String], shares: &Shares, sums: &str) -> Plan {
         let formal = |name| match inputs.contains(name) && shares.n() > 1 {
             true => Sharding::along(0),
             false => Sharding::Replicated,
         };
         let formals: Vec<Sharding> = g.input_names.iter().map(formal).collect();
-        let mut plan = Plan::chosen(g, &formals, BTreeSet::new(), shares);
+        let mut plan = Plan::made_of(&formals, g);
+        plan.sums = sums.to_owned();
+        plan.choose(g, shares);
         plan.outputs = vec![Sharding::Replicated; g.outputs.len()];
         plan.find_needed(g, shares);
         plan
@@ -100,22 +105,39 @@ impl Plan {
         plan.is_local(step).then_some(plan)
     }
 
-    /// Shardings in which values are made.
+    /// Shardings in which values of a step are made.
     fn chosen(g: &Graph, formals: &[Sharding], open: BTreeSet<ValueId>, shares: &Shares) -> Plan {
+        let mut plan = Plan::made_of(formals, g);
+        plan.open = open;
+        plan.choose(g, shares);
+        plan
+    }
+
+    /// All values replicated, but for the inputs.
+    fn made_of(formals: &[Sharding], g: &Graph) -> Plan {
         let mut plan = Plan {
             made: vec![Sharding::Replicated; g.n_values()],
             computed: Vec::new(),
             scans: BTreeMap::new(),
-            open,
+            open: BTreeSet::new(),
+            sums: String::new(),
             outputs: Vec::new(),
         };
         for (&v, &sharding) in g.inputs.iter().zip(formals) {
             plan.made[v.0 as usize] = sharding;
         }
-        if shares.n() > 1 {
-            plan.choose(g, shares);
-        }
         plan
+    }
+
+    /// True if variables are in partial sums.
+    pub(super) fn has_sums(&self) -> bool {
+        !self.sums.is_empty()
+    }
+
+    /// True for the use of a variable in partial sums.
+    fn is_sum(&self, node: &Node) -> bool {
+        let mut used = variable_uses(node).into_iter();
+        self.has_sums() && used.any(|((_, name), _)| name.starts_with(&self.sums))
     }
 
     /// True when no computation and no output needs values of other devices.
@@ -148,12 +170,16 @@ impl Plan {
         &self.computed[id.0 as usize]
     }
 
-    /// Gives the results of each node a sharding.
+    /// Gives the results of each node a sharding, if there are several shares.
     fn choose(&mut self, g: &Graph, shares: &Shares) {
+        if shares.n() < 2 {
+            return;
+        }
         for (id, node) in g.nodes() {
             let scan = scans::computation(g, node, shares, |v| self.sharding(v));
             let results = match &scan {
                 Some(scan) => scan.results.clone(),
+                None if self.is_sum(node) => vec![Sharding::Partial],
                 None => vec![self.cheapest(g, node, shares); node.outputs.len()],
             };
             for (v, sharding) in node.outputs.iter().zip(results) {
@@ -197,7 +223,8 @@ impl Plan {
     }
 
     fn rules<'a>(&self, g: &'a Graph, node: &'a Node, shares: &'a Shares) -> Option<Rules<'a>> {
-        Rules::of(g, node, shares, |v| self.sharding(v))
+        let rules = Rules::of(g, node, shares, |v| self.sharding(v))?;
+        Some(rules.with_sums(self.has_sums()))
     }
 
     /// Bytes of partial sums to be added up for operands of some shardings; `None` where shards would have to
@@ -214,7 +241,8 @@ impl Plan {
             (made, sharding) if made == sharding => Some(0),
             (Sharding::Replicated, Sharding::Shard(_)) => Some(0),
             (Sharding::Replicated, Sharding::Partial) => {
-                (self.open.contains(&v) || is_zero(g, v)).then_some(0)
+                let is_open = self.has_sums() || self.open.contains(&v);
+                (is_open || is_zero(g, v)).then_some(0)
             }
             (Sharding::Partial, Sharding::Replicated | Sharding::Shard(_)) => g.ty(v).size_bytes(),
             _ => None,
@@ -262,6 +290,10 @@ impl Plan {
         shares: &Shares,
     ) -> Vec<Computation> {
         let whole = || Computation::whole(node);
+        if self.is_sum(node) && shares.n() > 1 {
+            let operands = vec![Sharding::Partial; node.inputs.len()];
+            return vec![Computation::uniform(node, Sharding::Partial, operands)];
+        }
         let made = node
             .outputs
             .first()

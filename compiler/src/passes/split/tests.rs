@@ -22,6 +22,7 @@ fn devices(n: usize, n_servers: usize) -> DataParallel {
         deal: [Deal::InTurn, Deal::BySize][n % 2],
         shards: 0,
         parts: 1,
+        sums: String::new(),
     }
 }
 
@@ -52,7 +53,7 @@ fn count(g: &Graph, n: usize, counts: &mut BTreeMap<&'static str, [usize; 2]>) {
     let inputs = batched(g);
     let at = g.input_names.iter().position(|name| *name == inputs[0]);
     let batch = g.ty(g.inputs[at.unwrap()]).shape[0].as_usize().unwrap();
-    let plan = Plan::of(g, &inputs, &Shares::of_devices(batch, &vec![1.0; n]));
+    let plan = Plan::of(g, &inputs, &Shares::of_devices(batch, &vec![1.0; n]), "");
     for (id, node) in g.nodes() {
         for computed in plan.computations_of(id) {
             let of = counts.entry(node.op.name()).or_default();
@@ -586,4 +587,51 @@ fn nodes_that_ask_for_devices_are_refused() {
     insta::assert_snapshot!(error(text), @r#"
 in node "/layer": a batch is divided among devices, and the node asks for one by itself (try: without device scopes, or without a strategy)
 "#);
+}
+
+/// The variables of a graph, each once.
+fn variables(g: &Graph) -> Vec<String> {
+    let all = g.variables().into_keys();
+    all.map(|(_, name)| name).collect()
+}
+
+/// A weighted gradient, and a term of weights alone, are added to sums of the shares: nothing crosses. A use of the new sums joins them.
+#[test]
+fn sums_of_shares_are_joined_where_they_are_used() {
+    let graph = |is_used: bool| {
+        let mut b = GraphBuilder::new("sums");
+        let x = b.input("x", DType::F32, [8, 3]);
+        let zeros = Tensor::zeros(DType::F32, &[3]).unwrap();
+        let old = b.variable("sums/w", zeros.clone()).unwrap();
+        let w = Tensor::from_slice(&[2.0f32, 4.0, 6.0], &[3]).unwrap();
+        let w = b.variable("w", w).unwrap();
+        let factor = b.variable("factor", Tensor::scalar(0.5f32)).unwrap();
+        let gradient = b.reduce(ReduceKind::Sum, x, &[0], false).unwrap();
+        let gradient = b.add_(gradient, w).unwrap();
+        let own = b.mul(gradient, factor).unwrap();
+        let sum = b.add_(old, own).unwrap();
+        match is_used {
+            true => b.output("sum", sum),
+            false => drop(b.assign_variable("sums/w", sum).unwrap()),
+        }
+        b.finish().unwrap()
+    };
+    for (n_servers, is_used) in [(0, false), (0, true), (1, false)] {
+        let on = DataParallel {
+            sums: "sums/".to_owned(),
+            ..devices(2, n_servers)
+        };
+        let (g, _) = split_batch(&graph(is_used), &["x".to_owned()], &on).unwrap();
+        let is_joined = |node: &&Node| matches!(node.op, Op::AllReduce { .. });
+        let n_joined = g.nodes().map(|(_, node)| node).filter(is_joined).count();
+        assert_eq!(n_joined, usize::from(is_used));
+        let names = variables(&g);
+        assert!(names.contains(&"sums/w/share_1".to_owned()), "{names:?}");
+        let x: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        let x = Tensor::from_slice(&x, &[8, 3]).unwrap();
+        let found = interp::run(&g, &[x]).unwrap();
+        if is_used {
+            assert_eq!(found[0].as_slice::<f32>(), [43.0, 48.0, 53.0]);
+        }
+    }
 }

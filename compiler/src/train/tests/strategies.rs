@@ -20,6 +20,7 @@ fn split(build: impl Fn(&mut Model) -> Result<Objective>) -> Graph {
         deal: Deal::default(),
         shards: 0,
         parts: 1,
+        sums: String::new(),
     };
     let machine = Machine {
         speeds: vec![1.0; 2],
