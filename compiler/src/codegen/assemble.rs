@@ -19,7 +19,7 @@ use gristmill_runtime::program::{
     Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Options of assembly, by device where devices differ.
@@ -138,6 +138,7 @@ fn assemble_into(
         settings,
         code,
         variables: Vec::new(),
+        of_name: HashMap::new(),
         choices: Vec::new(),
         warnings: Vec::new(),
         fallbacks: Vec::new(),
@@ -222,6 +223,8 @@ struct Assembler<'s> {
     /// True in a sub-program.
     is_region: bool,
     variables: Vec<VariableSpec>,
+    /// The variables of a name, in any container.
+    of_name: HashMap<String, Vec<u32>>,
     choices: Vec<Choice>,
     warnings: Vec<String>,
     fallbacks: Vec<(DeviceName, Fallback)>,
@@ -470,20 +473,17 @@ impl Assembler<'_> {
     }
 
     fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> u32 {
-        let found = self
-            .variables
-            .iter()
-            .position(|v| v.container == container && v.name == name);
-        let i = match found {
-            Some(i) => i,
-            None => {
-                let dtype = g.ty(value).dtype;
-                self.variables
-                    .push(VariableSpec::new(container, name, dtype));
-                self.variables.len() - 1
-            }
-        };
-        i as u32
+        let namesakes = self.of_name.get(name).into_iter().flatten();
+        let mut found = namesakes.filter(|&&i| self.variables[i as usize].container == container);
+        if let Some(&i) = found.next() {
+            return i;
+        }
+        let i = self.variables.len() as u32;
+        let dtype = g.ty(value).dtype;
+        self.variables
+            .push(VariableSpec::new(container, name, dtype));
+        self.of_name.entry(name.to_owned()).or_default().push(i);
+        i
     }
 
     /// `if`, `loop` and `scan` become steps with sub-programs on the same device.

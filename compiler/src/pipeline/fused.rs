@@ -43,7 +43,8 @@ pub fn fused(graph: Graph, config: Config) -> Result<Fused> {
 pub fn fused_for(graph: Graph, first: &Bindings, config: Config) -> Result<Fused> {
     let mut p = Passes::new(config);
     let mut request = request(config);
-    let graph = prepared(graph, &mut request, &mut p)?;
+    let form = |graph| in_kernel_form(graph, config);
+    let graph = prepared(graph, form, &mut request, &mut p)?;
     let sizes = representative(&graph, first, config);
     let rewritten = simplified(&graph, &sizes, &mut p)?;
     with_kernels([graph, rewritten], &sizes, request, p)
@@ -75,7 +76,8 @@ pub fn fused_in_parts(
         Ok(parts)
     })?;
     let mut request = request(config);
-    let parts = prepared(parts, &mut request, &mut p)?;
+    // They are in the form of the whole.
+    let parts = prepared(parts, Ok, &mut request, &mut p)?;
     with_kernels([whole, parts], &sizes, request, p)
 }
 
@@ -177,8 +179,13 @@ impl Fused {
 }
 
 /// State is ordered and pins become requests of the model's own nodes, so that no pass reorders the one or joins nodes of
-/// different devices; then constants are folded.
-pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<Graph> {
+/// different devices; `form` makes kernel form of the graph, and constants are folded.
+pub(super) fn prepared(
+    mut graph: Graph,
+    form: impl FnOnce(Graph) -> Result<Graph>,
+    request: &mut Request,
+    p: &mut Passes,
+) -> Result<Graph> {
     let config = p.config;
     let collectives = Collectives {
         set: &config.settings.devices,
@@ -193,7 +200,7 @@ pub(super) fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) 
             graph = passes::check_scattered(&graph)?;
         }
         graph.order_state();
-        let mut cleaned = passes::clean(&in_kernel_form(graph, config)?)?;
+        let mut cleaned = passes::clean(&form(graph)?)?;
         place::follow_operands(&mut cleaned, request);
         passes::expand_all_reduce(&cleaned, &|asked| collectives.way(asked))
     })?;
@@ -216,7 +223,7 @@ fn simplified(graph: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> 
 }
 
 /// Convolutions in phases and quantised forms, as kernels take them. Weights are folded afterwards, so that those of the phases are.
-fn in_kernel_form(graph: Graph, config: Config) -> Result<Graph> {
+pub(super) fn in_kernel_form(graph: Graph, config: Config) -> Result<Graph> {
     let graph = match config.options.opt_level > 0 {
         true => passes::polyphase(&graph)?,
         false => graph,

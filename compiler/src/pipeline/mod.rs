@@ -198,7 +198,8 @@ pub fn lower(graph: Graph, config: Config) -> Result<Lowered> {
 /// The text of [`Stage::Graph`] of a graph whose shapes may be symbolic.
 pub(crate) fn symbolic_text(graph: Graph, config: Config, full: bool) -> Result<String> {
     let mut request = request(config);
-    let prepared = fused::prepared(graph, &mut request, &mut Passes::new(config))?;
+    let form = |graph| fused::in_kernel_form(graph, config);
+    let prepared = fused::prepared(graph, form, &mut request, &mut Passes::new(config))?;
     Ok(prepared.to_text(PrintOptions::of(full)))
 }
 

@@ -628,7 +628,9 @@ impl Barriers {
         if let Some(last) = self.last.filter(|&last| deps.iter().all(|&d| d < last)) {
             deps.insert(last);
         }
-        self.ends.retain(|end| !deps.contains(end));
+        for dep in &*deps {
+            self.ends.remove(dep);
+        }
         self.ends.insert(step);
         if is_collective {
             self.last = Some(step);

@@ -142,6 +142,19 @@ pub(super) fn updates(
     roots: &[ValueId],
     deps: &mut [BTreeSet<NodeId>],
 ) -> Vec<Update> {
+    first_updates(usize::MAX, g, needs, residents, places, roots, deps)
+}
+
+/// The first ones of these, so many at most.
+fn first_updates(
+    most: usize,
+    g: &Graph,
+    needs: &Needs,
+    residents: &[Resident],
+    places: &[Option<Place>],
+    roots: &[ValueId],
+    deps: &mut [BTreeSet<NodeId>],
+) -> Vec<Update> {
     if !needs.updates_in_place {
         return Vec::new();
     }
@@ -150,6 +163,9 @@ pub(super) fn updates(
     let mut readers = readers(g, places, residents.len());
     let is_shown = shown(g, places, residents.len());
     for (i, resident) in (0..).zip(residents) {
+        if found.len() == most {
+            break;
+        }
         let update = resident
             .assignment
             .and_then(|id| Update::of(g, places, roots, i, id));
@@ -159,8 +175,10 @@ pub(super) fn updates(
         let mut before = std::mem::take(&mut readers[i as usize]);
         before.remove(&update.node);
         if !is_shown[i as usize] && barrier.has_room(update.node, &before, deps) {
-            before.extend(&barrier.last);
-            deps[update.node.0 as usize].extend(before);
+            // One set of all, which is built faster than a set grows.
+            let own = &mut deps[update.node.0 as usize];
+            let all = own.iter().chain(&before).chain(&barrier.last).copied();
+            *own = all.collect();
             found.push(update);
         }
     }
@@ -175,6 +193,9 @@ struct Barrier {
     last: Vec<NodeId>,
     /// Nodes below this one wait for earlier ones alone.
     floor: NodeId,
+    /// By node: the number of the last search that came to it.
+    seen: Vec<u32>,
+    n_searches: u32,
 }
 
 impl Barrier {
@@ -196,6 +217,8 @@ impl Barrier {
             is_before,
             last,
             floor: NodeId(floor.unwrap_or(deps.len()) as u32),
+            seen: vec![0; deps.len()],
+            n_searches: 0,
         }
     }
 
@@ -211,13 +234,15 @@ impl Barrier {
             return false;
         }
         let floor = self.floor.min(update);
-        let mut seen: BTreeSet<NodeId> = BTreeSet::new();
+        self.n_searches += 1;
         let mut left: Vec<NodeId> = before.iter().copied().collect();
         while let Some(id) = left.pop() {
             if id == update {
                 return false;
             }
-            if id >= floor && !self.is_before[id.0 as usize] && seen.insert(id) {
+            let seen = &mut self.seen[id.0 as usize];
+            let is_new = std::mem::replace(seen, self.n_searches) != self.n_searches;
+            if id >= floor && !self.is_before[id.0 as usize] && is_new {
                 left.extend(&deps[id.0 as usize]);
             }
         }
@@ -265,7 +290,8 @@ pub(crate) fn has_updates(g: &Graph) -> bool {
     };
     let (residents, roots, mut deps) = (residents(g), roots(g), node_deps(g));
     let (places, _) = fixed_places(g, &residents, &roots);
-    !updates(g, &needs, &residents, &places, &roots, &mut deps).is_empty()
+    let found = first_updates(1, g, &needs, &residents, &places, &roots, &mut deps);
+    !found.is_empty()
 }
 
 /// Nodes of a part that may fail by themselves in a run. A transfer between parts in the memory of the host cannot.

@@ -17,6 +17,9 @@ use std::cmp::Reverse;
 /// Begins of stretches times tasks that one pass may look at; beyond it begins are sampled evenly.
 const WORK: usize = 2_000_000;
 
+/// Part of this work for a problem whose tasks have one device each.
+const FIXED_SHARE: usize = 10;
+
 /// Most passes over all stretches.
 const PASSES: usize = 20;
 
@@ -39,18 +42,24 @@ pub(super) struct Slack {
 pub(super) fn energetic(p: &Problem, slack: impl Fn(usize) -> Slack, least: Nanos) -> Nanos {
     let mut total = least;
     // A task that fits on no device has no times either.
-    for set in if least.is_finite() {
-        device_sets(p)
-    } else {
-        Vec::new()
-    } {
+    let sets = match least.is_finite() {
+        true => device_sets(p),
+        false => Vec::new(),
+    };
+    // Without a choice of devices there is no placement to be proven.
+    let is_fixed = (0..p.n_tasks()).all(|t| p.feasible(t).count() == 1);
+    let work = match is_fixed {
+        true => WORK / FIXED_SHARE,
+        false => WORK,
+    };
+    for set in sets {
         let inside = |t: usize| p.feasible(t).all(|d| set[d]);
         let n_devices = set.iter().filter(|d| **d).count() as u64;
         let tasks: Vec<Slack> = (0..p.n_tasks())
             .filter(|&t| p.least_cost(t) > Nanos::ZERO && inside(t))
             .map(&slack)
             .collect();
-        total = total.max(Nanos(raise(&tasks, n_devices, total.0, WORK)));
+        total = total.max(Nanos(raise(&tasks, n_devices, total.0, work)));
     }
     total
 }
