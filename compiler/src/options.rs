@@ -61,7 +61,7 @@ pub struct Options {
     /// Runs with variables overlap with each other, even if they assign, and with those of other models compiled so. They change variables
     /// element by element: of two updates of an element at the same time, one may be lost, and a run may read some elements before
     /// and some after an update (Niu et al., Hogwild!, NeurIPS 2011). All other runs with variables wait. Errors with `Unsupported` when a variable
-    /// is assigned in a branch or loop, or is on a device with memory of its own.
+    /// is assigned in a branch or loop, or is on a device with memory of its own, and when extents are known in a run only.
     pub updates_overlap: bool,
     /// Target CPU of generated code.
     pub target_cpu: TargetCpu,

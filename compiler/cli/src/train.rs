@@ -84,7 +84,7 @@ pub struct TrainArgs {
     /// devices. Results differ from run to run.
     #[arg(long = "async", help_heading = heading::TRAINING)]
     is_async: bool,
-    /// As --async, with updates that do not wait for each other either: of two at the same time, a weight may lose one. The weights are on one CPU.
+    /// As --async, but updates do not wait for each other either: if two change a weight at the same time, one may be lost. The weights are on one CPU.
     #[arg(long, conflicts_with = "is_async", help_heading = heading::TRAINING)]
     hogwild: bool,
     /// Shares of each batch, a power of two: their gradients are joined in one fixed tree, so that 1, 2, 4, .. devices, up to N, give the
@@ -142,7 +142,7 @@ enum StrategyName {
     Auto,
 }
 
-/// The examples of a statistic.
+/// The examples that batch normalisation takes its statistics of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum StatisticsOf {
     #[default]
@@ -406,6 +406,7 @@ impl<'a> Setup<'a> {
         self.warn_of_slow(&training, dtype);
         let build = |m: &mut Model| self.aim.build(m, dtype);
         let trainer = Trainer::in_session(&self.session, "train", &training, build)?;
+        self.warn_of_common(&trainer);
         if self.args.strategy == StrategyName::Auto {
             let name = trainer.strategy().name();
             noteln!(
@@ -421,6 +422,17 @@ impl<'a> Setup<'a> {
         let (training, dtype) = self.training()?;
         let build = |m: &mut Model| self.aim.build(m, dtype);
         Comparison::of(&self.session, "train", &training, self.size, build)
+    }
+
+    /// Warns where the batch has no equal shares for statistics per replica.
+    fn warn_of_common(&self, trainer: &Trainer) {
+        let n = trainer.n_replicas().max(self.args.shards as usize);
+        if self.args.statistics == StatisticsOf::PerReplica && !self.size.is_multiple_of(n) {
+            errln!(
+                "warning: --statistics per-replica: {} examples have no {n} equal shares, so each batch has common statistics",
+                self.size
+            );
+        }
     }
 
     /// Warns of a strategy that is predicted to take longer than one device.

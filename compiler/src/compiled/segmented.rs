@@ -43,6 +43,10 @@ impl Segmented {
     /// Cuts a graph, in which the sizes of `options` stand for their symbols.
     pub(crate) fn of(graph: Graph, options: &Options, common: &Arc<Common>) -> Result<Segmented> {
         check_plan(options)?;
+        if options.updates_overlap && graph.has_state() {
+            let message = "updates overlap, and extents of the model are known in a run only";
+            return Err(Error::unsupported(message).hint("updates_overlap: false"));
+        }
         let graph = with_pins(graph, common.config(options))?;
         if options.fallback == Fallback::Error {
             check_requests(&graph)?;

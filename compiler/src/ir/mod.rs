@@ -43,10 +43,10 @@ mod infer;
 pub mod ops;
 #[doc(hidden)]
 pub mod parse;
-/// Random numbers in a graph.
 mod parts;
 #[doc(hidden)]
 pub mod print;
+/// Random numbers in a graph.
 pub mod random;
 #[doc(hidden)]
 pub mod request;

@@ -179,7 +179,7 @@ pub struct Worker<'t> {
     index: usize,
 }
 
-/// Values of the variables.
+/// Values of the variables: at one time, unless pushes overlap.
 #[derive(Debug)]
 pub struct Pulled {
     values: Results,

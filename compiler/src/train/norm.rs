@@ -14,7 +14,8 @@ pub enum BatchStatistics {
     Whole,
     /// The examples of a replica, so that forward and backward passes need no sums over devices; moving averages follow the mean over the
     /// replicas (TensorFlow's default under `MirroredStrategy`; Hoffer, Hubara and Soudry, 2017, algorithm 1: ghost batches). With shards, the examples
-    /// of a shard. A batch without equal shares has common statistics.
+    /// of a shard. Shares are equal, whatever the speeds of the devices are; a batch without equal shares has common statistics, and so has a value
+    /// whose first axis is not that of the batch.
     PerReplica,
 }
 

@@ -27,7 +27,7 @@ pub struct Prediction {
     pub servers: Vec<DeviceName>,
     /// Examples of a step.
     pub batch_size: usize,
-    /// Predicted time of a step.
+    /// Predicted time of a step. In micro-batches, each counts as a step on its own, with its exchange of gradients.
     pub step_ns: u64,
     /// Time of it in which the busiest device computes; in the rest it waits for tensors.
     pub busy_ns: u64,

@@ -271,7 +271,7 @@ impl Trainer {
             names,
             step_values,
         } = step_of(name, training, part, n_parts(options), &build)?;
-        let common = in_common(session, name, training, options, &build)?;
+        let common = in_common(session, name, training, options, &graph, &build)?;
         let asynchronous = workers(session, training, options, &graph, &step_values)?;
         let step = program(session, options, graph)?;
         let mut trainer = Trainer {
@@ -368,8 +368,13 @@ impl Trainer {
     /// The program of a step on a batch.
     fn step_for(&self, batch: &Batch) -> &Compiled {
         let n = n_parts(&self.step.options);
+        let mut inputs = self.step.inputs().iter();
+        let size = inputs.find_map(|(name, _)| {
+            let (_, t) = batch.iter().find(|(own, _)| own == name)?;
+            t.shape().first().copied()
+        });
         let common = self.common.as_ref();
-        let common = common.filter(|_| !n_examples(batch).is_multiple_of(n));
+        let common = common.filter(|_| !size.unwrap_or(0).is_multiple_of(n));
         common.unwrap_or(&self.step)
     }
 
@@ -773,19 +778,25 @@ fn program(session: &Session, options: &Options, mut graph: Graph) -> Result<Com
     session.undeclared((&graph).into(), options)
 }
 
-/// Where each replica has statistics of its own: the step with those of the whole batch.
+/// Where each replica has statistics of its own: the step with those of the whole batch, for batches without equal shares.
 fn in_common(
     session: &Session,
     name: &str,
     training: &Training,
     options: &Options,
+    own: &Graph,
     build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<Option<Compiled>> {
-    if n_parts(options) == 1 {
+    let mut axes = own.inputs.iter().filter_map(|&v| own.ty(v).shape.first());
+    let is_fixed = axes.next().is_some_and(|n| n.as_usize().is_some());
+    if n_parts(options) == 1 || is_fixed {
         return Ok(None);
     }
-    let step = step_of(name, training, Part::Step, 1, build)?;
-    program(session, options, step.graph).map(Some)
+    let step = step_of(name, training, Part::Step, 1, build)?.graph;
+    match step == *own {
+        true => Ok(None),
+        false => program(session, options, step).map(Some),
+    }
 }
 
 /// The strategy of a training; the best one for [`Strategy::Auto`].

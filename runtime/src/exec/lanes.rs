@@ -63,7 +63,8 @@ impl Lanes {
     /// share the threads of the pool. Lanes after the first are made when they are needed.
     ///
     /// There is one lane only where runs could disturb each other, or have memory of their own on a
-    /// device: where it assigns variables, unless its runs [overlap](ExecOptions::overlaps), with more devices than one, and on a device with memory of its own.
+    /// device: with more devices than one, on a device with memory of its own, and where the program assigns variables, unless its runs
+    /// [overlap](ExecOptions::overlaps).
     /// Errors: as those of [`Executor::new`].
     pub fn concurrent(
         program: Arc<Program>,

@@ -108,7 +108,7 @@ pub struct ExecOptions {
     pub is_validated: bool,
     /// Runs with variables overlap with those of other such executors, even if both assign: an update reads and writes each element in one
     /// piece, and one of two updates of an element at the same time may be lost (Niu et al., Hogwild!, NeurIPS 2011). Other runs with variables,
-    /// and reads of their values, wait for the end of these. Only for variables that keep their shapes, on the host.
+    /// and reads of their values, wait for the end of these. Only for variables on the host with values of the assigned shapes.
     pub overlaps: bool,
 }
 
@@ -194,7 +194,7 @@ fn overlapping(
     residents: &mut Residents,
     options: &ExecOptions,
 ) -> Result<Option<Vec<Arc<Variable>>>, Error> {
-    if !options.overlaps {
+    if !options.overlaps || !program.has_state() {
         return Ok(None);
     }
     let steps = program.partitions.iter().flat_map(|p| &p.steps);
@@ -206,7 +206,6 @@ fn overlapping(
         let message = "runs overlap, and a variable is assigned in a branch or loop, or with a shape of its own";
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
-    options.resources.permit_overlap();
     residents.overlap().map(Some)
 }
 
@@ -247,6 +246,9 @@ impl Executor {
         let overlapping = overlapping(&shared.program, &mut residents, options)?;
         let leads = Lead::all(&shared);
         options.pool.start(leads.len())?;
+        if overlapping.is_some() {
+            options.resources.permit_overlap();
+        }
         Ok(Executor {
             courier: start_courier(&shared, &options.pool)?,
             turn: Mutex::new(Vec::with_capacity(leads.len())),
@@ -496,6 +498,9 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
+        if self.overlapping.is_some() {
+            self.resources.end_overlap();
+        }
         let courier = self.shared.rendezvous.courier();
         courier.iter().for_each(|c| c.close());
         if let Some(helper) = self.courier.take() {

@@ -13,14 +13,15 @@ use std::fmt;
 #[cfg(feature = "safetensors")]
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A set of variables keyed (container, name). Clone the `Arc` to share it between executors.
 ///
 /// Runs of programs with assignments are exclusive, so no update is lost between a read and its
 /// assignment. Runs of programs that only read variables overlap. Runs of executors that
-/// [overlap](super::ExecOptions::overlaps) exclude all others but each other.
+/// [overlap](super::ExecOptions::overlaps) exclude all others but each other; as long as there are such executors, all other runs
+/// with variables are exclusive.
 ///
 /// A variable may have replicas, one for each further device of a program ([`replica_name`](crate::program::replica_name)). They are not among
 /// the names and values, and begin each run with the variable's value.
@@ -31,8 +32,8 @@ pub struct Resources {
     run: RwLock<()>,
     /// Held, beside `run`, by overlapping runs, or by one reader.
     overlap: RwLock<()>,
-    /// True once there is an executor whose runs overlap: readers are apart from them.
-    overlaps: AtomicBool,
+    /// Number of executors whose runs overlap: readers are apart from them.
+    n_overlapping: AtomicUsize,
 }
 
 /// One variable. Its value may have another shape after each run.
@@ -127,13 +128,14 @@ impl Resources {
         }
     }
 
-    /// Begins a run, with assignments if `assigns`. A run without them waits only for the end of runs with assignments.
+    /// Begins a run, with assignments if `assigns`. A run without them waits only for the end of runs with assignments, unless there are executors
+    /// whose runs [overlap](super::ExecOptions::overlaps). The values are not to be asked for meanwhile: such a call may wait for this run.
     pub fn begin_as(&self, assigns: bool) -> Transaction<'_> {
         if assigns {
             return self.begin();
         }
         let reading = shared(&self.run);
-        let overlaps = self.overlaps.load(Ordering::Acquire);
+        let overlaps = self.n_overlapping.load(Ordering::Acquire) > 0;
         let apart = overlaps.then(|| alone(&self.overlap));
         Transaction {
             resources: self,
@@ -141,10 +143,15 @@ impl Resources {
         }
     }
 
-    /// From now on, some runs overlap.
+    /// Notes one more executor whose runs overlap, after the end of runs that are not apart from these.
     pub(super) fn permit_overlap(&self) {
+        self.n_overlapping.fetch_add(1, Ordering::AcqRel);
         let _alone = alone(&self.run);
-        self.overlaps.store(true, Ordering::Release);
+    }
+
+    /// Notes one executor less.
+    pub(super) fn end_overlap(&self) {
+        self.n_overlapping.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Begins a run that overlaps with others of its kind, which may change these variables at the same time. Their values stay where
@@ -557,7 +564,7 @@ impl Variable {
         }
     }
 
-    /// Brings the value there.
+    /// Brings the value to memory of the host that nobody shares.
     fn bring_alone_to_host(&self) -> Result<(), Error> {
         let state = &mut *alone(&self.state);
         state.value.as_mut().map_or(Ok(()), Value::on_host_alone)
@@ -651,10 +658,11 @@ impl Variable {
     /// Address of the value of a run that [overlaps](super::ExecOptions::overlaps) with others, and will [overwrite](Variable::overwrite) it.
     pub(super) fn bind_beside(&self, resident: &Resident) -> Result<*mut u8, Error> {
         let state = shared(&self.state);
-        let shapes = resident.assigned.iter().chain(&resident.read);
-        let values = shapes.map(|shape| self.checked(&state, shape)?.here());
-        let mut addresses = values.map(|value| Ok(value?.as_ptr().cast_mut()));
-        addresses.next().unwrap_or(Ok(ptr::null_mut()))
+        let mut address = ptr::null_mut();
+        for shape in resident.assigned.iter().chain(&resident.read) {
+            address = self.checked(&state, shape)?.here()?.as_ptr().cast_mut();
+        }
+        Ok(address)
     }
 
     /// Ends such a run with the value that it assigns.
@@ -671,7 +679,7 @@ impl Variable {
         }
     }
 
-    /// A tensor of its type.
+    /// Zeros of its type.
     pub(super) fn zeros(&self, shape: &[usize]) -> Result<Tensor, Error> {
         Tensor::zeros(self.dtype, shape)
     }

@@ -608,6 +608,8 @@ fn replicas_train_the_model_of_one_device() {
     let own = [&mirrored[..], &["--statistics", "per-replica"]].concat();
     let ended = train(folder.path(), &own);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let expected = "64 examples have no 3 equal shares, so each batch has common statistics";
+    assert!(ended.stderr.contains(expected), "{}", ended.stderr);
     let ended = train(folder.path(), &[&own[..], &["--accumulate", "2"]].concat());
     assert_eq!(ended.code, Some(3), "{}", ended.stdout);
     assert!(

@@ -9,6 +9,7 @@ use gristmill::train::{
     Objective, Strategy, Summaries, TensorBoard, Trainer, Training, Update, WeightDecay, loss,
 };
 use gristmill::{DType, ErrorKind, Result, Tensor};
+use gristmill_runtime::program::StepKind;
 
 /// Two layers whose loss has a term of the weights.
 fn net(m: &mut Model) -> Result<Objective> {
@@ -363,6 +364,27 @@ fn devices_join_their_sums_once() {
             }
         }
     }
+    // As many tensors cross in the last part of a step as in a step on a whole batch.
+    let n_sent = |accumulate: usize, strategy: Strategy| {
+        let setup = setup("cpu:2", 2);
+        let training = Training {
+            strategy,
+            options: setup.options.clone(),
+            ..training(accumulate)
+        };
+        let own = Trainer::in_session(&setup.session(), "net", &training, net).unwrap();
+        let x = random_tensor(&mut Rng(1), DType::F32, &[16, 6], false);
+        let y = Tensor::from_slice(&[1i64; 16], &[16]).unwrap();
+        let batch = vec![("x".to_owned(), x), ("y".to_owned(), y)];
+        let executable = own.executable_for(&batch).unwrap().unwrap();
+        let parts = executable.lowered.program.partitions.iter();
+        let steps = parts.flat_map(|part| &part.steps);
+        let sends = steps.filter(|s| matches!(s.kind, StepKind::Send { .. }));
+        sends.count()
+    };
+    assert_eq!(n_sent(4, mirrored()), n_sent(1, mirrored()));
+    // The part of the examples, and whether the micro-batch is the first, are on the device with the variables.
+    assert_eq!(n_sent(4, central()), n_sent(1, central()) + 2);
     // In shards, the same bits on any number of devices.
     let (shards, _) = on_devices("cpu:1", Strategy::OneDevice, 4);
     for n in [2, 4] {

@@ -199,8 +199,7 @@ fn each_replica_has_statistics_of_its_own() {
     assert_alike(&hand, &one, "shards on one device");
 }
 
-/// A batch that replicas cannot share equally has statistics of the whole, on one device and on two, and so has one for a single
-/// worker.
+/// A batch that two replicas cannot share equally has common statistics, and so has a batch that one worker takes alone.
 #[test]
 fn batches_without_equal_shares_have_common_statistics() {
     let made = |devices: &str, statistics: BatchStatistics| {

@@ -16,11 +16,12 @@ pub(super) struct Copies<'a> {
     pub(super) shares: &'a Shares,
 }
 
-/// The name of a share's own variable.
+/// The name of a share's own variable: `folder/share_1/name`, which no other variable of `folder` has.
 fn name_of_share(name: &str, r: usize) -> String {
-    match r {
-        0 => name.to_owned(),
-        r => format!("{name}/share_{r}"),
+    match (r, name.split_once('/')) {
+        (0, _) => name.to_owned(),
+        (r, Some((folder, rest))) => format!("{folder}/share_{r}/{rest}"),
+        (r, None) => format!("share_{r}/{name}"),
     }
 }
 

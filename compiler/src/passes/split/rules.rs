@@ -369,7 +369,6 @@ fn by_common(op: &Op) -> Vec<Vec<Sharding>> {
         Op::Map(ScalarOp::Mul) => vec![vec![Partial, Replicated], vec![Replicated, Partial]],
         Op::Map(ScalarOp::Div) => vec![vec![Partial, Replicated]],
         Op::Map(ScalarOp::Select) => vec![vec![Replicated, Partial, Partial]],
-        Op::Broadcast { .. } => vec![vec![Partial]],
         _ => Vec::new(),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::rules::Rules;
 use super::{Sharding, Shares, scans};
-use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, Op, ScalarOp, ValueId};
 use crate::schedule::variable_uses;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,6 +60,8 @@ pub(super) struct Plan {
     open: BTreeSet<ValueId>,
     /// Folder of the variables in partial sums; empty for none.
     sums: String,
+    /// The nodes that add to them.
+    adds: BTreeSet<NodeId>,
     /// The shardings in which the outputs are needed.
     outputs: Vec<Sharding>,
 }
@@ -74,6 +76,7 @@ impl Plan {
         let formals: Vec<Sharding> = g.input_names.iter().map(formal).collect();
         let mut plan = Plan::made_of(&formals, g);
         plan.sums = sums.to_owned();
+        plan.adds = plan.adding(g);
         plan.choose(g, shares);
         plan.outputs = vec![Sharding::Replicated; g.outputs.len()];
         plan.find_needed(g, shares);
@@ -121,6 +124,7 @@ impl Plan {
             scans: BTreeMap::new(),
             open: BTreeSet::new(),
             sums: String::new(),
+            adds: BTreeSet::new(),
             outputs: Vec::new(),
         };
         for (&v, &sharding) in g.inputs.iter().zip(formals) {
@@ -170,6 +174,37 @@ impl Plan {
         &self.computed[id.0 as usize]
     }
 
+    /// The nodes between a variable in partial sums and its next value, and those between a gradient and it: by common factors, and chosen
+    /// by common conditions.
+    fn adding(&self, g: &Graph) -> BTreeSet<NodeId> {
+        let (mut is_old, mut found) = (BTreeSet::new(), BTreeSet::new());
+        let mut left = Vec::new();
+        for (id, node) in g.nodes() {
+            let reads_old = node.inputs.iter().any(|v| is_old.contains(v));
+            match &node.op {
+                _ if self.is_sum(node) => is_old.extend(node.outputs.iter().copied()),
+                Op::Map(ScalarOp::Add | ScalarOp::Sub) if reads_old => left.push(id),
+                Op::Map(ScalarOp::Select) | Op::Reshape { .. } if reads_old => {
+                    is_old.extend(node.outputs.iter().copied());
+                }
+                _ => {}
+            }
+        }
+        while let Some(id) = left.pop() {
+            if !found.insert(id) {
+                continue;
+            }
+            for &v in &g.node(id).inputs {
+                if let Def::Node(before, _) = g.value(v).def
+                    && is_scaling(&g.node(before).op)
+                {
+                    left.push(before);
+                }
+            }
+        }
+        found
+    }
+
     /// Gives the results of each node a sharding, if there are several shares.
     fn choose(&mut self, g: &Graph, shares: &Shares) {
         if shares.n() < 2 {
@@ -180,7 +215,7 @@ impl Plan {
             let results = match &scan {
                 Some(scan) => scan.results.clone(),
                 None if self.is_sum(node) => vec![Sharding::Partial],
-                None => vec![self.cheapest(g, node, shares); node.outputs.len()],
+                None => vec![self.cheapest(g, id, shares); node.outputs.len()],
             };
             for (v, sharding) in node.outputs.iter().zip(results) {
                 self.made[v.0 as usize] = sharding;
@@ -191,14 +226,15 @@ impl Plan {
 
     /// The sharding of a node's results with the fewest bytes of operands to be summed. Shards of operands
     /// stay, or the node is replicated.
-    fn cheapest(&self, g: &Graph, node: &Node, shares: &Shares) -> Sharding {
+    fn cheapest(&self, g: &Graph, id: NodeId, shares: &Shares) -> Sharding {
+        let node = g.node(id);
         let has = |is: fn(&Sharding) -> bool| node.inputs.iter().any(|&v| is(&self.sharding(v)));
         let is_shard = |sharding: &Sharding| matches!(sharding, Sharding::Shard(_));
         let has_shard = has(is_shard);
         if !has_shard && !has(|sharding| *sharding == Sharding::Partial) {
             return Sharding::Replicated;
         }
-        let Some(rules) = self.rules(g, node, shares) else {
+        let Some(rules) = self.rules(g, id, shares) else {
             return Sharding::Replicated;
         };
         let cuts = rules.cuts().filter(|_| has_shard);
@@ -208,7 +244,7 @@ impl Plan {
         let mut best = (usize::MAX, Sharding::Replicated);
         for sharding in shardings {
             for operands in rules.operands(sharding) {
-                if let Some(moved) = self.moved_by(g, node, &operands)
+                if let Some(moved) = self.moved_by(g, id, &operands)
                     && moved < best.0
                 {
                     best = (moved, sharding);
@@ -222,16 +258,19 @@ impl Plan {
         }
     }
 
-    fn rules<'a>(&self, g: &'a Graph, node: &'a Node, shares: &'a Shares) -> Option<Rules<'a>> {
-        let rules = Rules::of(g, node, shares, |v| self.sharding(v))?;
-        Some(rules.with_sums(self.has_sums()))
+    fn rules<'a>(&self, g: &'a Graph, id: NodeId, shares: &'a Shares) -> Option<Rules<'a>> {
+        let rules = Rules::of(g, g.node(id), shares, |v| self.sharding(v))?;
+        Some(rules.with_sums(self.adds.contains(&id)))
     }
 
     /// Bytes of partial sums to be added up for operands of some shardings; `None` where shards would have to
     /// be joined, or a value has no partial sums.
-    fn moved_by(&self, g: &Graph, node: &Node, shardings: &[Sharding]) -> Option<usize> {
-        let operands = node.inputs.iter().zip(shardings);
-        let moved = operands.map(|(&v, &sharding)| self.moved_bytes(g, v, sharding));
+    fn moved_by(&self, g: &Graph, id: NodeId, shardings: &[Sharding]) -> Option<usize> {
+        let operands = g.node(id).inputs.iter().zip(shardings);
+        let moved = operands.map(|(&v, &sharding)| match (self.sharding(v), sharding) {
+            (Sharding::Replicated, Sharding::Partial) if self.adds.contains(&id) => Some(0),
+            _ => self.moved_bytes(g, v, sharding),
+        });
         moved.sum()
     }
 
@@ -241,8 +280,7 @@ impl Plan {
             (made, sharding) if made == sharding => Some(0),
             (Sharding::Replicated, Sharding::Shard(_)) => Some(0),
             (Sharding::Replicated, Sharding::Partial) => {
-                let is_open = self.has_sums() || self.open.contains(&v);
-                (is_open || is_zero(g, v)).then_some(0)
+                (self.open.contains(&v) || is_zero(g, v)).then_some(0)
             }
             (Sharding::Partial, Sharding::Replicated | Sharding::Shard(_)) => g.ty(v).size_bytes(),
             _ => None,
@@ -267,7 +305,7 @@ impl Plan {
                 true => Vec::new(),
                 false => match self.scans.get(&id) {
                     Some(scan) => vec![scan.clone()],
-                    None => self.computations(g, node, &shardings, shares),
+                    None => self.computations(g, id, &shardings, shares),
                 },
             };
             for Computation { operands, .. } in &own {
@@ -285,10 +323,11 @@ impl Plan {
     fn computations(
         &self,
         g: &Graph,
-        node: &Node,
+        id: NodeId,
         needed: &BTreeSet<Sharding>,
         shares: &Shares,
     ) -> Vec<Computation> {
+        let node = g.node(id);
         let whole = || Computation::whole(node);
         if self.is_sum(node) && shares.n() > 1 {
             let operands = vec![Sharding::Partial; node.inputs.len()];
@@ -303,12 +342,12 @@ impl Plan {
         {
             return vec![whole()];
         }
-        let Some(rules) = self.rules(g, node, shares) else {
+        let Some(rules) = self.rules(g, id, shares) else {
             return vec![whole()];
         };
         let best = |sharding: Sharding| {
             let priced = rules.operands(sharding).into_iter();
-            let priced = priced.filter_map(|way| Some((self.moved_by(g, node, &way)?, way)));
+            let priced = priced.filter_map(|way| Some((self.moved_by(g, id, &way)?, way)));
             let (_, operands) = priced.min_by_key(|(moved, _)| *moved)?;
             Some(Computation::uniform(node, sharding, operands))
         };
@@ -319,6 +358,23 @@ impl Plan {
         let all: Option<Vec<Computation>> = shardings.into_iter().map(best).collect();
         // Without a rule, shards are cut out of the replicated value.
         all.unwrap_or_else(|| vec![whole()])
+    }
+}
+
+/// True for ops that make partial sums of such ones, and of common factors and conditions.
+fn is_scaling(op: &Op) -> bool {
+    match op {
+        Op::Map(op) => matches!(
+            op,
+            ScalarOp::Add
+                | ScalarOp::Sub
+                | ScalarOp::Neg
+                | ScalarOp::Mul
+                | ScalarOp::Div
+                | ScalarOp::Select
+        ),
+        Op::Reshape { .. } | Op::Transpose { .. } => true,
+        _ => false,
     }
 }
 

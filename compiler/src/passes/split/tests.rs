@@ -626,7 +626,7 @@ fn sums_of_shares_are_joined_where_they_are_used() {
         let n_joined = g.nodes().map(|(_, node)| node).filter(is_joined).count();
         assert_eq!(n_joined, usize::from(is_used));
         let names = variables(&g);
-        assert!(names.contains(&"sums/w/share_1".to_owned()), "{names:?}");
+        assert!(names.contains(&"sums/share_1/w".to_owned()), "{names:?}");
         let x: Vec<f32> = (0..24).map(|i| i as f32).collect();
         let x = Tensor::from_slice(&x, &[8, 3]).unwrap();
         let found = interp::run(&g, &[x]).unwrap();

@@ -147,7 +147,7 @@ fn work(worker: Worker, tasks: &Receiver<Task>, done: &Sender<Computed>) {
 }
 
 impl Training<'_, '_, '_> {
-    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come, unless the workers do. Callbacks, evaluations
+    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come, unless the workers do: then they push beside callbacks, and steps come in the order in which they are reported. Callbacks, evaluations
     /// and files come between pushes; before an evaluation and a checkpoint, all batches under way are pushed.
     pub(super) fn steps_of_workers(&mut self, batches: Batches) -> Result<()> {
         let trainer = self.cx.trainer;
