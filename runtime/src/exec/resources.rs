@@ -183,17 +183,21 @@ impl Resources {
         let found = found.filter(|v| v.dtype == DType::I64);
         let no_count = || Error::invalid(format!("variable {name:?} is not a count"));
         let changed = [found.ok_or_else(no_count)?];
-        let _overlapping = self.begin_overlapping(&changed)?;
-        let state = &mut *alone(&changed[0].state);
-        let Some(value) = state.value.as_mut().filter(|v| v.shape().is_empty()) else {
-            return Err(no_count());
-        };
-        let At::Host(value) = &mut value.at else {
-            return Err(Error::internal("a count is on a device"));
-        };
-        // SAFETY: the tensor has one element of 8 bytes, aligned to them, which runs read in one piece at most.
-        let count = unsafe { AtomicI64::from_ptr(value.as_mut_ptr().cast()) };
-        Ok(count.fetch_add(1, Ordering::Relaxed) + 1)
+        loop {
+            let _overlapping = self.begin_overlapping(&changed)?;
+            let state = &mut *alone(&changed[0].state);
+            let Some(value) = state.value.as_mut().filter(|v| v.shape().is_empty()) else {
+                return Err(no_count());
+            };
+            // Where readers are not apart, one may have taken it since: it must not be replaced under those who use it.
+            if let At::Host(value) = &mut value.at
+                && value.is_unique()
+            {
+                // SAFETY: the tensor has one element of 8 bytes, aligned to them, which runs read in one piece at most.
+                let count = unsafe { AtomicI64::from_ptr(value.as_mut_ptr().cast()) };
+                return Ok(count.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+        }
     }
 
     fn each(&self, f: impl Fn(&mut State)) {
