@@ -53,7 +53,7 @@ struct Task {
     number: u64,
 }
 
-/// What a worker has made of a batch.
+/// The result of a worker's batch.
 struct Computed {
     worker: usize,
     n_examples: usize,
@@ -147,8 +147,9 @@ fn work(worker: Worker, tasks: &Receiver<Task>, done: &Sender<Computed>) {
 }
 
 impl Training<'_, '_, '_> {
-    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come, unless the workers do: then they push beside callbacks, and steps come in the order in which they are reported. Callbacks, evaluations
-    /// and files come between pushes; before an evaluation and a checkpoint, all batches under way are pushed.
+    /// Gives each batch to an idle worker, and pushes gradients in the order in which they come. Callbacks, evaluations
+    /// and files come between pushes; before an evaluation and a checkpoint, all batches under way are pushed. Workers
+    /// with overlapping pushes push by themselves, also beside callbacks, and steps may be reported out of order.
     pub(super) fn steps_of_workers(&mut self, batches: Batches) -> Result<()> {
         let trainer = self.cx.trainer;
         scope(|scope| {
