@@ -51,6 +51,7 @@ mod rendezvous;
 mod resident;
 mod resources;
 mod segments;
+mod setup;
 mod shortage;
 mod step;
 mod team;
@@ -58,32 +59,29 @@ mod transfer;
 mod wait;
 mod worker;
 
-use crate::device::{DeviceKind, DeviceName};
+use crate::device::DeviceName;
 use crate::driver::{Driver, Group};
 use crate::error::{Error, ErrorKind};
 use crate::perf;
-use crate::program::{IoSpec, Key, Program, StepKind, replica_of};
+use crate::program::{IoSpec, Program, StepKind, replica_of};
 use crate::sync::lock;
-use crate::tensor::{ALIGN_BYTES, Tensor};
-use caller::{CallerTensors, Operands};
+use crate::tensor::Tensor;
+use caller::Operands;
 use emulate::{Courier, Crossing, Transport};
-use frame::{Arena, Frame, Groups, Links};
 use lanes::Turns;
 use memory::Memory;
 use pool::{Core, Errand, Helper, Hired};
 use profile::Profile;
-use rendezvous::{Rendezvous, SlotSpec};
+use rendezvous::Rendezvous;
 use resident::Residents;
 use resources::Variable;
+use setup::{Setup, check_devices};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use step::Scratch;
-use team::Leader;
-use transfer::Staging;
 use wait::{Event, Patience};
-use worker::{ReplayMode, Schedule, Worker};
+use worker::Worker;
 
 pub use host::{HostThreads, Spawning, Task};
 pub use lanes::Lanes;
@@ -687,206 +685,6 @@ fn start_courier(shared: &Arc<Shared>, pool: &Pool) -> Result<Option<Helper>, Er
     let delivery: Arc<dyn Errand> = Arc::new(Delivery(shared.clone()));
     helper.start(&delivery);
     Ok(Some(helper))
-}
-
-/// Gives every key a rendezvous slot; second, per slot, the receiving worker and the size in bytes.
-fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>) {
-    let (mut slots, mut staging) = (BTreeMap::new(), Vec::new());
-    for (worker, partition) in program.partitions.iter().enumerate() {
-        for step in &partition.steps {
-            if let StepKind::Recv { key, buffer } = &step.kind {
-                slots.insert(key.clone(), staging.len());
-                staging.push((worker, partition.buffers[buffer.0 as usize].size_bytes()));
-            }
-        }
-    }
-    (slots, staging)
-}
-
-/// Parts from which the workers of an executor are made.
-struct Setup<'a> {
-    program: &'a Arc<Program>,
-    options: &'a ExecOptions,
-    patience: Patience,
-    /// Memory of each partition.
-    memories: Vec<Memory>,
-    slots: BTreeMap<Key, usize>,
-    /// Memory that the tensor of each slot goes to.
-    targets: Vec<Memory>,
-    rendezvous: Arc<Rendezvous>,
-    groups: Groups,
-    /// True when devices may run their steps in program order.
-    in_order: bool,
-}
-
-impl<'a> Setup<'a> {
-    fn new(
-        program: &'a Arc<Program>,
-        options: &'a ExecOptions,
-        patience: Patience,
-    ) -> Result<Setup<'a>, Error> {
-        let (slots, ends) = number_keys(program);
-        let courier = Courier::new(&slots, &ends, &options.transport)?;
-        let partitions = program.partitions.iter();
-        let memories: Vec<Memory> = partitions.map(|p| memory_of(&p.device, options)).collect();
-        let (specs, targets) = stage(program, &slots, &ends, &memories, courier.is_some())?;
-        let rendezvous = Rendezvous::new(program.partitions.len(), specs, patience, courier);
-        Ok(Setup {
-            program,
-            options,
-            patience,
-            memories,
-            slots,
-            targets,
-            rendezvous: Arc::new(rendezvous),
-            groups: collective::groups(program, options)?,
-            in_order: program.runs_in_order(),
-        })
-    }
-
-    /// Of a worker; with the threads that its pool says.
-    fn leader(&self) -> Leader {
-        Leader::new(self.patience).with_host(self.options.pool.core().host())
-    }
-
-    /// The worker of a partition. Errors of allocation name the need of the partition.
-    fn worker(&self, index: usize) -> Result<Worker, Error> {
-        let explain = |e: Error| shortage::explain(e, self.program, index);
-        let memory = &self.memories[index];
-        let arena = match memory {
-            Memory::Host => Arena::Leased,
-            Memory::Device(_) => Arena::Own,
-        };
-        let links = Links {
-            resources: &self.options.resources,
-            slots: &self.slots,
-            memory,
-            rendezvous: &self.rendezvous,
-            targets: &self.targets,
-            groups: &self.groups,
-        };
-        let mut frame = Frame::new(self.program, index, &links, arena).map_err(explain)?;
-        let caller = memory
-            .driver()
-            .map(|driver| CallerTensors::new(self.program, index, driver))
-            .transpose()
-            .map_err(explain)?;
-        caller.iter().for_each(|c| frame.use_copies(c.addresses()));
-        let workspace_bytes = self.program.memory_use()[index]
-            .1
-            .workspace_bytes_per_thread;
-        let partition = &self.program.partitions[index];
-        Ok(Worker {
-            device: partition.device.clone(),
-            index,
-            leader: self.leader(),
-            scratch: Scratch::new(
-                self.options.pool.n_threads(),
-                workspace_bytes,
-                frame.max_args(),
-            ),
-            arena_bytes: match arena {
-                Arena::Leased => partition.arena_bytes.next_multiple_of(ALIGN_BYTES),
-                Arena::Own => 0,
-            },
-            block: None,
-            is_parallel: frame.is_parallel(),
-            caller,
-            schedule: Schedule::new(partition),
-            replay: if self.options.step_by_step {
-                ReplayMode::Never
-            } else {
-                ReplayMode::of(&frame, self.in_order)
-            },
-            frame,
-        })
-    }
-}
-
-/// Allocates where each tensor that crosses is on its way, and tells the memory that it goes to. Emulated links join memories of the host.
-fn stage(
-    program: &Program,
-    slots: &BTreeMap<Key, usize>,
-    ends: &[(usize, usize)],
-    memories: &[Memory],
-    is_emulated: bool,
-) -> Result<(Vec<SlotSpec>, Vec<Memory>), Error> {
-    let mut sources = vec![Memory::Host; ends.len()];
-    for (partition, memory) in program
-        .partitions
-        .iter()
-        .zip(memories)
-        .filter(|_| !is_emulated)
-    {
-        let sent = slots
-            .iter()
-            .filter(|(key, _)| key.source == partition.device);
-        sent.for_each(|(_, &slot)| sources[slot] = memory.clone());
-    }
-    let targets: Vec<Memory> = ends
-        .iter()
-        .map(|&(worker, _)| memories[worker].clone())
-        .collect();
-    let spec = |(slot, &(destination, size_bytes)): (usize, &(usize, usize))| {
-        let target = if is_emulated {
-            &Memory::Host
-        } else {
-            &targets[slot]
-        };
-        let staging = Staging::new(size_bytes, &sources[slot], target);
-        Ok(SlotSpec {
-            destination,
-            staging: staging.map_err(|e| shortage::explain(e, program, destination))?,
-        })
-    };
-    let specs = ends
-        .iter()
-        .enumerate()
-        .map(spec)
-        .collect::<Result<_, Error>>()?;
-    Ok((specs, targets))
-}
-
-/// The memory of a device that [`check_devices`] let pass.
-fn memory_of(device: &DeviceName, options: &ExecOptions) -> Memory {
-    options
-        .drivers
-        .get(device)
-        .map_or(Memory::Host, |driver| Memory::Device(driver.clone()))
-}
-
-fn check_devices(
-    program: &Program,
-    threads: usize,
-    n_lanes: usize,
-    options: &ExecOptions,
-) -> Result<(), Error> {
-    for (partition, (device, memory)) in program.partitions.iter().zip(program.memory_use()) {
-        let is_here = device.is_local()
-            && (device.kind == DeviceKind::Cpu) != options.drivers.contains_key(&device);
-        if !is_here {
-            let message =
-                format!("{device} cannot run programs here; place the model on other devices");
-            return Err(Error::new(ErrorKind::Unsupported, message));
-        }
-        // Constants of the host are the program's, and variables the session's; a device has those of each lane.
-        let shared = match device.kind.has_own_memory() {
-            true => 0,
-            false => memory.constant_bytes.saturating_add(memory.variable_bytes),
-        };
-        let own = memory.total_bytes(threads).saturating_sub(shared);
-        let need = own.saturating_mul(n_lanes).saturating_add(shared);
-        if let Some(limit) = partition.memory_limit.filter(|&limit| need > limit) {
-            let runs = if n_lanes > 1 {
-                format!(" for {n_lanes} runs in flight")
-            } else {
-                String::new()
-            };
-            let message = format!("{device} needs {need} bytes{runs}, its limit is {limit} bytes");
-            return Err(shortage::describe(&message, program, partition));
-        }
-    }
-    Ok(())
 }
 
 /// Errors unless there is an address for each input or output, aligned to its elements. Empty ones may be anywhere.

@@ -1,5 +1,6 @@
 //! Executors that share threads, memory and variables.
 
+use super::super::team::Leader;
 use super::*;
 use std::collections::BTreeSet;
 use std::thread::ThreadId;
