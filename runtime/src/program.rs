@@ -415,6 +415,12 @@ impl Program {
             })
     }
 
+    /// True for a device of another task: transfers from and to it have their other end there. A device with a partition is not one.
+    pub fn is_remote(&self, device: &DeviceName) -> bool {
+        let is_here = || self.partitions.iter().any(|p| p.device == *device);
+        !device.is_local() && !is_here()
+    }
+
     /// True when it, or a sub-program, uses variables.
     pub fn has_state(&self) -> bool {
         let steps = self.partitions.iter().flat_map(|p| &p.steps);

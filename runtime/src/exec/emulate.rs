@@ -127,12 +127,12 @@ struct State {
 }
 
 impl Courier {
-    /// For the keys of a program, `(receiving worker, size in bytes)` by slot; `None` when nothing has to be emulated.
+    /// For the keys of a program, and the sizes in bytes by slot; `None` when nothing has to be emulated.
     ///
     /// Errors with `InvalidInput` when the link of a key is not there or moves nothing.
     pub(crate) fn new(
         keys: &BTreeMap<Key, usize>,
-        staging: &[(usize, usize)],
+        sizes: &[usize],
         transport: &Transport,
     ) -> Result<Option<Courier>, Error> {
         let Transport::Emulated(links) = transport else {
@@ -169,7 +169,7 @@ impl Courier {
             rates: links.values().copied().collect(),
             slots: slots
                 .into_iter()
-                .map(|(slot, key, link)| (key, link, staging[slot].1))
+                .map(|(slot, key, link)| (key, link, sizes[slot]))
                 .collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),

@@ -8,7 +8,7 @@
 
 use super::wait::{Event, Patience};
 use super::{ExecOptions, Executor, Transaction};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::program::Program;
 use crate::sync::{lock, wait_on};
 use crate::tensor::Tensor;
@@ -49,12 +49,18 @@ impl Lanes {
     /// Makes `program` ready for `n` runs in flight, one at least, whose devices are stages: each
     /// computes for one run at a time.
     ///
-    /// Errors: as those of [`Executor::new`]; the limit of a device is for all lanes together.
+    /// Errors: as those of [`Executor::new`]; the limit of a device is for all lanes together. With tensors from or to other tasks, several
+    /// runs in flight are `Unsupported`.
     pub fn new(program: Arc<Program>, options: &ExecOptions, n: usize) -> Result<Lanes, Error> {
         let n = n.max(1);
         let turns = (n > 1).then(|| Arc::new(Turns::new(program.partitions.len())));
         let lane = |_| Executor::with_turns(program.clone(), options, n, turns.clone());
         let lanes = (0..n).map(lane).collect::<Result<Vec<_>, Error>>()?;
+        if n > 1 && lanes[0].has_remote_ends() {
+            let message =
+                format!("{n} runs in flight over several tasks: one at a time is possible");
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         let lanes = lanes.into_iter().map(Arc::new).collect();
         Ok(Lanes::of(program, options, lanes, n))
     }
@@ -63,8 +69,8 @@ impl Lanes {
     /// share the threads of the pool. Lanes after the first are made when they are needed.
     ///
     /// There is one lane only where runs could disturb each other, or have memory of their own on a
-    /// device: with more devices than one, on a device with memory of its own, and where the program assigns variables, unless its runs
-    /// [overlap](ExecOptions::overlaps).
+    /// device: with more devices than one, on a device with memory of its own, with tensors from or to other tasks, and where the program
+    /// assigns variables, unless its runs [overlap](ExecOptions::overlaps).
     /// Errors: as those of [`Executor::new`].
     pub fn concurrent(
         program: Arc<Program>,
@@ -76,7 +82,8 @@ impl Lanes {
         let n_threads = options.pool.n_threads();
         let is_alone = (program.assigns() && !options.overlaps)
             || program.partitions.len() != 1
-            || program.partitions[0].device.kind.has_own_memory();
+            || program.partitions[0].device.kind.has_own_memory()
+            || first.has_remote_ends();
         let limit = if is_alone { 1 } else { limit.max(1) };
         // A declared limit of the device's memory is for all runs in flight.
         let has_room = |n: &usize| super::check_devices(&program, n_threads, *n, options).is_ok();

@@ -57,6 +57,7 @@ mod step;
 mod team;
 mod transfer;
 mod wait;
+mod wire;
 mod worker;
 
 use crate::device::DeviceName;
@@ -87,6 +88,7 @@ pub use host::{HostThreads, Spawning, Task};
 pub use lanes::Lanes;
 pub use pool::Pool;
 pub use resources::{Resources, Transaction};
+pub use wire::{Outgoing, Received, RemoteEnd, Wire};
 
 /// Options of an executor.
 #[derive(Clone, Default)]
@@ -98,6 +100,8 @@ pub struct ExecOptions {
     pub resources: Arc<Resources>,
     /// Transport of tensors between devices.
     pub transport: Transport,
+    /// Takes tensors to devices of other tasks. Without one, a program that sends or receives such is refused.
+    pub wire: Option<Arc<dyn Wire>>,
     /// Devices with their own memory.
     pub drivers: BTreeMap<DeviceName, Arc<dyn Driver>>,
     /// Makes their requests one by one in every run, without captures, to measure the gain of these.
@@ -375,7 +379,7 @@ impl Executor {
     /// another run uses threads or memory of the pool needed by this one.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         let operands = self.checked(inputs, outputs)?;
-        self.run_committed(operands)
+        self.run_committed(operands, None)
     }
 
     /// The same on memory at addresses, in the program's order, for callers that have no tensors.
@@ -392,16 +396,17 @@ impl Executor {
         let program = self.program();
         check_addresses("input", &program.inputs, inputs.iter().map(|p| p.addr()))?;
         check_addresses("output", &program.outputs, outputs.iter().map(|p| p.addr()))?;
-        self.run_committed(Operands::Addresses { inputs, outputs })
+        self.run_committed(Operands::Addresses { inputs, outputs }, None)
     }
 
-    fn run_committed(&self, operands: Operands) -> Result<(), Error> {
+    /// A run of the caller's number, or else of the next.
+    fn run_committed(&self, operands: Operands, run: Option<u64>) -> Result<(), Error> {
         let begin = || match &self.overlapping {
             Some(changed) => self.resources.begin_overlapping(changed),
             None => Ok(self.resources.begin_as(self.assigns)),
         };
         let transaction = self.has_state.then(begin).transpose()?;
-        self.run_within(operands)?;
+        self.run_within(operands, run)?;
         if let Some(transaction) = transaction {
             transaction.commit_with(&self.replicas);
         }
@@ -428,12 +433,14 @@ impl Executor {
             return Err(Error::internal(message));
         }
         let mut outputs = self.new_outputs()?;
-        self.run_within(self.checked(inputs, &mut outputs)?)?;
+        self.run_within(self.checked(inputs, &mut outputs)?, None)?;
         Ok(outputs)
     }
 
-    fn run_within(&self, mut operands: Operands) -> Result<(), Error> {
+    fn run_within(&self, mut operands: Operands, run: Option<u64>) -> Result<(), Error> {
         let mut helpers = lock(&self.turn);
+        let run = self.shared.rendezvous.number(run)?;
+        self.shared.rendezvous.wait_for_staging(run)?;
         self.replicas.iter().try_for_each(|v| v.sync())?;
         let devices = &self.shared.devices;
         let program = self
@@ -448,7 +455,8 @@ impl Executor {
             .iter()
             .try_for_each(|group| group.renew())?;
         let ran = self.bind(&mut operands);
-        let ran = ran.and_then(|()| self.run_bound(&mut helpers));
+        let ran = ran.and_then(|()| self.run_bound(&mut helpers, run));
+        self.shared.rendezvous.end_run(run);
         self.residents.end(ran.is_ok(), self.shared.is_changing());
         if ran.is_err() {
             self.shared.return_memory();
@@ -472,7 +480,7 @@ impl Executor {
     }
 
     /// Runs on tensors that the workers have, and leaves the helpers that it took.
-    fn run_bound(&self, helpers: &mut Vec<Helper>) -> Result<(), Error> {
+    fn run_bound(&self, helpers: &mut Vec<Helper>, run: u64) -> Result<(), Error> {
         let shared = &self.shared;
         for _ in &self.leads {
             helpers.push(self.pool.helper()?);
@@ -484,7 +492,7 @@ impl Executor {
         shared
             .team_size
             .store(shared.threads_per_device / n_sharing, Ordering::Relaxed);
-        shared.begin_epoch();
+        shared.begin_epoch(run);
         for (helper, lead) in helpers.iter().zip(&self.leads) {
             helper.start(lead);
         }
@@ -591,8 +599,7 @@ impl Shared {
         }
     }
 
-    fn begin_epoch(&self) {
-        let epoch = self.epoch.load(Ordering::Relaxed) + 1;
+    fn begin_epoch(&self, epoch: u64) {
         self.rendezvous.begin_epoch(epoch);
         self.running
             .store(self.workers.len().saturating_sub(1), Ordering::Relaxed);

@@ -4,11 +4,12 @@
 //! copies into the key's staging memory, allocated once, or asks its device to; `receive` does not block either, a worker that has nothing else
 //! to do waits on its mailbox. A tensor that a device sends to another has arrived as soon as the copy was asked for: the receiver's copy waits
 //! for it on the device. Peer gone: a failing worker aborts the epoch, which ends every wait; the next epoch starts clean, and tensors of the old one are
-//! never received because a slot remembers its epoch.
+//! never received because a slot remembers its epoch. Tensors to and from other tasks: [`super::wire`].
 
 use super::emulate::Courier;
 use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
+use super::wire::{Remote, Runs};
 use crate::driver::{Driver, Event};
 use crate::error::Error;
 use crate::sync::lock;
@@ -21,17 +22,24 @@ const LOOKED_AFTER: Duration = Duration::from_millis(20);
 
 /// Staging of one key.
 struct Slot {
-    /// Index of the receiving worker.
-    destination: usize,
+    receiver: Receiver,
     /// Epoch of the tensor in `data`; 0 = none yet.
     epoch: AtomicU64,
     staging: Mutex<Staging>,
 }
 
+/// Receiver of a slot's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// The worker of this index.
+    Worker(usize),
+    /// The wire, as the tensor of this outgoing end.
+    Wire(usize),
+}
+
 /// Receiver and staging memory of a slot.
 pub(crate) struct SlotSpec {
-    /// Index of the receiving worker.
-    pub(crate) destination: usize,
+    pub(crate) receiver: Receiver,
     pub(crate) staging: Staging,
 }
 
@@ -46,9 +54,11 @@ struct Mailbox {
 pub(crate) struct Rendezvous {
     slots: Vec<Slot>,
     mailboxes: Vec<Mailbox>,
-    patience: Patience,
+    pub(crate) patience: Patience,
     /// Makes tensors wait for emulated links.
     courier: Option<Courier>,
+    pub(crate) remote: Remote,
+    pub(crate) runs: Mutex<Runs>,
     /// The current run.
     epoch: AtomicU64,
     aborted: AtomicBool,
@@ -62,12 +72,10 @@ impl Rendezvous {
         slots: Vec<SlotSpec>,
         patience: Patience,
         courier: Option<Courier>,
+        remote: Remote,
     ) -> Rendezvous {
-        let slot = |SlotSpec {
-                        destination,
-                        staging,
-                    }| Slot {
-            destination,
+        let slot = |SlotSpec { receiver, staging }| Slot {
+            receiver,
             epoch: AtomicU64::new(0),
             staging: Mutex::new(staging),
         };
@@ -76,6 +84,8 @@ impl Rendezvous {
             mailboxes: (0..n_workers).map(|_| Mailbox::default()).collect(),
             patience,
             courier,
+            runs: Mutex::new(Runs::new(remote.incoming.len())),
+            remote,
             epoch: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -88,6 +98,7 @@ impl Rendezvous {
         *lock(&self.failure) = None;
         self.courier.iter().for_each(Courier::begin_epoch);
         self.aborted.store(false, Ordering::Release);
+        self.begin_run(epoch);
     }
 
     /// Publishes the `size_bytes` bytes that `fill` writes under `slot` and wakes the receiver. Errors when the slot was sent to in this epoch, sizes
@@ -113,7 +124,7 @@ impl Rendezvous {
             }
         }
         match &self.courier {
-            None => self.announce(slot),
+            None => self.announce(slot_idx, epoch),
             Some(courier) => courier.post(slot_idx, epoch),
         }
         Ok(())
@@ -144,17 +155,38 @@ impl Rendezvous {
         self.epoch.load(Ordering::Acquire)
     }
 
-    fn announce(&self, slot: &Slot) {
-        let mailbox = &self.mailboxes[slot.destination];
-        mailbox.arrivals.fetch_add(1, Ordering::Release);
-        mailbox.event.notify();
+    /// Tells a slot's receiver that its tensor is there.
+    fn announce(&self, slot: usize, epoch: u64) {
+        match self.slots[slot].receiver {
+            Receiver::Worker(worker) => {
+                let mailbox = &self.mailboxes[worker];
+                mailbox.arrivals.fetch_add(1, Ordering::Release);
+                mailbox.event.notify();
+            }
+            Receiver::Wire(end) => {
+                let staged = lock(&self.slots[slot].staging).shared();
+                let memory = staged.expect("what leaves the task is staged on the host");
+                self.remote.send(end, epoch, memory);
+            }
+        }
+    }
+
+    /// Writes into the staging of a tensor that arrives from another task.
+    pub(crate) fn write_staging(&self, slot: usize, offset: usize, bytes: &[u8]) {
+        let staging = lock(&self.slots[slot].staging);
+        let staged = staging
+            .on_host()
+            .expect("what arrives from another task is staged on the host");
+        // SAFETY: under the lock, and before the receiver is told: no one else uses the bytes.
+        let staged = unsafe { &mut *staged };
+        staged[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
     /// Lets the receiver see a tensor sent over an emulated link, or by a device. One that was taken off the link before its run was aborted may come here after
     /// the next run began: its epoch never hides a later one.
     pub(crate) fn deliver(&self, slot: usize, epoch: u64) {
         self.slots[slot].epoch.fetch_max(epoch, Ordering::Release);
-        self.announce(&self.slots[slot]);
+        self.announce(slot, epoch);
     }
 
     /// The emulation of links, if any.
@@ -254,8 +286,8 @@ mod tests {
     use super::*;
 
     fn two_workers() -> Rendezvous {
-        let slot = |(destination, size_bytes)| SlotSpec {
-            destination,
+        let slot = |(worker, size_bytes)| SlotSpec {
+            receiver: Receiver::Worker(worker),
             staging: Staging::new(size_bytes, &Memory::Host, &Memory::Host).unwrap(),
         };
         Rendezvous::new(
@@ -263,6 +295,7 @@ mod tests {
             [(1, 3), (0, 2)].map(slot).into(),
             Patience::for_threads(2),
             None,
+            Remote::default(),
         )
     }
 

@@ -5,11 +5,12 @@ use super::collective;
 use super::emulate::Courier;
 use super::frame::{Arena, Frame, Groups, Links};
 use super::memory::Memory;
-use super::rendezvous::{Rendezvous, SlotSpec};
+use super::rendezvous::{Receiver, Rendezvous, SlotSpec};
 use super::step::Scratch;
 use super::team::Leader;
 use super::transfer::Staging;
 use super::wait::Patience;
+use super::wire::{Remote, RemoteEnd};
 use super::worker::{ReplayMode, Schedule, Worker};
 use super::{ExecOptions, shortage};
 use crate::device::{DeviceKind, DeviceName};
@@ -19,18 +20,64 @@ use crate::tensor::ALIGN_BYTES;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Gives every key a rendezvous slot; second, per slot, the receiving worker and the size in bytes.
-fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>) {
-    let (mut slots, mut staging) = (BTreeMap::new(), Vec::new());
+/// What a slot is for.
+struct End {
+    receiver: Receiver,
+    /// The partition that receives, or sends to another task.
+    partition: usize,
+    size_bytes: usize,
+}
+
+/// The transfers of a program, each with a rendezvous slot.
+struct Keys {
+    slots: BTreeMap<Key, usize>,
+    /// By slot.
+    ends: Vec<End>,
+    outgoing: Vec<RemoteEnd>,
+    /// With their slots.
+    incoming: Vec<(RemoteEnd, usize)>,
+}
+
+fn number_keys(program: &Program) -> Keys {
+    let mut keys = Keys {
+        slots: BTreeMap::new(),
+        ends: Vec::new(),
+        outgoing: Vec::new(),
+        incoming: Vec::new(),
+    };
     for (worker, partition) in program.partitions.iter().enumerate() {
         for step in &partition.steps {
-            if let StepKind::Recv { key, buffer } = &step.kind {
-                slots.insert(key.clone(), staging.len());
-                staging.push((worker, partition.buffers[buffer.0 as usize].size_bytes()));
+            let (key, buffer, is_received) = match &step.kind {
+                StepKind::Recv { key, buffer } => (key, buffer, true),
+                StepKind::Send { key, buffer } if program.is_remote(&key.destination) => {
+                    (key, buffer, false)
+                }
+                _ => continue,
+            };
+            let size_bytes = partition.buffers[buffer.0 as usize].size_bytes();
+            let slot = keys.ends.len();
+            let end = RemoteEnd {
+                key: key.clone(),
+                size_bytes,
+            };
+            let receiver = match is_received {
+                true => Receiver::Worker(worker),
+                false => Receiver::Wire(keys.outgoing.len()),
+            };
+            match is_received {
+                true if program.is_remote(&key.source) => keys.incoming.push((end, slot)),
+                true => {}
+                false => keys.outgoing.push(end),
             }
+            keys.slots.insert(key.clone(), slot);
+            keys.ends.push(End {
+                receiver,
+                partition: worker,
+                size_bytes,
+            });
         }
     }
-    (slots, staging)
+    keys
 }
 
 /// Parts from which the workers of an executor are made.
@@ -55,12 +102,20 @@ impl<'a> Setup<'a> {
         options: &'a ExecOptions,
         patience: Patience,
     ) -> Result<Setup<'a>, Error> {
-        let (slots, ends) = number_keys(program);
-        let courier = Courier::new(&slots, &ends, &options.transport)?;
+        let Keys {
+            slots,
+            ends,
+            outgoing,
+            incoming,
+        } = number_keys(program);
+        let remote = Remote::new(options.wire.clone(), outgoing, incoming)?;
+        let sizes: Vec<usize> = ends.iter().map(|end| end.size_bytes).collect();
+        let courier = Courier::new(&slots, &sizes, &options.transport)?;
         let partitions = program.partitions.iter();
         let memories: Vec<Memory> = partitions.map(|p| memory_of(&p.device, options)).collect();
         let (specs, targets) = stage(program, &slots, &ends, &memories, courier.is_some())?;
-        let rendezvous = Rendezvous::new(program.partitions.len(), specs, patience, courier);
+        let rendezvous =
+            Rendezvous::new(program.partitions.len(), specs, patience, courier, remote);
         Ok(Setup {
             program,
             options,
@@ -137,7 +192,7 @@ impl<'a> Setup<'a> {
 fn stage(
     program: &Program,
     slots: &BTreeMap<Key, usize>,
-    ends: &[(usize, usize)],
+    ends: &[End],
     memories: &[Memory],
     is_emulated: bool,
 ) -> Result<(Vec<SlotSpec>, Vec<Memory>), Error> {
@@ -155,18 +210,21 @@ fn stage(
     }
     let targets: Vec<Memory> = ends
         .iter()
-        .map(|&(worker, _)| memories[worker].clone())
+        .map(|end| match end.receiver {
+            Receiver::Worker(worker) => memories[worker].clone(),
+            Receiver::Wire(_) => Memory::Host,
+        })
         .collect();
-    let spec = |(slot, &(destination, size_bytes)): (usize, &(usize, usize))| {
+    let spec = |(slot, end): (usize, &End)| {
         let target = if is_emulated {
             &Memory::Host
         } else {
             &targets[slot]
         };
-        let staging = Staging::new(size_bytes, &sources[slot], target);
+        let staging = Staging::new(end.size_bytes, &sources[slot], target);
         Ok(SlotSpec {
-            destination,
-            staging: staging.map_err(|e| shortage::explain(e, program, destination))?,
+            receiver: end.receiver,
+            staging: staging.map_err(|e| shortage::explain(e, program, end.partition))?,
         })
     };
     let specs = ends

@@ -5,6 +5,7 @@ mod device;
 mod overlap;
 mod pool;
 mod state;
+mod wire;
 
 use super::emulate::{LinkRate, wait_kernel};
 use super::*;

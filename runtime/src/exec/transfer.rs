@@ -19,7 +19,7 @@ pub(crate) struct Staging {
 }
 
 enum Place {
-    Host(Box<dyn HostMemory>),
+    Host(Arc<dyn HostMemory>),
     /// On the receiving device.
     Device(Block),
 }
@@ -48,7 +48,8 @@ impl Staging {
                 } else {
                     source
                 }
-                .pin(size_bytes)?,
+                .pin(size_bytes)?
+                .into(),
             ),
         };
         Ok(Staging {
@@ -69,6 +70,14 @@ impl Staging {
                 memory.as_ptr(),
                 memory.size_bytes(),
             )),
+            Place::Device(_) => None,
+        }
+    }
+
+    /// The same memory, for as long as it is needed.
+    pub(crate) fn shared(&self) -> Option<Arc<dyn HostMemory>> {
+        match &self.place {
+            Place::Host(memory) => Some(memory.clone()),
             Place::Device(_) => None,
         }
     }

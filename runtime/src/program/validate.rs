@@ -11,7 +11,8 @@
 //! - kernels are for the kind of their device; a GPU's name code and arguments that are there, and tensor maps lie within their buffers;
 //! - descriptors of kernels that work by blocks are constants, make sense, and are used for nothing else;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
-//! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round;
+//! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round; the other
+//!   end is elsewhere if its device is one of another task;
 //! - every rank of an `AllReduce` is there once, on the device that all ranks name for it, with the same kind, size and dtype; each step of a
 //!   partition comes before or after each of its ranks by dependencies;
 //! - the steps of all partitions, with an edge from each `Send` to its `Recv` and all ranks of an `AllReduce` as one, have no cycle (so that a run
@@ -586,6 +587,11 @@ fn check_transfers(p: &Program, violations: &mut Vec<String>) {
             "tensor {:?} from {} to {}",
             key.tensor, key.source, key.destination
         );
+        match (sends.as_slice(), recvs.as_slice()) {
+            ([_], []) if p.is_remote(&key.destination) => continue,
+            ([], [_]) if p.is_remote(&key.source) => continue,
+            _ => {}
+        }
         let (&[send], &[recv]) = (sends.as_slice(), recvs.as_slice()) else {
             let (n_sent, n_received) = (sends.len(), recvs.len());
             violations.push(format!(
@@ -630,7 +636,7 @@ fn transfer_ends(p: &Program) -> BTreeMap<&Key, [Vec<End<'_>>; 2]> {
 
 impl Program {
     /// True when devices with memory of their own may run their steps one after the other in program order, without waiting for each other in a cycle.
-    /// The program is valid.
+    /// The program is valid. Where tensors come from other tasks, the order of these is not known.
     pub(crate) fn runs_in_order(&self) -> bool {
         let mut edges = Vec::new();
         let mut sends: BTreeMap<&Key, Place> = BTreeMap::new();
@@ -639,6 +645,7 @@ impl Program {
             for (i, step) in partition.steps.iter().enumerate() {
                 match &step.kind {
                     StepKind::Send { key, .. } => drop(sends.insert(key, (d, i))),
+                    StepKind::Recv { key, .. } if self.is_remote(&key.source) => return false,
                     StepKind::Recv { key, .. } => recvs.push((key, (d, i))),
                     _ => {}
                 }
