@@ -1,8 +1,30 @@
 //! Several machines: the tasks of a cluster, and what goes between them.
+//!
+//! A [`Server`] is a task. Its *master* divides programs of clients over tasks and runs them; its *worker* compiles parts for masters of any task,
+//! and runs them. Tasks exchange text of graphs and tensors, never code. An [`Engine`] does what is not talk.
 
 #![warn(missing_docs)]
 
+mod client;
 mod cluster_spec;
+mod engine;
 mod forms;
+mod limits;
+mod master;
+mod messages;
+mod names;
+mod outbox;
+mod rpc;
+mod server;
+mod worker;
 
+pub use client::{Callable, Client};
 pub use cluster_spec::{ClusterSpec, TaskName};
+pub use engine::{Engine, Job, Part, Plan, Share, in_thread};
+pub use limits::Limits;
+pub use messages::{DeviceInfo, Fault};
+pub use names::{global, local};
+pub use server::Server;
+
+#[cfg(test)]
+mod tests;

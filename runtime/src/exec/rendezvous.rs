@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Interval at which a worker that waits checks its device.
+/// Interval of the checks of its device by a waiting worker.
 const LOOKED_AFTER: Duration = Duration::from_millis(20);
 
 /// Staging of one key.
@@ -155,7 +155,7 @@ impl Rendezvous {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Tells a slot's receiver that its tensor is there.
+    /// Tells a slot's receiver of its tensor.
     fn announce(&self, slot: usize, epoch: u64) {
         match self.slots[slot].receiver {
             Receiver::Worker(worker) => {
@@ -171,7 +171,7 @@ impl Rendezvous {
         }
     }
 
-    /// Writes into the staging of a tensor that arrives from another task.
+    /// Writes into the staging of a tensor from another task.
     pub(crate) fn write_staging(&self, slot: usize, offset: usize, bytes: &[u8]) {
         let staging = lock(&self.slots[slot].staging);
         let staged = staging

@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// What a slot is for.
 struct End {
     receiver: Receiver,
-    /// The partition that receives, or sends to another task.
+    /// The receiving partition, or the one with a tensor for another task.
     partition: usize,
     size_bytes: usize,
 }
@@ -88,7 +88,7 @@ pub(super) struct Setup<'a> {
     /// Memory of each partition.
     pub(super) memories: Vec<Memory>,
     slots: BTreeMap<Key, usize>,
-    /// Memory that the tensor of each slot goes to.
+    /// Memory at the end of the way of each slot's tensor.
     targets: Vec<Memory>,
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) groups: Groups,
@@ -129,7 +129,7 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Of a worker; with the threads that its pool says.
+    /// Of a worker, with the threads of its pool.
     fn leader(&self) -> Leader {
         Leader::new(self.patience).with_host(self.options.pool.core().host())
     }
@@ -188,7 +188,7 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// Allocates where each tensor that crosses is on its way, and tells the memory that it goes to. Emulated links join memories of the host.
+/// Allocates the staging of each crossing tensor, and tells the memory at the end of its way. Emulated links join memories of the host.
 fn stage(
     program: &Program,
     slots: &BTreeMap<Key, usize>,
@@ -235,7 +235,7 @@ fn stage(
     Ok((specs, targets))
 }
 
-/// The memory of a device that [`check_devices`] let pass.
+/// The memory of a device, after [`check_devices`].
 fn memory_of(device: &DeviceName, options: &ExecOptions) -> Memory {
     options
         .drivers

@@ -1,12 +1,12 @@
 //! Transfers from and to devices of other tasks.
 //!
-//! An end of a transfer is remote if its other device is not local. Such tensors are staged like all others; a [`Wire`] takes those that leave,
-//! and whoever reads what arrives gives it to [`Executor::receive`]. Runs are numbered by their caller, since the runs of all tasks that belong
-//! together have one number.
+//! An end of a transfer is remote if its other device is not local. Such tensors are staged like all others; a [`Wire`] takes the outgoing ones,
+//! and whoever reads the incoming ones gives them to [`Executor::receive`]. Runs are numbered by their caller: one run of all tasks has one
+//! number.
 //!
 //! Order: each end carries one tensor per run, in pieces from its first byte to its last. Blocking: neither side waits for the other; a run
-//! that begins waits for the staging lent to the wire, and an abort ends that wait. Bound: one tensor per end; a piece for a later run is taken
-//! if no run is under way (its tensor is received as soon as that run begins), one for an earlier run is dropped. Peer gone: whoever notices
+//! begins when the wire has given back all staging, or is aborted. Bound: one tensor per end; a piece for a later run is taken
+//! if no run is under way (its tensor is received as soon as it begins), one for an earlier run is dropped. Peer gone: whoever notices
 //! calls [`Executor::abort`].
 
 use super::Executor;
@@ -69,7 +69,7 @@ impl Drop for Outgoing {
     }
 }
 
-/// Number of tensors that a wire has.
+/// Number of tensors in the hands of a wire.
 #[derive(Default)]
 struct Lent {
     n: AtomicUsize,
@@ -81,7 +81,7 @@ struct Lent {
 pub(crate) struct Remote {
     wire: Option<Arc<dyn Wire>>,
     lent: Arc<Lent>,
-    /// Ends of tensors that leave, and that arrive, with their slots.
+    /// Outgoing and incoming ends, these with their slots.
     pub(crate) outgoing: Vec<RemoteEnd>,
     pub(crate) incoming: Vec<(RemoteEnd, usize)>,
 }
@@ -132,9 +132,9 @@ impl Remote {
 pub(crate) struct Runs {
     /// The run under way.
     current: Option<u64>,
-    /// The last run that has ended.
+    /// The last ended run.
     ended: u64,
-    /// A run that was aborted before it began.
+    /// A run aborted before its begin.
     doomed: Option<(u64, Error)>,
     /// By end: how far its tensor has arrived.
     arriving: Vec<Arriving>,
@@ -147,8 +147,31 @@ struct Arriving {
     is_whole: bool,
 }
 
+impl Arriving {
+    /// With so many more bytes, from `offset` on. Errors with what is wrong about them.
+    fn and(self, run: u64, offset: usize, n: usize, size: usize) -> Result<Arriving, String> {
+        let so_far = match self.run < run {
+            true => Arriving::default(),
+            false => self,
+        };
+        let expected = so_far.n_bytes;
+        if self.run > run || offset != expected {
+            return Err(format!("byte {offset} came, byte {expected} was expected"));
+        }
+        let stop = offset.checked_add(n).filter(|stop| *stop <= size);
+        match stop {
+            Some(n_bytes) if !so_far.is_whole => Ok(Arriving {
+                run,
+                n_bytes,
+                is_whole: n_bytes == size,
+            }),
+            _ => Err(format!("more than its {size} bytes came")),
+        }
+    }
+}
+
 impl Runs {
-    /// With so many tensors that arrive.
+    /// With so many incoming tensors.
     pub(crate) fn new(n_incoming: usize) -> Runs {
         Runs {
             arriving: vec![Arriving::default(); n_incoming],
@@ -200,7 +223,7 @@ impl Rendezvous {
         }
     }
 
-    /// Notes that a run begins, and aborts it if that was asked for before.
+    /// Notes the begin of a run, and aborts it if it is doomed.
     pub(crate) fn begin_run(&self, run: u64) {
         let mut runs = lock(&self.runs);
         runs.current = Some(run);
@@ -209,7 +232,7 @@ impl Rendezvous {
         }
     }
 
-    /// Notes that a run has ended: what still arrives for it is dropped.
+    /// Notes the end of a run: further pieces for it are dropped.
     pub(crate) fn end_run(&self, run: u64) {
         let mut runs = lock(&self.runs);
         runs.current.take_if(|current| *current == run);
@@ -218,7 +241,7 @@ impl Rendezvous {
         runs.doomed.take_if(|(doomed, _)| *doomed <= ended);
     }
 
-    /// Aborts a run that is under way, or before it begins.
+    /// Aborts a run under way, or dooms a later one.
     fn abort_run(&self, run: u64, error: Error) {
         let mut runs = lock(&self.runs);
         if runs.current == Some(run) {
@@ -255,28 +278,11 @@ impl Rendezvous {
             return Err(fail(format!("it came during run {current}")));
         }
         let so_far = &mut runs.arriving[end];
-        if so_far.run < run {
-            *so_far = Arriving {
-                run,
-                ..Arriving::default()
-            };
-        }
-        let (expected, size) = (so_far.n_bytes, remote.size_bytes);
-        if so_far.run != run || offset != expected {
-            return Err(fail(format!(
-                "byte {offset} came, byte {expected} was expected"
-            )));
-        }
-        let stop = offset
-            .checked_add(bytes.len())
-            .filter(|stop| *stop <= size && !so_far.is_whole);
-        let Some(stop) = stop else {
-            return Err(fail(format!("more than its {size} bytes came")));
-        };
+        let next = so_far.and(run, offset, bytes.len(), remote.size_bytes);
+        let next = next.map_err(fail)?;
         self.write_staging(*slot, offset, bytes);
-        so_far.n_bytes = stop;
-        so_far.is_whole = stop == size;
-        if !so_far.is_whole {
+        *so_far = next;
+        if !next.is_whole {
             return Ok(Received::Part);
         }
         self.deliver(*slot, run);
@@ -285,12 +291,12 @@ impl Rendezvous {
 }
 
 impl Executor {
-    /// The tensors that leave for other tasks, in an order of its own.
+    /// The tensors for other tasks, in an order of its own.
     pub fn outgoing(&self) -> &[RemoteEnd] {
         &self.shared.rendezvous.remote.outgoing
     }
 
-    /// The tensors that arrive from other tasks, in an order of its own.
+    /// The tensors from other tasks, in an order of its own.
     pub fn incoming(&self) -> impl ExactSizeIterator<Item = &RemoteEnd> {
         let incoming = &self.shared.rendezvous.remote.incoming;
         incoming.iter().map(|(end, _)| end)
@@ -303,7 +309,7 @@ impl Executor {
 
     /// [`Executor::run_into`] as the caller's run of this number, larger than those of all runs before.
     ///
-    /// Errors as that does, and with `InvalidInput` for a number that is not larger. The number is used up even so.
+    /// Errors as the other does, and with `InvalidInput` for a smaller number. The number is used up even so.
     pub fn run_as(&self, run: u64, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         let checked = self.checked(inputs, outputs);
         let ran = checked.and_then(|operands| self.run_committed(operands, Some(run)));
@@ -313,7 +319,7 @@ impl Executor {
         ran
     }
 
-    /// Takes a piece of a tensor that arrives, `bytes` from `offset` on; `end` is an index among [`Executor::incoming`]. It may come before its
+    /// Takes a piece of an incoming tensor, `bytes` from `offset` on; `end` is an index among [`Executor::incoming`]. It may come before its
     /// run begins. An empty tensor is one empty piece.
     ///
     /// Errors with `InvalidInput` on an unknown end, on a gap, on too many bytes, and for a run later than the one under way. What came
@@ -329,8 +335,8 @@ impl Executor {
         rendezvous.receive_piece(end, run, offset, bytes)
     }
 
-    /// Aborts a run, which then fails with `error`; one that has not begun fails when it begins. Of several errors the first one counts. Nothing
-    /// happens to a run that has ended.
+    /// Aborts a run, which then fails with `error`; one still to begin fails then. Of several errors the first one counts. Nothing
+    /// happens to an ended run.
     pub fn abort(&self, run: u64, error: Error) {
         self.shared.rendezvous.abort_run(run, error);
     }

@@ -9,6 +9,19 @@ use super::assert_none;
 /// Packages that belong to the compiler alone, by prefix of their name.
 const COMPILER_ONLY: &[&str] = &["egg", "prost", "cranelift", "clap"];
 
+/// Packages that only several machines need, by prefix of their name.
+const NETWORK_ONLY: &[&str] = &["tonic", "tokio", "hyper", "h2", "axum", "rustls"];
+
+#[test]
+fn the_network_is_in_one_package() {
+    forbid("gristmill-remote", &["gristmill"], COMPILER_ONLY_BUT_PROST);
+    forbid("gristmill-runtime", &["gristmill-remote"], NETWORK_ONLY);
+    forbid("gristmill", &["gristmill-remote"], NETWORK_ONLY);
+}
+
+/// Packages of the compiler, without protocol buffers, which tasks speak.
+const COMPILER_ONLY_BUT_PROST: &[&str] = &["egg", "cranelift", "clap"];
+
 /// Packages that only the command line needs, by prefix of their name.
 const COMMAND_LINE_ONLY: &[&str] = &["clap", "indicatif", "signal-hook"];
 

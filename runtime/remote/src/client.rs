@@ -1,0 +1,155 @@
+//! A client of a task.
+
+use crate::messages::{
+    Call, DeviceInfo, Fault, Hello, Nothing, Prepare, Prepared, Results, Welcome, small, tensors,
+};
+use crate::rpc;
+use crate::server::network;
+use crate::{Limits, TaskName};
+use gristmill_runtime::program::IoSpec;
+use gristmill_runtime::{ErrorKind, Tensor};
+use std::future::Future;
+use std::net::ToSocketAddrs;
+use std::time::Duration;
+use tonic::transport::Channel;
+
+/// A connection of a client to a task, whose master runs programs for it.
+pub struct Client {
+    address: String,
+    channel: Channel,
+    limits: Limits,
+    welcome: Welcome,
+}
+
+/// A program that a task has compiled for a client.
+#[derive(Clone, Debug)]
+pub struct Callable {
+    /// Its number in the task.
+    pub number: u64,
+    /// Its inputs, in order.
+    pub inputs: Vec<IoSpec>,
+    /// Its outputs, in order.
+    pub outputs: Vec<IoSpec>,
+    /// The device of each node, for people.
+    pub placement: String,
+}
+
+impl Client {
+    /// Connects to the task at `target`, `grpc://HOST:PORT`.
+    ///
+    /// Errors with `InvalidInput` on another form, on a task of another version, and with `Unsupported` beyond this machine; `DeviceFailed` when
+    /// there is no answer.
+    pub fn connect(target: &str, version: String, limits: Limits) -> Result<Client, Fault> {
+        let address = target.strip_prefix("grpc://").unwrap_or_default();
+        if address
+            .rsplit_once(':')
+            .is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
+        {
+            let message = format!("session {target:?}: expected grpc://HOST:PORT");
+            return Err(Fault::invalid(message));
+        }
+        let fail = |why: String| Fault::invalid(format!("session {target:?}: {why}"));
+        let mut found = address.to_socket_addrs().map_err(|e| fail(e.to_string()))?;
+        if found.any(|a| !a.ip().is_loopback()) {
+            let message = "it is on another machine, and sessions without keys stay on their own";
+            return Err(Fault::new(
+                ErrorKind::Unsupported,
+                format!("session {target:?}: {message}"),
+            ));
+        }
+        let (given, asked) = (limits.clone(), address.to_owned());
+        let (channel, welcome) = wait(async move {
+            // A channel needs the threads of the network to be made.
+            let channel = rpc::channel(&asked, &given)?;
+            let hello = Hello::new(version);
+            let answered = rpc::call(&channel, rpc::HELLO, hello, given.hello, &given).await;
+            let welcome: Welcome = answered.map_err(|f| f.fault("the task", &asked))?;
+            Ok((channel, welcome))
+        })?;
+        Ok(Client {
+            address: address.to_owned(),
+            channel,
+            limits,
+            welcome,
+        })
+    }
+
+    /// The task that it is connected to.
+    pub fn task(&self) -> TaskName {
+        let task = self.welcome.task.clone().unwrap_or_default();
+        TaskName {
+            job: task.job,
+            task: task.task,
+        }
+    }
+
+    /// Devices of that task.
+    pub fn devices(&self) -> &[DeviceInfo] {
+        &self.welcome.devices
+    }
+
+    /// Divides and compiles a program over the tasks that it names.
+    pub fn prepare(&self, program: String) -> Result<Callable, Fault> {
+        let request = Prepare { program };
+        let prepared: Prepared = self.ask(rpc::PREPARE, request, self.limits.prepare)?;
+        let specs = |io: &[crate::messages::Io]| {
+            let specs = io.iter().map(|io| io.spec());
+            specs.collect::<Result<Vec<IoSpec>, Fault>>()
+        };
+        Ok(Callable {
+            number: prepared.callable,
+            inputs: specs(&prepared.inputs)?,
+            outputs: specs(&prepared.outputs)?,
+            placement: prepared.placement,
+        })
+    }
+
+    /// Runs a program once.
+    pub fn call(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, Fault> {
+        let request = Call {
+            callable: callable.number,
+            feeds: small(feeds),
+        };
+        let results: Results = self.ask(rpc::CALL, request, self.limits.run)?;
+        tensors(&results.fetches)
+    }
+
+    /// Lets the tasks forget a program.
+    pub fn forget(&self, callable: &Callable) -> Result<(), Fault> {
+        let request = Call {
+            callable: callable.number,
+            feeds: Vec::new(),
+        };
+        let Nothing {} = self.ask(rpc::FORGET, request, self.limits.hello)?;
+        Ok(())
+    }
+
+    fn ask<Q: prost::Message + 'static, A: prost::Message + Default + 'static>(
+        &self,
+        path: &'static str,
+        question: Q,
+        at_most: Duration,
+    ) -> Result<A, Fault> {
+        let (channel, limits) = (self.channel.clone(), self.limits.clone());
+        let (who, address) = (self.task().to_string(), self.address.clone());
+        wait(async move {
+            let answered = rpc::call(&channel, path, question, at_most, &limits).await;
+            answered.map_err(|failure| failure.fault(&who, &address))
+        })
+    }
+}
+
+/// Does work on the threads of the network, wherever the caller is.
+fn wait<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Fault>> + Send + 'static,
+) -> Result<T, Fault> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    network()?.spawn(async move {
+        // The caller waits below.
+        let _ = sender.send(work.await);
+    });
+    receiver.recv().unwrap_or_else(|_| {
+        let message = "a task of the session panicked";
+        Err(Fault::new(ErrorKind::Internal, message))
+    })
+}

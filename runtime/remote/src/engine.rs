@@ -1,0 +1,123 @@
+//! What a task does beside talking: it plans programs, compiles parts, and runs them.
+
+use crate::TaskName;
+use crate::messages::{DeviceInfo, Fault};
+use gristmill_runtime::exec::{Executor, Received, RemoteEnd, Wire};
+use gristmill_runtime::program::IoSpec;
+use gristmill_runtime::{Error, Tensor};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// Slow work.
+pub type Job<T> = Pin<Box<dyn Future<Output = Result<T, Fault>> + Send>>;
+
+/// Work on a thread where it may block.
+pub fn in_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+) -> Job<T> {
+    let handle = tokio::task::spawn_blocking(work);
+    Box::pin(async move {
+        handle.await.unwrap_or_else(|e| {
+            let message = format!("a task of the server panicked: {e}");
+            Err(Fault::new(gristmill_runtime::ErrorKind::Internal, message))
+        })
+    })
+}
+
+/// The compiler and executor of a task. Text of programs and parts is its own affair: only engines write it and read it.
+pub trait Engine: Send + Sync + 'static {
+    /// Version of the program. Tasks of another version are refused.
+    fn version(&self) -> String;
+
+    /// The devices of this task.
+    fn devices(&self) -> Vec<DeviceInfo>;
+
+    /// The tasks named by a client's program.
+    fn tasks(&self, program: &str) -> Result<Vec<TaskName>, Fault>;
+
+    /// Divides a client's program over devices of tasks; those of the first task are for nodes without a pin.
+    fn plan(&self, program: String, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan>;
+
+    /// Compiles a part for this task. What leaves it goes to the wire.
+    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>>;
+}
+
+/// A program divided over tasks.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Its inputs, in order.
+    pub inputs: Vec<IoSpec>,
+    /// Its outputs, in order.
+    pub outputs: Vec<IoSpec>,
+    /// What each task does.
+    pub shares: Vec<Share>,
+    /// The device of each node, for people.
+    pub placement: String,
+}
+
+/// What one task does of a program.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The task.
+    pub task: TaskName,
+    /// Text for its engine.
+    pub part: String,
+    /// Index among the program's inputs of each input of the part.
+    pub inputs: Vec<usize>,
+    /// Index among the program's outputs of each output of the part.
+    pub outputs: Vec<usize>,
+}
+
+/// A part of a program, ready to run.
+pub trait Part: Send + Sync + 'static {
+    /// Tensors for other tasks, by the index in [`Outgoing::end`](gristmill_runtime::exec::Outgoing::end).
+    fn outgoing(&self) -> Vec<RemoteEnd>;
+
+    /// Tensors from other tasks, by the index of [`Part::receive`].
+    fn incoming(&self) -> Vec<RemoteEnd>;
+
+    /// Runs once, as the run of this number.
+    fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>>;
+
+    /// Takes bytes of an arriving tensor: see [`Executor::receive`].
+    fn receive(&self, end: usize, run: u64, offset: usize, bytes: &[u8])
+    -> Result<Received, Error>;
+
+    /// Gives up a run: see [`Executor::abort`].
+    fn abort(&self, run: u64, error: Error);
+}
+
+impl Part for Executor {
+    fn outgoing(&self) -> Vec<RemoteEnd> {
+        Executor::outgoing(self).to_vec()
+    }
+
+    fn incoming(&self) -> Vec<RemoteEnd> {
+        Executor::incoming(self).cloned().collect()
+    }
+
+    fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
+        in_thread(move || {
+            let specs = self.program().outputs.iter();
+            let outputs = specs.map(|o| Tensor::zeros(o.dtype, &o.shape));
+            let mut outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
+            self.run_as(run, &feeds, &mut outputs)?;
+            Ok(outputs)
+        })
+    }
+
+    fn receive(
+        &self,
+        end: usize,
+        run: u64,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<Received, Error> {
+        Executor::receive(self, end, run, offset, bytes)
+    }
+
+    fn abort(&self, run: u64, error: Error) {
+        Executor::abort(self, run, error);
+    }
+}

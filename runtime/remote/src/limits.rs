@@ -1,0 +1,42 @@
+//! Bounds of what comes over a network, and of waits.
+
+use std::time::Duration;
+
+/// Bounds of messages and waits of a task or client.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Largest message in bytes, but for tensors between tasks, which go in pieces.
+    pub message_bytes: usize,
+    /// Bytes of a tensor in one piece.
+    pub piece_bytes: usize,
+    /// Time to connect.
+    pub connect: Duration,
+    /// Time for a task's first answer.
+    pub hello: Duration,
+    /// Time to divide and compile a program on all tasks.
+    pub prepare: Duration,
+    /// Time of a run.
+    pub run: Duration,
+    /// Time for the tasks to end a run that was given up.
+    pub abort: Duration,
+    /// Interval of questions whether the other side is alive, and the time for an answer.
+    pub keep_alive: Duration,
+    /// See [`Limits::keep_alive`].
+    pub keep_alive_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            message_bytes: 4 << 20,
+            piece_bytes: 256 << 10,
+            connect: Duration::from_secs(5),
+            hello: Duration::from_secs(10),
+            prepare: Duration::from_secs(60),
+            run: Duration::from_secs(600),
+            abort: Duration::from_secs(3),
+            keep_alive: Duration::from_secs(1),
+            keep_alive_timeout: Duration::from_secs(2),
+        }
+    }
+}

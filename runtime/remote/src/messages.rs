@@ -1,0 +1,401 @@
+//! What tasks and clients say to each other: protocol buffers, written by hand. Fields keep their numbers; a new meaning gets a new number.
+
+use bytes::Bytes;
+use gristmill_runtime::exec::RemoteEnd;
+use gristmill_runtime::program::IoSpec;
+use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
+use std::fmt;
+
+/// Version of the messages; tasks and clients of one cluster have the same.
+pub(crate) const WIRE: u32 = 1;
+
+/// An error on its way: the category, the place in the user's model, and what to try.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Fault {
+    /// Name of an [`ErrorKind`]; an unknown one is our bug.
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    /// Path of the node in the user's model.
+    #[prost(string, optional, tag = "2")]
+    pub node: Option<String>,
+    /// The message.
+    #[prost(string, tag = "3")]
+    pub message: String,
+    /// What to try.
+    #[prost(string, optional, tag = "4")]
+    pub hint: Option<String>,
+    /// True when the error only follows from one of another task.
+    #[prost(bool, tag = "5")]
+    pub is_derived: bool,
+}
+
+/// Names of categories on the wire.
+const KINDS: [(&str, ErrorKind); 6] = [
+    ("invalid input", ErrorKind::InvalidInput),
+    ("unsupported", ErrorKind::Unsupported),
+    ("out of memory", ErrorKind::OutOfMemory),
+    ("not finite", ErrorKind::NotFinite),
+    ("device failed", ErrorKind::DeviceFailed),
+    ("internal", ErrorKind::Internal),
+];
+
+impl Fault {
+    /// An error of a category.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Fault {
+        let name = KINDS.iter().find(|(_, k)| *k == kind);
+        Fault {
+            kind: name.map_or("internal", |(name, _)| name).to_owned(),
+            message: message.into(),
+            ..Fault::default()
+        }
+    }
+
+    /// Bad input of a caller or another task.
+    pub fn invalid(message: impl Into<String>) -> Fault {
+        Fault::new(ErrorKind::InvalidInput, message)
+    }
+
+    /// What to try.
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Fault {
+        self.hint.get_or_insert(hint.into());
+        self
+    }
+
+    /// Puts `place` in front of the message.
+    pub fn context(mut self, place: impl fmt::Display) -> Fault {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
+    /// The category.
+    pub fn category(&self) -> ErrorKind {
+        let kind = KINDS.iter().find(|(name, _)| *name == self.kind);
+        kind.map_or(ErrorKind::Internal, |(_, kind)| *kind)
+    }
+
+    /// The same error as one that follows from an error elsewhere.
+    pub(crate) fn derived(mut self) -> Fault {
+        self.is_derived = true;
+        self
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(e: Error) -> Fault {
+        let node = e.node().map(str::to_owned);
+        let shown = e.to_string();
+        let prefix = node.as_ref().map(|node| format!("in node {node:?}: "));
+        let message = prefix.and_then(|p| shown.strip_prefix(&p).map(str::to_owned));
+        Fault {
+            node,
+            ..Fault::new(e.kind(), message.unwrap_or(shown))
+        }
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(f: Fault) -> Error {
+        let error = Error::new(f.category(), f.message);
+        match f.node {
+            Some(node) => error.at(node),
+            None => error,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(node) = &self.node {
+            write!(f, "in node {node:?}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// The reply to every call: what was asked for, or an error. (Errors are in the body, since gRPC cuts long metadata.)
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Reply {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) fault: Option<Fault>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(crate) body: Bytes,
+}
+
+/// A message without contents.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Nothing {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct TaskAddress {
+    #[prost(string, tag = "1")]
+    pub(crate) job: String,
+    #[prost(uint32, tag = "2")]
+    pub(crate) task: u32,
+    #[prost(string, tag = "3")]
+    pub(crate) address: String,
+}
+
+/// The first words of a task or client to a task.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub(crate) wire: u32,
+    /// Version of the program.
+    #[prost(string, tag = "2")]
+    pub(crate) version: String,
+    /// The task that speaks; none for a client.
+    #[prost(string, optional, tag = "3")]
+    pub(crate) from: Option<String>,
+    /// The task that it wants; a client takes any.
+    #[prost(string, optional, tag = "4")]
+    pub(crate) to: Option<String>,
+    /// Its cluster; a client has none.
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) cluster: Vec<TaskAddress>,
+}
+
+/// A task's answer to [`Hello`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Welcome {
+    #[prost(string, tag = "1")]
+    pub(crate) version: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) task: Option<TaskAddress>,
+    /// A number that a task draws when it starts.
+    #[prost(fixed64, tag = "3")]
+    pub(crate) incarnation: u64,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) devices: Vec<DeviceInfo>,
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) cluster: Vec<TaskAddress>,
+}
+
+/// A device of a task.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeviceInfo {
+    /// Its name in its task, such as `/device:CPU:0`.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its memory in bytes; 0 if unknown.
+    #[prost(uint64, tag = "2")]
+    pub memory_bytes: u64,
+    /// Its rates, as an engine writes and reads them.
+    #[prost(string, tag = "3")]
+    pub profile: String,
+}
+
+/// The name, dtype and shape of an input or output.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Io {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) dtype: String,
+    #[prost(uint64, repeated, tag = "3")]
+    pub(crate) shape: Vec<u64>,
+}
+
+impl Io {
+    pub(crate) fn of(spec: &IoSpec) -> Io {
+        Io {
+            name: spec.name.clone(),
+            dtype: spec.dtype.name().to_owned(),
+            shape: spec.shape.iter().map(|&n| n as u64).collect(),
+        }
+    }
+
+    pub(crate) fn spec(&self) -> Result<IoSpec, Fault> {
+        let (dtype, shape) = typed(&self.dtype, &self.shape)?;
+        Ok(IoSpec::new(&self.name, dtype, &shape))
+    }
+}
+
+fn typed(dtype: &str, shape: &[u64]) -> Result<(DType, Vec<usize>), Fault> {
+    let known = DType::parse(dtype);
+    let known = known.ok_or_else(|| Fault::invalid(format!("there is no dtype {dtype:?}")))?;
+    let sizes = shape.iter().map(|&n| usize::try_from(n));
+    let sizes: Result<Vec<usize>, _> = sizes.collect();
+    let sizes = sizes.map_err(|_| Fault::invalid(format!("shape {shape:?} is too large")))?;
+    Ok((known, sizes))
+}
+
+/// A tensor of at most [`crate::Limits::message_bytes`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct SmallTensor {
+    #[prost(string, tag = "1")]
+    pub(crate) dtype: String,
+    #[prost(uint64, repeated, tag = "2")]
+    pub(crate) shape: Vec<u64>,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub(crate) data: Bytes,
+}
+
+impl SmallTensor {
+    pub(crate) fn of(tensor: &Tensor) -> SmallTensor {
+        SmallTensor {
+            dtype: tensor.dtype().name().to_owned(),
+            shape: tensor.shape().iter().map(|&n| n as u64).collect(),
+            data: Bytes::copy_from_slice(tensor.as_bytes()),
+        }
+    }
+
+    pub(crate) fn tensor(&self) -> Result<Tensor, Fault> {
+        let (dtype, shape) = typed(&self.dtype, &self.shape)?;
+        Ok(Tensor::from_bytes(dtype, &shape, &self.data)?)
+    }
+}
+
+pub(crate) fn tensors(messages: &[SmallTensor]) -> Result<Vec<Tensor>, Fault> {
+    messages.iter().map(SmallTensor::tensor).collect()
+}
+
+pub(crate) fn small(tensors: &[Tensor]) -> Vec<SmallTensor> {
+    tensors.iter().map(SmallTensor::of).collect()
+}
+
+/// A client's program.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Prepare {
+    /// Text as the engine of a task reads it.
+    #[prost(string, tag = "1")]
+    pub(crate) program: String,
+}
+
+/// A program that a task can run.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Prepared {
+    #[prost(uint64, tag = "1")]
+    pub(crate) callable: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) inputs: Vec<Io>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) outputs: Vec<Io>,
+    /// Device of each node.
+    #[prost(string, tag = "4")]
+    pub(crate) placement: String,
+}
+
+/// A client's run of a program.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Call {
+    #[prost(uint64, tag = "1")]
+    pub(crate) callable: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) feeds: Vec<SmallTensor>,
+}
+
+/// The results of a [`Call`] or a [`Step`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Results {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) fetches: Vec<SmallTensor>,
+}
+
+/// The name of a callable in all tasks: who made it, and its number there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Message)]
+pub(crate) struct CallableId {
+    /// Incarnation of the master.
+    #[prost(fixed64, tag = "1")]
+    pub(crate) master: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) number: u64,
+}
+
+/// A master's order to compile a part.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Register {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+    /// Text as the engine of a task reads it.
+    #[prost(string, tag = "2")]
+    pub(crate) part: String,
+}
+
+/// The transfers of a part.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Registered {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) outgoing: Vec<End>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) incoming: Vec<End>,
+}
+
+/// An end of a transfer, with names of devices in the task that has it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Message)]
+pub(crate) struct End {
+    #[prost(string, tag = "1")]
+    pub(crate) source: String,
+    #[prost(string, tag = "2")]
+    pub(crate) destination: String,
+    #[prost(string, tag = "3")]
+    pub(crate) tensor: String,
+    #[prost(uint64, tag = "4")]
+    pub(crate) size_bytes: u64,
+}
+
+impl End {
+    pub(crate) fn of(end: &RemoteEnd) -> End {
+        End {
+            source: end.key.source.to_string(),
+            destination: end.key.destination.to_string(),
+            tensor: end.key.tensor.clone(),
+            size_bytes: end.size_bytes as u64,
+        }
+    }
+}
+
+/// A master's order to run a part once.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Step {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) run: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) feeds: Vec<SmallTensor>,
+}
+
+/// A master's order to give up a run.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Abort {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) run: u64,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) cause: Option<Fault>,
+}
+
+/// A master's order to forget a part.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Release {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+}
+
+/// The first piece of an end on a stream: which it is.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Opening {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+    /// With names as the receiver has them.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) end: Option<End>,
+}
+
+/// Bytes of a tensor on the stream from one task to another.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Piece {
+    /// Number of the end on this stream.
+    #[prost(uint32, tag = "1")]
+    pub(crate) number: u32,
+    /// What the number means, the first time.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) opening: Option<Opening>,
+    #[prost(uint64, tag = "3")]
+    pub(crate) run: u64,
+    #[prost(uint64, tag = "4")]
+    pub(crate) offset: u64,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub(crate) data: Bytes,
+}

@@ -1,0 +1,217 @@
+//! Tensors on their way to another task: one stream for each task, in pieces.
+//!
+//! Order: the pieces of a tensor follow each other; tensors go in the order in which they were given. Blocking: the stream waits for the
+//! network only, since the receiver has memory for every tensor. Bound: an executor gives one tensor per end and run. Peer gone: the runs
+//! with tensors on the stream are aborted, and the next tensor opens another stream.
+
+use crate::Limits;
+use crate::engine::Part;
+use crate::messages::{CallableId, End, Fault, Opening, Piece, Reply};
+use crate::rpc;
+use bytes::Bytes;
+use gristmill_runtime::exec::{Outgoing, Wire};
+use http::uri::PathAndQuery;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
+use tonic::transport::Channel;
+use tonic_prost::ProstCodec;
+
+/// Pieces in wait for the network.
+const QUEUED: usize = 2;
+
+/// A tensor for another task.
+pub(crate) struct Parcel {
+    tensor: Outgoing,
+    callable: CallableId,
+    /// With names as the receiver has them.
+    end: End,
+    part: Weak<dyn Part>,
+}
+
+/// The way to another task.
+#[derive(Clone)]
+pub(crate) struct Outbox(mpsc::UnboundedSender<Parcel>);
+
+impl Outbox {
+    /// Starts the way to `who` at `address`.
+    pub(crate) fn start(who: String, address: String, limits: Limits) -> Outbox {
+        let (sender, parcels) = mpsc::unbounded_channel();
+        tokio::spawn(carry(who, address, limits, parcels));
+        Outbox(sender)
+    }
+}
+
+/// The wire of a part: an outbox for each outgoing tensor.
+#[derive(Default)]
+pub(crate) struct PartWire(OnceLock<Ways>);
+
+struct Ways {
+    callable: CallableId,
+    part: Weak<dyn Part>,
+    of_end: Vec<(Outbox, End)>,
+}
+
+impl PartWire {
+    /// Says where the tensors of a part go, before it runs.
+    pub(crate) fn join(
+        &self,
+        callable: CallableId,
+        part: &Arc<dyn Part>,
+        of_end: Vec<(Outbox, End)>,
+    ) {
+        let part = Arc::downgrade(part);
+        // Joined once: a part is registered once.
+        let _ = self.0.set(Ways {
+            callable,
+            part,
+            of_end,
+        });
+    }
+}
+
+impl Wire for PartWire {
+    fn send(&self, tensor: Outgoing) {
+        let Some(ways) = self.0.get() else { return };
+        let (outbox, end) = &ways.of_end[tensor.end];
+        let parcel = Parcel {
+            tensor,
+            callable: ways.callable,
+            end: end.clone(),
+            part: ways.part.clone(),
+        };
+        // An outbox lives as long as the server; then nothing is sent any more.
+        let _ = outbox.0.send(parcel);
+    }
+}
+
+/// An open stream.
+struct Open {
+    pieces: mpsc::Sender<Piece>,
+    end: JoinHandle<Fault>,
+    /// Numbers of ends on it.
+    numbers: HashMap<(CallableId, End), u32>,
+    /// The last run of each callable with tensors on it.
+    runs: HashMap<CallableId, (Weak<dyn Part>, u64)>,
+}
+
+async fn carry(
+    who: String,
+    address: String,
+    limits: Limits,
+    mut parcels: mpsc::UnboundedReceiver<Parcel>,
+) {
+    let mut open: Option<Open> = None;
+    loop {
+        let parcel = match &mut open {
+            None => parcels.recv().await,
+            Some(stream) => tokio::select! {
+                parcel = parcels.recv() => parcel,
+                fault = &mut stream.end => {
+                    let fault = fault.unwrap_or_else(|e| Fault::invalid(e.to_string()));
+                    open.take().into_iter().for_each(|stream| stream.abort_runs(&fault));
+                    continue;
+                }
+            },
+        };
+        let Some(parcel) = parcel else { return };
+        let stream = match open.take() {
+            Some(stream) => stream,
+            None => match Open::new(&who, &address, &limits) {
+                Ok(stream) => stream,
+                Err(fault) => {
+                    abort(&parcel.part, parcel.tensor.run, &fault);
+                    continue;
+                }
+            },
+        };
+        open = stream.send(parcel, limits.piece_bytes).await;
+    }
+}
+
+impl Open {
+    fn new(who: &str, address: &str, limits: &Limits) -> Result<Open, Fault> {
+        // A connection of its own: whoever does not read tensors does not hold up orders.
+        let channel = rpc::channel(address, limits)?;
+        let (pieces, queue) = mpsc::channel(QUEUED);
+        let (who, address) = (who.to_owned(), address.to_owned());
+        let end = tokio::spawn(async move {
+            let ended = stream(channel, queue).await;
+            ended.fault(&who, &address)
+        });
+        Ok(Open {
+            pieces,
+            end,
+            numbers: HashMap::new(),
+            runs: HashMap::new(),
+        })
+    }
+
+    /// Sends a tensor; gives the stream back unless it has ended.
+    async fn send(mut self, parcel: Parcel, piece_bytes: usize) -> Option<Open> {
+        let run = parcel.tensor.run;
+        let way = (parcel.callable, parcel.end.clone());
+        let next = self.numbers.len() as u32;
+        let number = *self.numbers.entry(way).or_insert(next);
+        let mut opening = (number == next).then_some(Opening {
+            callable: Some(parcel.callable),
+            end: Some(parcel.end),
+        });
+        self.runs
+            .insert(parcel.callable, (parcel.part.clone(), run));
+        let bytes = Bytes::from_owner(parcel.tensor);
+        let mut offset = 0;
+        loop {
+            let stop = (offset + piece_bytes).min(bytes.len());
+            let piece = Piece {
+                number,
+                opening: opening.take(),
+                run,
+                offset: offset as u64,
+                data: bytes.slice(offset..stop),
+            };
+            if self.pieces.send(piece).await.is_err() {
+                let fault = (&mut self.end).await;
+                let fault = fault.unwrap_or_else(|e| Fault::invalid(e.to_string()));
+                self.abort_runs(&fault);
+                return None;
+            }
+            if stop == bytes.len() {
+                return Some(self);
+            }
+            offset = stop;
+        }
+    }
+
+    fn abort_runs(&self, fault: &Fault) {
+        let runs = self.runs.values();
+        runs.for_each(|(part, run)| abort(part, *run, fault));
+    }
+}
+
+fn abort(part: &Weak<dyn Part>, run: u64, fault: &Fault) {
+    if let Some(part) = part.upgrade() {
+        part.abort(run, fault.clone().into());
+    }
+}
+
+/// The life of a stream: it ends with a reason.
+async fn stream(channel: Channel, queue: mpsc::Receiver<Piece>) -> rpc::Failure {
+    let mut client = tonic::client::Grpc::new(channel);
+    if let Err(e) = client.ready().await {
+        return rpc::lost(&e);
+    }
+    let codec = ProstCodec::<Piece, Reply>::default();
+    let path = PathAndQuery::from_static(rpc::TENSORS);
+    let request = Request::new(ReceiverStream::new(queue));
+    match client.client_streaming(request, path, codec).await {
+        Err(status) => rpc::lost(&status),
+        Ok(reply) => match reply.into_inner().fault {
+            Some(fault) => rpc::Failure::Fault(fault),
+            None => rpc::Failure::Lost("it takes no more tensors".to_owned()),
+        },
+    }
+}

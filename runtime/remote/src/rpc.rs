@@ -1,0 +1,130 @@
+//! Calls over gRPC: a path, a message, and a reply that holds an answer or an error.
+
+use crate::messages::{Fault, Reply};
+use bytes::Bytes;
+use gristmill_runtime::ErrorKind;
+use http::uri::PathAndQuery;
+use prost::Message;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+
+/// The service of a task.
+pub(crate) const SERVICE: &str = "gristmill.v1.Task";
+
+pub(crate) const HELLO: &str = "/gristmill.v1.Task/Hello";
+pub(crate) const PREPARE: &str = "/gristmill.v1.Task/Prepare";
+pub(crate) const CALL: &str = "/gristmill.v1.Task/Call";
+pub(crate) const FORGET: &str = "/gristmill.v1.Task/Forget";
+pub(crate) const REGISTER: &str = "/gristmill.v1.Task/Register";
+pub(crate) const STEP: &str = "/gristmill.v1.Task/Step";
+pub(crate) const ABORT: &str = "/gristmill.v1.Task/Abort";
+pub(crate) const RELEASE: &str = "/gristmill.v1.Task/Release";
+pub(crate) const TENSORS: &str = "/gristmill.v1.Task/Tensors";
+
+/// A future of a service.
+pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send>>;
+
+/// The reply for a result.
+pub(crate) fn reply<A: Message>(result: Result<A, Fault>) -> Reply {
+    match result {
+        Ok(answer) => Reply {
+            fault: None,
+            body: Bytes::from(answer.encode_to_vec()),
+        },
+        Err(fault) => Reply {
+            fault: Some(fault),
+            body: Bytes::new(),
+        },
+    }
+}
+
+/// Why a call has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The other side says why.
+    Fault(Fault),
+    /// The connection was refused or broke.
+    Lost(String),
+    /// No reply within the time.
+    Silent(Duration),
+}
+
+impl Failure {
+    /// The error, where `who` is at `address`.
+    pub(crate) fn fault(self, who: &str, address: &str) -> Fault {
+        match self {
+            Failure::Fault(fault) => fault,
+            Failure::Lost(why) => {
+                let message = format!("lost {who} at {address}: {why}");
+                Fault::new(ErrorKind::DeviceFailed, message)
+            }
+            Failure::Silent(time) => {
+                let message = format!("{who} at {address} did not answer within {time:?}");
+                Fault::new(ErrorKind::DeviceFailed, message)
+            }
+        }
+    }
+}
+
+/// Options of connections, which are made when they are first used, and again when they broke.
+pub(crate) fn channel(address: &str, limits: &crate::Limits) -> Result<Channel, Fault> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"));
+    let endpoint = endpoint.map_err(|e| Fault::invalid(format!("address {address:?}: {e}")))?;
+    Ok(endpoint
+        .tcp_nodelay(true)
+        .connect_timeout(limits.connect)
+        .http2_keep_alive_interval(limits.keep_alive)
+        .keep_alive_timeout(limits.keep_alive_timeout)
+        .keep_alive_while_idle(true)
+        .connect_lazy())
+}
+
+/// Asks once; nothing is asked again by itself.
+pub(crate) async fn call<Q: Message + 'static, A: Message + Default>(
+    channel: &Channel,
+    path: &'static str,
+    question: Q,
+    at_most: Duration,
+    limits: &crate::Limits,
+) -> Result<A, Failure> {
+    let mut client = tonic::client::Grpc::new(channel.clone())
+        .max_decoding_message_size(limits.message_bytes)
+        .max_encoding_message_size(limits.message_bytes);
+    let asked = async {
+        client.ready().await.map_err(|e| lost(&e))?;
+        let codec = ProstCodec::<Q, Reply>::default();
+        let path = PathAndQuery::from_static(path);
+        let replied = client.unary(Request::new(question), path, codec).await;
+        replied.map_err(|status| of_status(&status))
+    };
+    let replied = tokio::time::timeout(at_most, asked).await;
+    let reply = replied.map_err(|_| Failure::Silent(at_most))??.into_inner();
+    match reply.fault {
+        Some(fault) => Err(Failure::Fault(fault)),
+        None => A::decode(reply.body).map_err(|e| Failure::Lost(format!("a broken reply: {e}"))),
+    }
+}
+
+/// Where gRPC itself failed: too large a message is the caller's, all else is a lost connection.
+fn of_status(status: &Status) -> Failure {
+    match status.code() {
+        tonic::Code::OutOfRange | tonic::Code::ResourceExhausted => {
+            let hint = "tensors given to and taken from a session are small as yet";
+            Failure::Fault(Fault::invalid(status.message()).with_hint(hint))
+        }
+        _ => lost(status),
+    }
+}
+
+/// The innermost cause of a failed connection says most.
+pub(crate) fn lost(error: &dyn std::error::Error) -> Failure {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    Failure::Lost(innermost.to_string())
+}

@@ -1,0 +1,394 @@
+//! The server of a task.
+
+use crate::engine::Engine;
+use crate::master::Master;
+use crate::messages::{Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
+use crate::rpc::{self, Answer, reply};
+use crate::worker::Worker;
+use crate::{ClusterSpec, Limits, TaskName};
+use gristmill_runtime::{Error, ErrorKind};
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tonic::body::Body;
+use tonic::server::{ClientStreamingService, Grpc, NamedService, UnaryService};
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Streaming};
+use tonic_prost::ProstCodec;
+
+/// Threads of the process for the network. Kernels have threads of their own.
+const N_THREADS: usize = 2;
+
+/// The threads of all servers and sessions of a process.
+pub(crate) fn network() -> Result<&'static Runtime, Error> {
+    static NETWORK: OnceLock<Result<Runtime, String>> = OnceLock::new();
+    let made = NETWORK.get_or_init(|| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let builder = builder.worker_threads(N_THREADS).enable_all();
+        let named = builder.thread_name("gristmill network");
+        named.build().map_err(|e| e.to_string())
+    });
+    made.as_ref().map_err(|e| {
+        let message = format!("threads for the network could not be started: {e}");
+        Error::new(ErrorKind::DeviceFailed, message)
+    })
+}
+
+/// A task of a cluster.
+pub(crate) struct Task {
+    pub(crate) spec: ClusterSpec,
+    pub(crate) name: TaskName,
+    pub(crate) incarnation: u64,
+    pub(crate) limits: Limits,
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) worker: Worker,
+    pub(crate) master: Master,
+    /// Changes when the server ends.
+    stopping: watch::Receiver<bool>,
+    /// Number of the last registered program.
+    pub(crate) last_id: AtomicU64,
+}
+
+impl Hello {
+    pub(crate) fn new(version: String) -> Hello {
+        Hello {
+            wire: WIRE,
+            version,
+            ..Hello::default()
+        }
+    }
+}
+
+impl Task {
+    pub(crate) fn addresses(&self) -> Vec<TaskAddress> {
+        let tasks = self.spec.tasks();
+        let one = |(name, address): (&TaskName, &str)| TaskAddress {
+            job: name.job.clone(),
+            task: name.task,
+            address: address.to_owned(),
+        };
+        tasks.map(one).collect()
+    }
+
+    pub(crate) fn welcome(&self) -> Welcome {
+        Welcome {
+            version: self.engine.version(),
+            task: Some(TaskAddress {
+                job: self.name.job.clone(),
+                task: self.name.task,
+                address: self.spec.address(&self.name).unwrap_or_default().to_owned(),
+            }),
+            incarnation: self.incarnation,
+            devices: self.engine.devices(),
+            cluster: self.addresses(),
+        }
+    }
+
+    /// Errors with the difference when another task or client has another program or cluster, or wants another task.
+    fn greeted(&self, hello: &Hello) -> Result<Welcome, Fault> {
+        let (own, others) = (self.engine.version(), &hello.version);
+        let who = hello.from.clone().unwrap_or("the client".to_owned());
+        if hello.wire != WIRE || *others != own {
+            let message = format!(
+                "{who} is gristmill {others} (messages {}), {} is gristmill {own} (messages {WIRE})",
+                hello.wire, self.name
+            );
+            return Err(Fault::invalid(message).with_hint("use one version on all machines"));
+        }
+        let name = self.name.to_string();
+        if let Some(wanted) = hello.to.as_ref().filter(|wanted| **wanted != name) {
+            let message = format!("{who} wants {wanted}, and {name} answers at its address");
+            return Err(Fault::invalid(message));
+        }
+        if !hello.cluster.is_empty() {
+            let tasks = hello.cluster.iter().map(|t| {
+                let name = TaskName {
+                    job: t.job.clone(),
+                    task: t.task,
+                };
+                (name, t.address.clone())
+            });
+            let theirs = ClusterSpec::new(tasks).map_err(Fault::from)?;
+            if theirs.digest() != self.spec.digest() {
+                let lines = theirs.differences(&who, &self.spec, &name);
+                let message = format!(
+                    "{who} and {name} are of different clusters:\n  {}",
+                    lines.join("\n  ")
+                );
+                return Err(Fault::invalid(message).with_hint("give all tasks the same cluster"));
+            }
+        }
+        Ok(self.welcome())
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        path: String,
+        request: http::Request<Body>,
+    ) -> http::Response<Body> {
+        let (task, limit) = (self.clone(), self.limits.message_bytes);
+        match path.as_str() {
+            rpc::HELLO => unary(limit, request, |q| async move { task.greeted(&q) }).await,
+            rpc::PREPARE => unary(limit, request, |q| async move { task.prepare(q).await }).await,
+            rpc::CALL => unary(limit, request, |q| async move { task.call(q).await }).await,
+            rpc::FORGET => unary(limit, request, |q| async move { task.forget(q).await }).await,
+            _ => self.answer_task(path, request).await,
+        }
+    }
+
+    /// What other tasks ask for.
+    async fn answer_task(
+        self: Arc<Self>,
+        path: String,
+        request: http::Request<Body>,
+    ) -> http::Response<Body> {
+        let limit = self.limits.message_bytes;
+        let task = self;
+        match path.as_str() {
+            rpc::REGISTER => unary(limit, request, |q| async move { task.register(q).await }).await,
+            rpc::STEP => unary(limit, request, |q| async move { task.step(q).await }).await,
+            rpc::ABORT => unary(limit, request, |q| async move { Task::abort(&task, q) }).await,
+            rpc::RELEASE => unary(limit, request, |q| async move { task.released(q) }).await,
+            rpc::TENSORS => {
+                let codec = ProstCodec::<Reply, Piece>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
+                grpc.client_streaming(Tensors(task), request).await
+            }
+            _ => {
+                let status = tonic::Status::unimplemented(format!("there is no method {path:?}"));
+                status.into_http()
+            }
+        }
+    }
+}
+
+/// A method of one message.
+struct Unary<F>(Option<F>);
+
+impl<Q, A, F, W> UnaryService<Q> for Unary<(F, std::marker::PhantomData<fn() -> A>)>
+where
+    A: prost::Message,
+    F: FnOnce(Q) -> W,
+    W: Future<Output = Result<A, Fault>> + Send + 'static,
+{
+    type Response = Reply;
+    type Future = Answer<Reply>;
+
+    fn call(&mut self, request: Request<Q>) -> Answer<Reply> {
+        let work = self.0.take().map(|(work, _)| work(request.into_inner()));
+        Box::pin(async move {
+            match work {
+                Some(work) => Ok(Response::new(reply(work.await))),
+                None => Err(tonic::Status::internal("a method was called twice")),
+            }
+        })
+    }
+}
+
+async fn unary<Q, A, W>(
+    limit: usize,
+    request: http::Request<Body>,
+    work: impl FnOnce(Q) -> W + Send,
+) -> http::Response<Body>
+where
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + 'static,
+    W: Future<Output = Result<A, Fault>> + Send + 'static,
+{
+    let mut grpc = Grpc::new(ProstCodec::<Reply, Q>::default())
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(limit);
+    let service = Unary(Some((work, std::marker::PhantomData::<fn() -> A>)));
+    grpc.unary(service, request).await
+}
+
+/// The method for tensors.
+struct Tensors(Arc<Task>);
+
+impl ClientStreamingService<Piece> for Tensors {
+    type Response = Reply;
+    type Future = Answer<Reply>;
+
+    fn call(&mut self, request: Request<Streaming<Piece>>) -> Answer<Reply> {
+        let task = self.0.clone();
+        Box::pin(async move {
+            Ok(Response::new(reply(
+                task.tensors(request.into_inner()).await,
+            )))
+        })
+    }
+}
+
+#[derive(Clone)]
+struct Service(Arc<Task>);
+
+impl NamedService for Service {
+    const NAME: &'static str = rpc::SERVICE;
+}
+
+impl tower_service::Service<http::Request<Body>> for Service {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let (task, path) = (self.0.clone(), request.uri().path().to_owned());
+        let mut stopping = task.stopping.clone();
+        let message = format!("{} is shutting down", task.name);
+        Box::pin(async move {
+            tokio::select! {
+                answer = task.answer(path, request) => Ok(answer),
+                // What is under way ends with the server.
+                _ = stopping.wait_for(|stops| *stops) => Ok(tonic::Status::unavailable(message).into_http()),
+            }
+        })
+    }
+}
+
+/// A task in service. Dropping it ends the service.
+pub struct Server {
+    name: TaskName,
+    address: String,
+    incarnation: u64,
+    stop: watch::Sender<bool>,
+    ended: std::sync::mpsc::Receiver<Result<(), Error>>,
+}
+
+impl Server {
+    /// Serves as a task of a cluster, at its address. Several servers of one process are possible.
+    ///
+    /// Errors with `InvalidInput` when the task is not in the cluster, its address is not one of this machine's or is taken; `Unsupported` when
+    /// it is not a loopback address, as other machines could then give orders to this one.
+    pub fn start(
+        spec: ClusterSpec,
+        name: TaskName,
+        engine: Arc<dyn Engine>,
+        limits: Limits,
+    ) -> Result<Server, Error> {
+        let address = spec.address(&name)?.to_owned();
+        let listener = listen(&name, &address)?;
+        let network = network()?;
+        let incarnation = incarnation();
+        let (stop, stopping) = watch::channel(false);
+        let task = Arc::new(Task {
+            spec,
+            name: name.clone(),
+            incarnation,
+            limits: limits.clone(),
+            engine,
+            worker: Worker::default(),
+            master: Master::default(),
+            stopping,
+            last_id: AtomicU64::new(0),
+        });
+        let (end, ended) = std::sync::mpsc::channel();
+        let label = name.to_string();
+        network.spawn(async move {
+            let served = serve(task, listener).await;
+            let served = served.map_err(|e| {
+                Error::new(
+                    ErrorKind::DeviceFailed,
+                    format!("{label}: the server failed: {e}"),
+                )
+            });
+            // Whoever waits may have gone.
+            let _ = end.send(served);
+        });
+        Ok(Server {
+            name,
+            address,
+            incarnation,
+            stop,
+            ended,
+        })
+    }
+
+    /// The task.
+    pub fn name(&self) -> &TaskName {
+        &self.name
+    }
+
+    /// Where it serves, `HOST:PORT`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A number of its own for each start of a task.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Waits for the end of the service, which only a failure brings.
+    pub fn join(self) -> Result<(), Error> {
+        self.ended.recv().unwrap_or(Ok(()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.stop.send(true);
+        let _ = self.ended.recv_timeout(Duration::from_secs(5));
+    }
+}
+
+async fn serve(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
+    let limits = task.limits.clone();
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let mut stopping = task.stopping.clone();
+    let stopped = async move {
+        // The sender goes with the server, which is an end as well.
+        let _ = stopping.wait_for(|stops| *stops).await;
+    };
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(limits.keep_alive))
+        .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
+        .add_service(Service(task))
+        .serve_with_incoming_shutdown(incoming, stopped)
+        .await
+        .map_err(|e| e.to_string())
+}
+
+fn listen(name: &TaskName, address: &str) -> Result<TcpListener, Error> {
+    let fail = |why: String| Error::invalid(format!("{name}: address {address:?}: {why}"));
+    let found = address.to_socket_addrs().map_err(|e| fail(e.to_string()))?;
+    let found: Vec<_> = found.collect();
+    if let Some(open) = found.iter().find(|a| !a.ip().is_loopback()) {
+        let message = format!(
+            "{name}: address {address:?} is {}, which other machines reach: a server without keys serves its own machine only \
+             (127.0.0.1, [::1], localhost)",
+            open.ip()
+        );
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
+    let listener = TcpListener::bind(found.as_slice()).map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            fail("the port is taken; another server, perhaps of the same task, runs there".into())
+        }
+        _ => fail(e.to_string()),
+    })?;
+    listener
+        .set_nonblocking(true)
+        .map_err(|e| fail(e.to_string()))?;
+    Ok(listener)
+}
+
+/// A random number, as the standard library seeds its maps.
+fn incarnation() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}

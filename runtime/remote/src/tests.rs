@@ -1,0 +1,403 @@
+//! Servers of one process that pass a tensor on, without a compiler.
+
+use crate::engine::in_thread;
+use crate::*;
+use gristmill_runtime::device::{DeviceKind, DeviceName};
+use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, Wire};
+use gristmill_runtime::program::*;
+use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Elements of the tensor: a bit more than five pieces.
+const N: usize = 330_000;
+
+/// Programs are lists of tasks, `/job:a/task:0 /job:b/task:1`: the first gets the input and sends it to the second, and so on. A part is its
+/// place in the list, after a `!` if it fails whenever `fails` says so.
+struct Relay {
+    version: &'static str,
+    fails: Arc<AtomicBool>,
+}
+
+fn cpu() -> DeviceName {
+    DeviceName::local(DeviceKind::Cpu, 0)
+}
+
+fn task(text: &str) -> TaskName {
+    let device = DeviceName::parse(&format!("{text}/cpu:0")).unwrap();
+    TaskName {
+        job: device.job.unwrap(),
+        task: device.task,
+    }
+}
+
+fn spec_x(name: &str) -> IoSpec {
+    IoSpec::new(name, DType::F32, &[N])
+}
+
+fn step(kind: StepKind, deps: &[u32]) -> Step {
+    Step {
+        kind,
+        origin: "/relay".into(),
+        deps: deps.iter().map(|&d| StepId(d)).collect(),
+    }
+}
+
+/// A part of one device, which receives, or has as input, what it sends or gives. Neighbours are tasks.
+fn part(before: Option<&str>, after: Option<&str>) -> Program {
+    let far = |name: &str| DeviceName::parse(&format!("{name}/cpu:0")).unwrap();
+    let key = |source, destination| Key {
+        source,
+        destination,
+        tensor: "x".into(),
+    };
+    let buffer = |loc| Buffer {
+        name: "x".into(),
+        dtype: DType::F32,
+        shape: vec![N],
+        loc,
+    };
+    let (mut steps, mut buffers) = (vec![], vec![]);
+    match before {
+        None => buffers.push(buffer(Loc::Input(0))),
+        Some(before) => {
+            buffers.push(buffer(Loc::Arena { offset_bytes: 0 }));
+            let key = key(far(before), cpu());
+            let buffer = BufferId(0);
+            steps.push(step(StepKind::Recv { key, buffer }, &[]));
+        }
+    }
+    let deps: Vec<u32> = (0..steps.len() as u32).collect();
+    let last = match after {
+        Some(after) => StepKind::Send {
+            key: key(cpu(), far(after)),
+            buffer: BufferId(0),
+        },
+        None => {
+            buffers.push(buffer(Loc::Output(0)));
+            StepKind::Copy {
+                src: BufferId(0),
+                dst: BufferId(1),
+            }
+        }
+    };
+    steps.push(step(last, &deps));
+    let ends = |is_there: bool, name: &str| match is_there {
+        true => vec![spec_x(name)],
+        false => vec![],
+    };
+    Program {
+        name: "relay".into(),
+        inputs: ends(before.is_none(), "x"),
+        outputs: ends(after.is_none(), "y"),
+        variables: vec![],
+        partitions: vec![Partition {
+            device: cpu(),
+            arena_bytes: 4 * N,
+            buffers,
+            constants: vec![],
+            kernels: vec![],
+            gpu_code: vec![],
+            steps,
+            memory_limit: None,
+        }],
+    }
+}
+
+/// An executor, or a failure in its place.
+struct Relayed(Arc<Executor>, Option<Arc<AtomicBool>>);
+
+impl Part for Relayed {
+    fn outgoing(&self) -> Vec<RemoteEnd> {
+        Part::outgoing(&*self.0)
+    }
+
+    fn incoming(&self) -> Vec<RemoteEnd> {
+        Part::incoming(&*self.0)
+    }
+
+    fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
+        match &self.1 {
+            Some(fails) if fails.load(Ordering::SeqCst) => in_thread(move || {
+                let error = Error::new(ErrorKind::OutOfMemory, "no room").at("/relay");
+                self.0.abort(run, error.clone());
+                Err(error.into())
+            }),
+            _ => self.0.clone().run(run, feeds),
+        }
+    }
+
+    fn receive(&self, end: usize, run: u64, at: usize, bytes: &[u8]) -> Result<Received, Error> {
+        self.0.receive(end, run, at, bytes)
+    }
+
+    fn abort(&self, run: u64, error: Error) {
+        self.0.abort(run, error);
+    }
+}
+
+impl Engine for Relay {
+    fn version(&self) -> String {
+        self.version.into()
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        vec![DeviceInfo {
+            name: cpu().to_string(),
+            ..DeviceInfo::default()
+        }]
+    }
+
+    fn tasks(&self, program: &str) -> Result<Vec<TaskName>, Fault> {
+        let tasks = program.split(' ').map(|t| task(t.trim_end_matches('!')));
+        Ok(tasks.collect())
+    }
+
+    fn plan(&self, program: String, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+        let stages: Vec<&str> = program.split(' ').collect();
+        let share = |(i, stage): (usize, &&str)| Share {
+            task: task(stage.trim_end_matches('!')),
+            part: format!("{i} {program}"),
+            inputs: if i == 0 { vec![0] } else { vec![] },
+            outputs: if i + 1 == stages.len() {
+                vec![0]
+            } else {
+                vec![]
+            },
+        };
+        let plan = Plan {
+            inputs: vec![spec_x("x")],
+            outputs: vec![spec_x("y")],
+            shares: stages.iter().enumerate().map(share).collect(),
+            placement: program.clone(),
+        };
+        Box::pin(async move { Ok(plan) })
+    }
+
+    fn register(&self, text: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>> {
+        let fails = self.fails.clone();
+        in_thread(move || {
+            let words: Vec<&str> = text.split(' ').collect();
+            let (i, stages) = (words[0].parse::<usize>().unwrap(), &words[1..]);
+            let name = |i: usize| stages.get(i).map(|s| s.trim_end_matches('!'));
+            let before = i.checked_sub(1).and_then(name);
+            let options = ExecOptions {
+                wire: Some(wire),
+                ..ExecOptions::default()
+            };
+            let program = Arc::new(part(before, name(i + 1)));
+            let executor = Arc::new(Executor::new(program, &options)?);
+            let fails = stages[i].ends_with('!').then_some(fails);
+            Ok(Arc::new(Relayed(executor, fails)) as Arc<dyn Part>)
+        })
+    }
+}
+
+/// Addresses that are free now.
+fn cluster(tasks: &[&str]) -> ClusterSpec {
+    let listeners = tasks
+        .iter()
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let listeners: Vec<TcpListener> = listeners.collect();
+    let address = |l: &TcpListener| l.local_addr().unwrap().to_string();
+    let names = tasks.iter().map(|text| task(text));
+    ClusterSpec::new(names.zip(listeners.iter().map(address))).unwrap()
+}
+
+fn limits() -> Limits {
+    Limits {
+        connect: Duration::from_secs(2),
+        ..Limits::default()
+    }
+}
+
+fn start(spec: &ClusterSpec, name: &str, fails: &Arc<AtomicBool>) -> Result<Server, Error> {
+    let fails = fails.clone();
+    let engine = Relay {
+        version: "1.0",
+        fails,
+    };
+    Server::start(spec.clone(), task(name), Arc::new(engine), limits())
+}
+
+fn connect(spec: &ClusterSpec, name: &str) -> Result<Client, Fault> {
+    let target = format!("grpc://{}", spec.address(&task(name)).unwrap());
+    Client::connect(&target, "1.0".into(), limits())
+}
+
+fn values(first: f32) -> Tensor {
+    let values: Vec<f32> = (0..N).map(|i| first + i as f32).collect();
+    Tensor::from_slice(&values, &[N]).unwrap()
+}
+
+const THREE: [&str; 3] = ["/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"];
+
+#[test]
+fn a_tensor_goes_through_three_tasks_in_every_run() {
+    let spec = cluster(&THREE);
+    let fails = Arc::default();
+    let servers = THREE.map(|name| start(&spec, name, &fails).unwrap());
+    assert_ne!(servers[0].incarnation(), servers[1].incarnation());
+    let client = connect(&spec, THREE[1]).unwrap();
+    assert_eq!(client.task(), task(THREE[1]));
+    let callable = client.prepare(THREE.join(" ")).unwrap();
+    for run in 0..20 {
+        let x = values(run as f32);
+        let y = client.call(&callable, std::slice::from_ref(&x)).unwrap();
+        assert_eq!(y[0].as_bytes(), x.as_bytes());
+    }
+    let short = Tensor::zeros(DType::F32, &[3]).unwrap();
+    let error = client.call(&callable, &[short]).unwrap_err().to_string();
+    assert_eq!(error, format!("input \"x\": expected f32[{N}], got f32[3]"));
+    let error = client.call(&callable, &[]).unwrap_err().to_string();
+    assert_eq!(error, "expected 1 inputs, got 0");
+    client.forget(&callable).unwrap();
+    let error = client.call(&callable, &[values(0.0)]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/job:worker/task:1 does not have program 1".replace("task:1", "task:0")
+    );
+}
+
+#[test]
+fn a_failure_in_one_task_ends_the_run_and_the_next_run_works() {
+    let spec = cluster(&THREE);
+    let fails = Arc::new(AtomicBool::new(false));
+    let _servers = THREE.map(|name| start(&spec, name, &fails).unwrap());
+    let client = connect(&spec, THREE[2]).unwrap();
+    for failing in 0..3 {
+        let mut stages = THREE.map(str::to_owned);
+        stages[failing].push('!');
+        let callable = client.prepare(stages.join(" ")).unwrap();
+        for round in 0..4 {
+            fails.store(round % 2 == 0, Ordering::SeqCst);
+            let began = Instant::now();
+            let ran = client.call(&callable, &[values(round as f32)]);
+            match round % 2 {
+                0 => {
+                    let error = ran.unwrap_err();
+                    assert_eq!(error.category(), ErrorKind::OutOfMemory);
+                    let expected = format!("in node \"/relay\": {}: no room", THREE[failing]);
+                    assert_eq!(error.to_string(), expected);
+                    assert!(began.elapsed() < Duration::from_secs(3));
+                }
+                _ => assert_eq!(ran.unwrap()[0].as_bytes(), values(round as f32).as_bytes()),
+            }
+        }
+    }
+}
+
+#[test]
+fn tasks_that_are_not_there_are_named() {
+    let spec = cluster(&THREE);
+    let fails = Arc::default();
+    let _server = start(&spec, THREE[0], &fails).unwrap();
+    let client = connect(&spec, THREE[0]).unwrap();
+    let error = client.prepare(THREE.join(" ")).unwrap_err();
+    assert_eq!(error.category(), ErrorKind::DeviceFailed);
+    let shown = error.to_string();
+    for name in &THREE[1..] {
+        let address = spec.address(&task(name)).unwrap();
+        assert!(
+            shown.contains(&format!("lost {name} at {address}: ")),
+            "{shown}"
+        );
+    }
+    // Tasks that a program does not name are not asked for.
+    let callable = client.prepare(THREE[0].into()).unwrap();
+    client.call(&callable, &[values(1.0)]).unwrap();
+    let unknown = client.prepare("/job:chief/task:0".into()).unwrap_err();
+    let expected = "/job:chief/task:0 is not in the cluster: its jobs are ps, worker";
+    assert_eq!(unknown.to_string(), expected);
+    let nobody = connect(&spec, THREE[1]).err().unwrap().to_string();
+    assert!(
+        nobody.starts_with("lost the task at 127.0.0.1:"),
+        "{nobody}"
+    );
+}
+
+#[test]
+fn a_restarted_task_is_noticed_and_the_next_run_works() {
+    let spec = cluster(&THREE[..2]);
+    let fails = Arc::default();
+    let _first = start(&spec, THREE[0], &fails).unwrap();
+    let second = start(&spec, THREE[1], &fails).unwrap();
+    let client = connect(&spec, THREE[0]).unwrap();
+    for order in [[0, 1], [1, 0]] {
+        let program = order.map(|i| THREE[i]).join(" ");
+        let callable = client.prepare(program).unwrap();
+        client.call(&callable, &[values(1.0)]).unwrap();
+    }
+    let there_and_not = [[0, 1], [1, 0]].map(|order| {
+        let program = order.map(|i| THREE[i]).join(" ");
+        client.prepare(program).unwrap()
+    });
+    drop(second);
+    for callable in &there_and_not {
+        let began = Instant::now();
+        let error = client.call(callable, &[values(2.0)]).unwrap_err();
+        assert_eq!(error.category(), ErrorKind::DeviceFailed, "{error}");
+        assert!(
+            began.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            began.elapsed()
+        );
+    }
+    let _second = start(&spec, THREE[1], &fails).unwrap();
+    for callable in &there_and_not {
+        let y = client.call(callable, &[values(3.0)]).unwrap();
+        assert_eq!(y[0].as_bytes(), values(3.0).as_bytes());
+    }
+}
+
+#[test]
+fn others_are_refused_with_the_difference() {
+    let spec = cluster(&THREE);
+    let fails = Arc::default();
+    let _first = start(&spec, THREE[0], &fails).unwrap();
+    let twice = start(&spec, THREE[0], &fails).err().unwrap().to_string();
+    let expected = "the port is taken; another server, perhaps of the same task, runs there";
+    assert!(twice.ends_with(expected), "{twice}");
+    // The same tasks but for one address.
+    let moved = spec.tasks().map(|(name, address)| {
+        let is_last = *name == task(THREE[2]);
+        (
+            name.clone(),
+            if is_last {
+                "10.0.0.9:7".to_owned()
+            } else {
+                address.to_owned()
+            },
+        )
+    });
+    let moved = ClusterSpec::new(moved).unwrap();
+    let _second = start(&moved, THREE[1], &fails).unwrap();
+    let client = connect(&spec, THREE[0]).unwrap();
+    let error = client.prepare(THREE[..2].join(" ")).unwrap_err();
+    let address = spec.address(&task(THREE[2])).unwrap();
+    let expected = format!(
+        "/job:ps/task:0 and /job:worker/task:0 are of different clusters:\n  /job:worker/task:1: {address} in the cluster of \
+         /job:ps/task:0, 10.0.0.9:7 in that of /job:worker/task:0"
+    );
+    assert_eq!(error.to_string(), expected);
+    let far = start(&moved, THREE[2], &fails).err().unwrap();
+    assert_eq!(far.kind(), ErrorKind::Unsupported);
+    let target = format!("grpc://{}", spec.address(&task(THREE[0])).unwrap());
+    let other = Client::connect(&target, "2.0".into(), limits())
+        .err()
+        .unwrap();
+    let expected =
+        "the client is gristmill 2.0 (messages 1), /job:ps/task:0 is gristmill 1.0 (messages 1)";
+    assert_eq!(other.to_string(), expected);
+    for target in [
+        "127.0.0.1:22",
+        "grpc://",
+        "grpc://:1",
+        "grpc://a",
+        "grpc://10.0.0.9:7",
+    ] {
+        assert!(Client::connect(target, "1.0".into(), limits()).is_err());
+    }
+}
