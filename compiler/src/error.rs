@@ -163,6 +163,18 @@ impl Error {
         self
     }
 
+    /// The message, without node and hint.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The hint.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// One error out of several; the most severe category (lowest exit code) wins. `errors` must not be empty.
     pub fn join(errors: Vec<Error>) -> Error {
         if errors.len() == 1 {

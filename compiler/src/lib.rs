@@ -35,6 +35,8 @@
 // The promised API: everything that the front page of the documentation lists.
 pub mod aot;
 pub mod autodiff;
+#[cfg(feature = "distributed")]
+pub mod distribute;
 pub mod dump;
 pub mod guide;
 pub mod ir;

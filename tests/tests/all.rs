@@ -7,6 +7,7 @@ mod cuda;
 mod cuda_calls;
 mod cuda_libraries;
 mod decoding;
+mod distributed;
 mod emulated;
 mod executables;
 mod extents;

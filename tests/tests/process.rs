@@ -2,9 +2,9 @@
 
 use std::{
     fs::File,
-    io::{Read, Seek},
+    io::{BufRead, BufReader, Read, Seek},
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
@@ -97,6 +97,40 @@ pub fn start(how: Start, args: &[&str]) -> Ended {
         status,
         stdout: text(&mut stdout),
         stderr: text(&mut stderr),
+    }
+}
+
+/// A `gristmill` in service; it is ended with this.
+pub struct Serving {
+    pub child: Child,
+    /// The first line that it printed.
+    pub line: String,
+}
+
+/// Starts `gristmill ARGS`, which serves until it is ended, and waits for its first line.
+pub fn serving(folder: &Path, variables: &[(&str, &str)], args: &[&str]) -> Serving {
+    let mut child = limited(binary(), "")
+        .args(args)
+        .current_dir(folder)
+        .env("GRISTMILL_CACHE_DIR", "")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary that was just built starts");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("it is piped");
+    let read = BufReader::new(stdout).read_line(&mut line);
+    read.expect("a line is text");
+    Serving { child, line }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -291,6 +291,15 @@ impl CompileArgs {
         self.open_with(true)
     }
 
+    /// The same in a session on a task of a cluster.
+    pub fn open_on(&self, target: &str) -> Result<(Session, Options)> {
+        let settings = Settings {
+            log_device_placement: self.log_device_placement,
+            ..Settings::default()
+        };
+        Ok((Session::open(target, &settings)?, self.options(false)?))
+    }
+
     /// The model of a file, with the state that flags ask for.
     pub fn source(&self, model: &Path) -> Result<Source> {
         let pair = |flag: &String| {

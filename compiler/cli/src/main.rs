@@ -23,6 +23,7 @@ mod parse;
 mod place;
 mod planned;
 mod run;
+mod server;
 mod spinner;
 mod summary;
 mod train;
@@ -86,6 +87,8 @@ enum Verb {
     Place(place::PlaceArgs),
     /// Measure this machine once, so that predictions match it.
     Calibrate(calibrate::CalibrateArgs),
+    /// Serve as one task of several machines.
+    Server(server::ServerArgs),
     /// List devices, drivers and compilers.
     Devices(devices::DevicesArgs),
     /// Print a script that completes verbs and flags in a shell.
@@ -126,6 +129,7 @@ fn run_verb(verb: Verb) -> Result<()> {
         Verb::Train(a) => train::train(&a),
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
+        Verb::Server(a) => server::server(&a),
         Verb::Devices(a) => devices::devices(&a),
         Verb::Completions(a) => completions::completions(&a),
         Verb::Man(a) => man::man(&a),

@@ -4,7 +4,7 @@ use crate::args::CompileArgs;
 use crate::heading;
 use crate::image::{self, Ready};
 use crate::inputs::{self, InputArgs, Inputs};
-use crate::output::{self, noteln, outln};
+use crate::output::{self, errln, noteln, outln};
 use crate::watchdog::within;
 use crate::{load, parse, print_json, summary};
 use clap::Args;
@@ -12,7 +12,7 @@ use gristmill::Session;
 use gristmill::Tensor;
 use gristmill::interp::compare::{Comparison, allclose};
 use gristmill::onnx::Declared;
-use gristmill::pipeline::Config;
+use gristmill::pipeline::{Config, Lowered};
 use gristmill::{Compiled, Executable, Outputs, Source};
 use gristmill::{Error, ErrorKind, Result};
 use gristmill::{Options, Precision};
@@ -39,6 +39,15 @@ pub struct RunArgs {
     inputs: InputArgs,
     #[command(flatten)]
     compile: CompileArgs,
+    /// Run in a session on a task of a cluster. --pin names devices of any of its tasks, e.g. `/job:ps/task:0/cpu:0`; nodes without a pin run on
+    /// the session's own task.
+    #[arg(
+        long,
+        value_name = "grpc://HOST:PORT",
+        conflicts_with_all = ["devices", "target", "plan", "mem", "objective", "dump_dir", "tune", "threads", "visible_gpus", "save_state", "state", "variable"],
+        help_heading = heading::DEVICES
+    )]
+    session: Option<String>,
     /// Compare class labels (integers) with the arg-max of the first output over its last axis, and print the accuracy.
     #[arg(long, value_name = "FILE.npy", help_heading = heading::OUTPUT)]
     labels: Option<PathBuf>,
@@ -63,6 +72,27 @@ pub struct RunArgs {
     /// Print JSON.
     #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
+}
+
+impl RunArgs {
+    fn open(&self) -> Result<(Session, Options)> {
+        match &self.session {
+            None => self.compile.open(),
+            Some(target) => self.compile.open_on(target),
+        }
+    }
+
+    /// Prints what the flags of diagnosis ask for. On a cluster, the tasks have the stages.
+    fn report(&self, session: &Session, lowered: &Lowered) -> Result<()> {
+        match &self.session {
+            None => self.compile.report(lowered)?,
+            Some(_) if self.compile.log_device_placement => {
+                errln!("{}", session.placement_log().trim_end());
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
 }
 
 /// Results of the run, and times in ns.
@@ -153,7 +183,7 @@ fn files_read(args: &RunArgs) -> Vec<(&'static str, PathBuf)> {
 }
 
 fn compile_and_run(args: &RunArgs) -> Result<Ran> {
-    let (session, options) = args.compile.open()?;
+    let (session, options) = args.open()?;
     let mut options = args.inputs.seeded(options);
     let started = Instant::now();
     let source = args.compile.source(&args.model)?;
@@ -164,7 +194,7 @@ fn compile_and_run(args: &RunArgs) -> Result<Ran> {
     let inputs = inputs::gather(&args.inputs, given, &compiled)?;
     inputs.announce(args.inputs.seed);
     if let Some(executable) = compiled.executable_for(&inputs.tensors)? {
-        args.compile.report(&executable.lowered)?;
+        args.report(&session, &executable.lowered)?;
     }
     let ready_ns = started.elapsed().as_nanos() as u64;
     let (outputs, run_ns) = timed_run(args, &compiled, &inputs)?;

@@ -179,9 +179,12 @@ fn assemble_into(
 
 /// What callers of a graph see.
 pub struct Interface {
-    name: String,
-    inputs: Vec<IoSpec>,
-    outputs: Vec<IoSpec>,
+    /// Name of the graph.
+    pub name: String,
+    /// Its inputs, in order.
+    pub inputs: Vec<IoSpec>,
+    /// Its outputs, in order.
+    pub outputs: Vec<IoSpec>,
 }
 
 impl Interface {

@@ -1,12 +1,13 @@
 //! One specialisation of a model, ready to run.
 
 use super::Outputs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pipeline::Lowered;
 use crate::report::Scope;
 use crate::session::cache::Held;
+use crate::session::cluster::Remote;
 use gristmill_runtime::Tensor;
-use gristmill_runtime::exec::{Lanes, Transaction};
+use gristmill_runtime::exec::{Executor, Lanes, Transaction};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,8 +31,15 @@ pub struct Executable {
     /// [`Options::keep_stages`](crate::Options::keep_stages) says so: they would take most of the memory.
     #[doc(hidden)]
     pub lowered: Lowered,
-    /// As many as runs can be in flight.
-    pub(crate) lanes: Lanes,
+    pub(super) runner: Runner,
+}
+
+/// What runs an executable.
+pub(super) enum Runner {
+    /// As many executors as runs can be in flight.
+    Here(Lanes),
+    /// The tasks of a cluster.
+    Elsewhere(Box<dyn Remote>),
 }
 
 impl Executable {
@@ -61,9 +69,28 @@ impl Executable {
 
     /// Runs with inputs in the model's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Outputs> {
-        let results = self.lanes.run(inputs)?;
+        let results = match &self.runner {
+            Runner::Here(lanes) => lanes.run(inputs)?,
+            Runner::Elsewhere(remote) => remote.run(inputs)?,
+        };
         let names = self.lowered.program.outputs.iter().map(|o| o.name.clone());
         Ok(Outputs::of(names.zip(results).collect()))
+    }
+
+    /// The executors. Errors with `Unsupported` where a cluster runs it.
+    fn lanes(&self) -> Result<&Lanes> {
+        match &self.runner {
+            Runner::Here(lanes) => Ok(lanes),
+            Runner::Elsewhere(_) => {
+                let message = "this needs the executor, which is in tasks of a cluster";
+                Err(Error::unsupported(message).hint("use a session of this process"))
+            }
+        }
+    }
+
+    /// The first executor. Errors as [`Executable::lanes`].
+    pub(super) fn executor(&self) -> Result<&Executor> {
+        Ok(self.lanes()?.first())
     }
 
     /// Runs as a part of a transaction on the model's variables.
@@ -72,12 +99,19 @@ impl Executable {
         transaction: &Transaction,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>> {
-        Ok(self.lanes.run_in(transaction, inputs)?)
+        Ok(self.lanes()?.run_in(transaction, inputs)?)
     }
 
     /// Runs into tensors of an earlier run; nothing is allocated. For timing loops.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
-        Ok(self.lanes.run_into(inputs, outputs)?)
+        match &self.runner {
+            Runner::Here(lanes) => lanes.run_into(inputs, outputs)?,
+            Runner::Elsewhere(remote) => {
+                let results = remote.run(inputs)?;
+                outputs.iter_mut().zip(results).for_each(|(o, r)| *o = r);
+            }
+        }
+        Ok(())
     }
 
     /// Number of runs kept in flight by a placement for throughput, each started by a thread of
@@ -89,6 +123,6 @@ impl Executable {
 
     /// Largest number of runs in flight. Further callers wait.
     pub fn max_in_flight(&self) -> usize {
-        self.lanes.n_lanes()
+        self.lanes().map_or(1, Lanes::n_lanes)
     }
 }

@@ -243,6 +243,9 @@ impl Compiled {
             ..Compiled::new(source, ranged, symbolic.0, symbolic.1, common)
         };
         if left_open.has_extents {
+            common
+                .session
+                .check_here("extents that the data decides are not supported")?;
             let graph = compiled.symbolic_graph()?;
             compiled.segmented = Some(Segmented::of(graph, options, common)?);
         }

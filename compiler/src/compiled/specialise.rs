@@ -2,6 +2,7 @@
 
 use super::any_shape::AnyShape;
 use super::data_parallel;
+use super::executable::Runner;
 use super::{Compiled, Executable, InputShapes, Source, bound, segmented, specialisation};
 use crate::error::Result;
 use crate::ir::Graph;
@@ -10,16 +11,21 @@ use crate::passes;
 use crate::pipeline::{self, Fused, Lowered, Partitioned, Stage, generate, partitioned};
 use crate::report::Scope;
 use crate::session::cache::Key;
+use crate::session::cluster::Cluster;
 use crate::tune::tune;
 use crate::units::size;
 use gristmill_runtime::exec::{ExecOptions, Lanes};
+use gristmill_runtime::program::Program;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Compiled {
     pub(super) fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
         let make = || {
-            let made = self.executable(self.lowered(&inputs)?)?;
+            let made = match self.session().cluster() {
+                None => self.executable(self.lowered(&inputs)?)?,
+                Some(cluster) => self.elsewhere(&**cluster, &inputs)?,
+            };
             if made.lowered.report.scope == Scope::Alone {
                 self.n_alone.fetch_add(1, Ordering::Relaxed);
             }
@@ -71,7 +77,24 @@ impl Compiled {
                 Lanes::concurrent(program, &exec_options, limit)
             }
         }?;
-        Ok(Executable { lowered, lanes })
+        let runner = Runner::Here(lanes);
+        Ok(Executable { lowered, runner })
+    }
+
+    /// The same on the tasks of a cluster.
+    fn elsewhere(&self, cluster: &dyn Cluster, inputs: &InputShapes) -> Result<Executable> {
+        let remote = cluster.compile(self.graph(inputs)?, &self.options)?;
+        let program = Program {
+            name: "elsewhere".to_owned(),
+            inputs: remote.inputs().to_vec(),
+            outputs: remote.outputs().to_vec(),
+            ..Program::default()
+        };
+        let lowered = Lowered::elsewhere(program, self.config());
+        self.session()
+            .log_placement(|| remote.placement().to_owned());
+        let runner = Runner::Elsewhere(remote);
+        Ok(Executable { lowered, runner })
     }
 
     /// The stages as far as the text of one of them needs. Code is generated, and devices must exist, where that text is about code.

@@ -5,6 +5,7 @@ use crate::cost::{DeviceProfile, Measured, Nanos, measured};
 use crate::error::Result;
 use crate::ir::NodeId;
 use crate::pipeline::costs;
+use gristmill_runtime::exec::Executor;
 use gristmill_runtime::program::{Partition, Step, StepKind};
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::BTreeMap;
@@ -63,13 +64,13 @@ fn label<'p>(partition: &'p Partition, kind: &StepKind) -> &'p str {
 impl Executable {
     /// Starts to measure each kernel; [`Executable::profile`] returns the times. Where several runs are in flight, those of the first lane are measured.
     pub fn start_profile(&self) -> Result<()> {
-        Ok(self.lanes.first().start_profile()?)
+        Ok(self.executor()?.start_profile()?)
     }
 
     /// Time of each kernel on a GPU or an emulator of one, started again and again for at least `at_least`, after a run.
     pub fn time_kernels(&self, at_least: Duration) -> Result<Vec<StepTime>> {
         let mut times = Vec::new();
-        for t in self.lanes.first().time_launches(at_least)? {
+        for t in self.executor()?.time_launches(at_least)? {
             let partition = &self.lowered.program.partitions[t.partition];
             let (step, ns) = (&partition.steps[t.step], t.time.as_nanos() as u64);
             times.push(StepTime::new(partition, step, ns));
@@ -80,7 +81,8 @@ impl Executable {
     /// Time of each step, summed over the runs since [`Executable::start_profile`].
     pub fn profile(&self) -> Vec<StepTime> {
         let mut all = Vec::new();
-        let times = self.lanes.first().step_times();
+        // There are no partitions where a cluster runs it.
+        let times = self.executor().map_or(Vec::new(), Executor::step_times);
         for (partition, times) in self.lowered.program.partitions.iter().zip(times) {
             let steps = partition.steps.iter().zip(times);
             all.extend(steps.map(|(step, ns)| StepTime::new(partition, step, ns)));
@@ -95,7 +97,7 @@ impl Executable {
         for _ in 0..n_runs {
             self.start_profile()?;
             self.run_into(tensors, &mut outputs)?;
-            runs.push(self.lanes.first().step_times());
+            runs.push(self.executor()?.step_times());
         }
         Ok(runs)
     }

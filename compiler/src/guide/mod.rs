@@ -1,6 +1,7 @@
 //! The guide: a page per subject, for users and contributors.
 //!
 //! - [`devices`]: logical devices, requests by scope and by pin, control dependencies, memory limits, all-reduce.
+//! - [`machines`]: servers of several machines, sessions on them, pins across tasks.
 //! - [`placement`]: choice and explanation of devices, objectives, plans, planning for another
 //!   machine, bare problems and their files.
 //! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
@@ -30,6 +31,9 @@ pub mod gpus {}
 
 #[doc = include_str!("internals.md")]
 pub mod internals {}
+
+#[doc = include_str!("machines.md")]
+pub mod machines {}
 
 #[doc = include_str!("placement.md")]
 pub mod placement {}

@@ -177,11 +177,12 @@ fn placed(
 
 /// Results of the stages up to one graph per device, from which code is generated.
 pub struct Partitioned {
-    interface: Interface,
+    /// The inputs and outputs of all.
+    pub interface: Interface,
     graph: Graph,
     rewritten: Graph,
-    clusters: Graph,
-    placement: Placement,
+    pub(crate) clusters: Graph,
+    pub(crate) placement: Placement,
     /// One graph per device.
     pub partitions: Vec<Part>,
     /// Options of the code generators.
@@ -268,6 +269,25 @@ impl Partitioned {
 }
 
 impl Lowered {
+    /// A program on a cluster: only its interface is known.
+    pub(crate) fn elsewhere(program: Program, config: Config) -> Lowered {
+        Lowered {
+            graph: Graph::default(),
+            rewritten: Graph::default(),
+            clusters: Graph::default(),
+            placement: Placement::by_hand(Vec::new(), &[]),
+            partitions: Vec::new(),
+            schedules: Vec::new(),
+            step_nodes: Vec::new(),
+            program: Arc::new(program),
+            clif: String::new(),
+            asm: String::new(),
+            settings: settings(config),
+            has_stages: false,
+            report: Report::default(),
+        }
+    }
+
     /// Drops the graphs, which running does not need.
     pub(crate) fn release_graphs(&mut self) {
         self.clusters = Graph::default();
@@ -311,6 +331,23 @@ pub fn generate(mut partitioned: Partitioned, config: Config) -> Result<Lowered>
     }
     lowered.partitions = partitions;
     Ok(lowered)
+}
+
+/// The program of parts from elsewhere, with the shared code and weights of a session.
+#[cfg(feature = "distributed")]
+pub(crate) fn generate_here(
+    interface: Interface,
+    mut parts: Vec<Part>,
+    session: &crate::session::Session,
+    config: Config,
+) -> Result<(Program, Vec<String>)> {
+    let mut settings = settings(config);
+    settings.codegen.constants = session.constants().clone();
+    settings.codegen.workers = session.workers();
+    settings.codegen.code = Some(session.code().clone());
+    let mut assembled = assemble(interface, &mut parts, &settings)?;
+    assembled.program.divide(n_threads_per_device(config))?;
+    Ok((assembled.program, assembled.warnings))
 }
 
 /// [`generate`] for graphs of devices that the result does not have.

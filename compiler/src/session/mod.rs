@@ -3,6 +3,7 @@
 //! It knows nothing of models: they are compiled into it by [`crate::compiled`], which adds [`Session::compile`].
 
 pub(crate) mod cache;
+pub(crate) mod cluster;
 pub(crate) mod drivers;
 mod host_pool;
 mod settings;
@@ -17,6 +18,7 @@ use crate::codegen::workers::Workers;
 use crate::error::{Error, Result};
 use crate::place::gpus;
 use cache::CacheMemory;
+use cluster::Cluster;
 use drivers::Drivers;
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
@@ -67,6 +69,8 @@ struct Parts {
     /// Threads of compilation.
     workers: Workers,
     placements: Mutex<Vec<String>>,
+    /// The tasks that compile and run models in place of this machine.
+    cluster: Option<Arc<dyn Cluster>>,
 }
 
 impl Session {
@@ -75,6 +79,14 @@ impl Session {
     /// Errors with `InvalidInput` when there is no device, or when [`Settings::gpus`] has no number for a GPU.
     pub fn new(settings: &Settings) -> Result<Session> {
         Session::with_constants(settings, ConstantStore::default(), settings.n_threads())
+    }
+
+    /// A session on a cluster.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn on_cluster(settings: &Settings, cluster: Arc<dyn Cluster>) -> Result<Session> {
+        let mut parts = Parts::new(settings, ConstantStore::default(), 1)?;
+        parts.cluster = Some(cluster);
+        Ok(Session(Arc::new(parts)))
     }
 
     /// The same with weights in a file instead of memory, and a number of threads for compilation.
@@ -87,24 +99,24 @@ impl Session {
         constants: ConstantStore,
         n_workers: usize,
     ) -> Result<Session> {
-        if settings.devices.devices.is_empty() {
-            return Err(Error::invalid("a session needs a device").hint("DeviceSet::default()"));
+        let parts = Parts::new(settings, constants, n_workers)?;
+        Ok(Session(Arc::new(parts)))
+    }
+
+    /// The tasks of another place that run the models of this session.
+    pub(crate) fn cluster(&self) -> Option<&Arc<dyn Cluster>> {
+        self.0.cluster.as_ref()
+    }
+
+    /// Errors with `Unsupported` in a session on a cluster, for what these do not do.
+    pub(crate) fn check_here(&self, what: &str) -> Result<()> {
+        match &self.0.cluster {
+            None => Ok(()),
+            Some(cluster) => {
+                let message = format!("{what} in a session on a cluster ({})", cluster.target());
+                Err(Error::unsupported(message).hint("use a session of this process"))
+            }
         }
-        let names = settings.devices.devices.iter().map(|d| &d.name);
-        for gpu in names.filter(|name| name.kind == DeviceKind::Gpu) {
-            gpus::ordinal(gpu, &settings.gpus)?;
-        }
-        Ok(Session(Arc::new(Parts {
-            settings: settings.clone(),
-            drivers: Drivers::default(),
-            constants: Arc::new(constants),
-            code: Arc::default(),
-            pool: Arc::new(pool(settings)),
-            variables: Variables::default(),
-            caches: CacheMemory::new(settings.specialisation_bytes),
-            workers: Workers::new(n_workers),
-            placements: Mutex::default(),
-        })))
     }
 
     /// The settings of the session.
@@ -188,6 +200,30 @@ fn pool(settings: &Settings) -> Pool {
     match &settings.host_pool {
         None => Pool::new(settings.threads.unwrap_or(0)),
         Some(host) => Pool::hosted(settings.n_threads(), host.threads().clone()),
+    }
+}
+
+impl Parts {
+    fn new(settings: &Settings, constants: ConstantStore, n_workers: usize) -> Result<Parts> {
+        if settings.devices.devices.is_empty() {
+            return Err(Error::invalid("a session needs a device").hint("DeviceSet::default()"));
+        }
+        let names = settings.devices.devices.iter().map(|d| &d.name);
+        for gpu in names.filter(|name| name.kind == DeviceKind::Gpu) {
+            gpus::ordinal(gpu, &settings.gpus)?;
+        }
+        Ok(Parts {
+            settings: settings.clone(),
+            drivers: Drivers::default(),
+            constants: Arc::new(constants),
+            code: Arc::default(),
+            pool: Arc::new(pool(settings)),
+            variables: Variables::default(),
+            caches: CacheMemory::new(settings.specialisation_bytes),
+            workers: Workers::new(n_workers),
+            placements: Mutex::default(),
+            cluster: None,
+        })
     }
 }
 

@@ -1,0 +1,90 @@
+//! The compiler of a task.
+
+use super::plan::{self, rates};
+use super::text::PartText;
+use crate::error::Result;
+use crate::pipeline::{self, Config};
+use crate::session::{Session, Settings};
+use gristmill_remote::{
+    ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Part, Plan, Server, TaskName, in_thread,
+};
+use gristmill_runtime::exec::{ExecOptions, Executor, Wire};
+use std::sync::Arc;
+
+/// Version of the program, and of the ops that graphs may have.
+pub(super) fn version() -> String {
+    env!("CARGO_PKG_VERSION").to_owned()
+}
+
+/// Serves as a task of a cluster, with the devices of the settings. Its variables live as long as the server, whatever sessions use them.
+///
+/// Errors with `InvalidInput` when the task is not in the cluster, its address is not this machine's or is taken; with `Unsupported` for an
+/// address that other machines reach; and as [`Session::new`] does.
+///
+/// The server ends when it is dropped; [`Server::join`] waits for a failure.
+pub fn serve(cluster: ClusterSpec, task: TaskName, settings: &Settings) -> Result<Server> {
+    let session = Session::new(settings)?;
+    let engine = Arc::new(Compiler {
+        session,
+        task: task.clone(),
+    });
+    Ok(Server::start(cluster, task, engine, Limits::default())?)
+}
+
+struct Compiler {
+    /// Devices, threads, weights, code and variables of the task.
+    session: Session,
+    task: TaskName,
+}
+
+impl Engine for Compiler {
+    fn version(&self) -> String {
+        version()
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        let devices = self.session.settings().devices.devices.iter();
+        let info = |d: &crate::place::Device| DeviceInfo {
+            name: d.name.to_string(),
+            memory_bytes: d.memory_limit.or(d.memory).map_or(0, |bytes| bytes.0),
+            profile: rates(&d.profile),
+        };
+        devices.map(info).collect()
+    }
+
+    fn tasks(&self, program: &str) -> Result<Vec<TaskName>, Fault> {
+        Ok(plan::tasks(program, &self.task)?)
+    }
+
+    fn plan(&self, program: String, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+        let session = self.session.clone();
+        in_thread(move || Ok(plan::plan(&program, &devices, session.settings())?))
+    }
+
+    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>> {
+        let session = self.session.clone();
+        in_thread(move || Ok(Arc::new(compile(&session, &part, wire)?) as Arc<dyn Part>))
+    }
+}
+
+/// Compiles a part for the devices of a session.
+fn compile(session: &Session, part: &str, wire: Arc<dyn Wire>) -> Result<Executor> {
+    let (interface, parts, options) = PartText::parse(part)?;
+    for part in &parts {
+        session.variables().declare(&part.graph)?;
+    }
+    let config = Config {
+        settings: session.settings(),
+        options: &options,
+    };
+    let (program, _) = pipeline::generate_here(interface, parts, session, config)?;
+    let program = Arc::new(program);
+    let exec_options = ExecOptions {
+        pool: session.pool().clone(),
+        resources: session.resources().clone(),
+        drivers: session.drivers(&program)?,
+        wire: Some(wire),
+        ..ExecOptions::default()
+    };
+    Ok(Executor::new(program, &exec_options)?)
+}

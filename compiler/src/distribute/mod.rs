@@ -1,0 +1,68 @@
+//! Several machines: servers that compile and run parts of graphs, and sessions on them.
+//!
+//! Each machine has one or more tasks, `gristmill server --job worker --task 0 --cluster FILE`, or [`serve`] in Rust. A session on one of
+//! them, [`Session::open`](crate::Session::open), runs models over all tasks: nodes are pinned as on one machine, by [`Pin`](crate::place::Pin) or
+//! [`DeviceScope`](crate::ir::DeviceScope), to devices such as `/job:ps/task:0/cpu:0`; nodes without a pin go to the session's own task.
+//!
+//! ```no_run
+//! # fn main() -> gristmill::Result<()> {
+//! # use gristmill::{Options, Session, Settings, distribute, onnx};
+//! use gristmill::distribute::{ClusterSpec, TaskName};
+//!
+//! let cluster = ClusterSpec::parse("[jobs]\nworker = ['127.0.0.1:2222', '127.0.0.1:2223']")?;
+//! let task = |task| TaskName { job: "worker".into(), task };
+//! let servers = [0, 1].map(|n| distribute::serve(cluster.clone(), task(n), &Settings::default()));
+//!
+//! let session = Session::open("grpc://127.0.0.1:2222", &Settings::default())?;
+//! let model = session.compile(&onnx::load("model.onnx")?, &Options::default())?;
+//! # drop((servers, model));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The text of graphs and tensors cross the network, never code: each task compiles its part for its own devices. (Abadi et al., "TensorFlow:
+//! large-scale machine learning on heterogeneous distributed systems", 2015, section 3.3.)
+//!
+//! Not there yet: addresses beyond this machine, messages above 4 MiB (constants and inputs included; tensors between tasks have no bound),
+//! assignments to variables over several tasks, shared batches, training, and extents known in a run only.
+
+mod client;
+mod engine;
+mod plan;
+mod text;
+
+pub use engine::serve;
+pub use gristmill_remote::{ClusterSpec, Server, TaskName};
+
+use crate::error::{Error, ErrorKind};
+use gristmill_remote::Fault;
+
+impl From<Error> for Fault {
+    fn from(e: Error) -> Fault {
+        use gristmill_runtime::ErrorKind as Rt;
+        let kind = match e.kind() {
+            ErrorKind::InvalidInput | ErrorKind::Mismatch => Rt::InvalidInput,
+            ErrorKind::Unsupported => Rt::Unsupported,
+            ErrorKind::OutOfMemory => Rt::OutOfMemory,
+            ErrorKind::NotFinite => Rt::NotFinite,
+            ErrorKind::DeviceFailed => Rt::DeviceFailed,
+            ErrorKind::Internal => Rt::Internal,
+        };
+        Fault {
+            node: e.node().map(str::to_owned),
+            hint: e.remedy().map(str::to_owned),
+            ..Fault::new(kind, e.message())
+        }
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Error {
+        let hint = fault.hint.clone();
+        let error = Error::from(gristmill_runtime::Error::from(fault));
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    }
+}

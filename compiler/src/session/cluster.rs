@@ -1,0 +1,29 @@
+//! Models that run elsewhere, as a session sees them.
+
+use crate::error::Result;
+use crate::ir::Graph;
+use crate::options::Options;
+use gristmill_runtime::Tensor;
+use gristmill_runtime::program::IoSpec;
+
+/// Tasks that compile and run the models of a session.
+pub(crate) trait Cluster: Send + Sync {
+    /// Its address, as the user gave it.
+    fn target(&self) -> &str;
+
+    /// Compiles a graph of static shapes, with the pins of the options.
+    fn compile(&self, graph: Graph, options: &Options) -> Result<Box<dyn Remote>>;
+}
+
+/// A compiled model elsewhere.
+pub(crate) trait Remote: Send + Sync {
+    fn inputs(&self) -> &[IoSpec];
+
+    fn outputs(&self) -> &[IoSpec];
+
+    /// The device of each node, a line each.
+    fn placement(&self) -> &str;
+
+    /// Runs with inputs in order.
+    fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+}

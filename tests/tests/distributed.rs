@@ -1,0 +1,415 @@
+//! Sessions on clusters of servers: the programs of TensorFlow's chapters on distribution, and what goes wrong.
+
+use crate::process::{Serving, gristmill, serving};
+use gristmill::distribute::{ClusterSpec, Server, TaskName, serve};
+use gristmill::ir::{Graph, GraphBuilder, ScalarOp};
+use gristmill::place::setter::{ReplicaDeviceSetter, replica_device_setter};
+use gristmill::testing::Setup;
+use gristmill::{DType, ErrorKind, Options, Result, Session, Tensor};
+use std::net::TcpListener;
+use std::path::Path;
+
+/// Jobs and numbers of five tasks.
+const FIVE: [(&str, u32); 5] = [
+    ("ps", 0),
+    ("ps", 1),
+    ("worker", 0),
+    ("worker", 1),
+    ("worker", 2),
+];
+
+fn task((job, task): (&str, u32)) -> TaskName {
+    TaskName {
+        job: job.into(),
+        task,
+    }
+}
+
+/// A cluster at ports that are free now.
+pub fn cluster(tasks: &[(&str, u32)]) -> ClusterSpec {
+    let listeners = tasks
+        .iter()
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let listeners: Vec<TcpListener> = listeners.collect();
+    let address = |l: &TcpListener| l.local_addr().unwrap().to_string();
+    let names = tasks.iter().map(|name| task(*name));
+    ClusterSpec::new(names.zip(listeners.iter().map(address))).unwrap()
+}
+
+fn serve_all(spec: &ClusterSpec) -> Vec<Server> {
+    let settings = Setup::with_threads(1).settings;
+    let tasks = spec.tasks().map(|(name, _)| name.clone());
+    tasks
+        .map(|name| serve(spec.clone(), name, &settings).unwrap())
+        .collect()
+}
+
+fn target(spec: &ClusterSpec, name: (&str, u32)) -> String {
+    format!("grpc://{}", spec.address(&task(name)).unwrap())
+}
+
+fn open(spec: &ClusterSpec, name: (&str, u32)) -> Result<Session> {
+    Session::open(&target(spec, name), &Setup::with_threads(1).settings)
+}
+
+fn run(session: &Session, graph: Graph, inputs: &[(&str, f32)]) -> Result<Vec<f32>> {
+    let compiled = session.compile(&graph, &Options::default())?;
+    let inputs = inputs
+        .iter()
+        .map(|(name, x)| (*name, Tensor::from_slice(&[*x], &[]).unwrap()));
+    let outputs = compiled.run(inputs)?;
+    Ok(outputs
+        .iter()
+        .map(|(_, t)| t.as_slice::<f32>()[0])
+        .collect())
+}
+
+/// `a = x + 0.5` on one device, `b = a + 2` on another, `c = a + b` on the session's.
+fn four(first: &str, second: &str) -> Graph {
+    let mut b = GraphBuilder::new("four");
+    let x = b.input("x", DType::F32, [0usize; 0]);
+    let (half, two) = (b.scalar(DType::F32, 0.5), b.scalar(DType::F32, 2.0));
+    let a = b
+        .with_device(first, |b| b.map(ScalarOp::Add, &[x, half]))
+        .unwrap();
+    let sum = b
+        .with_device(second, |b| b.map(ScalarOp::Add, &[a, two]))
+        .unwrap();
+    let c = b.map(ScalarOp::Add, &[a, sum]).unwrap();
+    b.output("c", c);
+    b.finish().unwrap()
+}
+
+#[test]
+fn a_session_on_a_third_task_gives_four() {
+    let spec = cluster(&FIVE);
+    let _servers = serve_all(&spec);
+    let session = open(&spec, ("worker", 2)).unwrap();
+    let graph = || four("/job:ps/task:0/cpu:0", "/job:worker/task:1/cpu:0");
+    assert_eq!(run(&session, graph(), &[("x", 0.5)]).unwrap(), [4.0]);
+    // Many runs of one model, and another client on another task.
+    let compiled = session.compile(&graph(), &Options::default()).unwrap();
+    for i in 0..50 {
+        let x = Tensor::from_slice(&[i as f32], &[]).unwrap();
+        let c = compiled.run([("x", x)]).unwrap();
+        assert_eq!(c["c"].as_slice::<f32>(), [2.0 * i as f32 + 3.0]);
+    }
+    let other = open(&spec, ("ps", 1)).unwrap();
+    assert_eq!(run(&other, graph(), &[("x", 1.5)]).unwrap(), [6.0]);
+}
+
+/// Variables dealt to parameter servers, their sum and its multiples on the first worker.
+fn three_six_nine() -> Graph {
+    let mut b = GraphBuilder::new("three_six_nine");
+    let scope = replica_device_setter(ReplicaDeviceSetter {
+        ps_tasks: 2,
+        ..ReplicaDeviceSetter::default()
+    });
+    b.with_device(scope.unwrap(), |b| {
+        let one = Tensor::from_slice(&[1.0f32], &[])?;
+        let two = Tensor::from_slice(&[2.0f32], &[])?;
+        let (v1, v2) = (b.variable("v1", one)?, b.variable("v2", two)?);
+        let s = b.map(ScalarOp::Add, &[v1, v2])?;
+        let (two, three) = (b.scalar(DType::F32, 2.0), b.scalar(DType::F32, 3.0));
+        let p1 = b.map(ScalarOp::Mul, &[s, two])?;
+        let p2 = b.map(ScalarOp::Mul, &[s, three])?;
+        b.output("s", s);
+        b.output("p1", p1);
+        b.output("p2", p2);
+        Ok(())
+    })
+    .unwrap();
+    b.finish().unwrap()
+}
+
+#[test]
+fn two_parameter_servers_give_three_six_and_nine() {
+    let spec = cluster(&FIVE);
+    let _servers = serve_all(&spec);
+    let session = open(&spec, ("ps", 0)).unwrap();
+    assert_eq!(
+        run(&session, three_six_nine(), &[]).unwrap(),
+        [3.0, 6.0, 9.0]
+    );
+}
+
+/// A counter on a device: its value after one more.
+fn counter(device: &str) -> Graph {
+    let mut b = GraphBuilder::new("counter");
+    let count = b.with_device(device, |b| {
+        let count = b.variable("count", Tensor::from_slice(&[0.0f32], &[])?)?;
+        let one = b.scalar(DType::F32, 1.0);
+        let next = b.map(ScalarOp::Add, &[count, one])?;
+        b.assign_variable("count", next)
+    });
+    b.output("count", count.unwrap());
+    b.finish().unwrap()
+}
+
+#[test]
+fn a_variable_outlives_its_session_on_the_server() {
+    let spec = cluster(&FIVE);
+    let _servers = serve_all(&spec);
+    let on_ps = || counter("/job:ps/task:1");
+    let first = open(&spec, ("worker", 0)).unwrap();
+    assert_eq!(run(&first, on_ps(), &[]).unwrap(), [1.0]);
+    drop(first);
+    let second = open(&spec, ("worker", 1)).unwrap();
+    assert_eq!(run(&second, on_ps(), &[]).unwrap(), [2.0]);
+    // Another task's variable of the name is another variable, and a local session shares nothing.
+    assert_eq!(run(&second, counter("/cpu:0"), &[]).unwrap(), [1.0]);
+    let local = || Setup::with_threads(1).session();
+    assert_eq!(run(&local(), counter("/cpu:0"), &[]).unwrap(), [1.0]);
+    assert_eq!(run(&local(), counter("/cpu:0"), &[]).unwrap(), [1.0]);
+}
+
+#[test]
+fn what_a_cluster_does_not_do_is_said() {
+    let spec = cluster(&FIVE[..3]);
+    let _servers = serve_all(&spec);
+    let session = open(&spec, ("worker", 0)).unwrap();
+    let error = |graph: Graph| session.compile(&graph, &Options::default()).err().unwrap();
+    let unknown = error(four("/job:chief/task:0", "/cpu:0"));
+    let expected = "/job:chief/task:0 is not in the cluster: its jobs are ps, worker";
+    assert_eq!(unknown.to_string(), expected);
+    let unknown = error(four("/job:ps/task:7", "/cpu:0"));
+    let expected = "/job:ps/task:7 is not in the cluster: tasks of ps are 0, 1";
+    assert_eq!(unknown.to_string(), expected);
+    let no_gpu = error(four("/job:ps/task:1/gpu:0", "/cpu:0"));
+    assert_eq!(no_gpu.kind(), ErrorKind::InvalidInput);
+    assert!(
+        no_gpu
+            .to_string()
+            .contains("/job:ps/replica:0/task:1/device:CPU:0"),
+        "{no_gpu}"
+    );
+    // A step that assigns on one task and computes on another.
+    let mut b = GraphBuilder::new("both");
+    let zero = Tensor::from_slice(&[0.0f32], &[]).unwrap();
+    let v = b
+        .with_device("/job:ps/task:0", |b| b.variable("v", zero))
+        .unwrap();
+    let next = b
+        .with_device("/job:ps/task:1", |b| b.map(ScalarOp::Exp, &[v]))
+        .unwrap();
+    b.with_device("/job:ps/task:0", |b| b.assign_variable("v", next))
+        .unwrap();
+    b.output("next", next);
+    let both = error(b.finish().unwrap());
+    assert_eq!(both.kind(), ErrorKind::Unsupported);
+    assert!(
+        both.to_string()
+            .contains("a step over several tasks assigns a variable"),
+        "{both}"
+    );
+    let options = Options {
+        keep_stages: true,
+        ..Options::default()
+    };
+    let stages = session
+        .compile(&four("/cpu:0", "/cpu:0"), &options)
+        .err()
+        .unwrap();
+    assert_eq!(stages.kind(), ErrorKind::Unsupported);
+    let nobody = Session::open("grpc://127.0.0.1:1", &Setup::with_threads(1).settings);
+    let nobody = nobody.err().unwrap();
+    assert_eq!(nobody.kind(), ErrorKind::DeviceFailed);
+    assert!(
+        nobody
+            .to_string()
+            .starts_with("lost the task at 127.0.0.1:1: "),
+        "{nobody}"
+    );
+}
+
+/// A cluster as its file.
+fn toml(spec: &ClusterSpec) -> String {
+    let jobs = spec.jobs().into_iter().map(|job| {
+        let own = spec.tasks().filter(|(name, _)| name.job == job);
+        let own: Vec<String> = own
+            .map(|(name, at)| format!("{} = {at:?}", name.task))
+            .collect();
+        format!("{job} = {{ {} }}\n", own.join(", "))
+    });
+    format!("[jobs]\n{}", jobs.collect::<String>())
+}
+
+/// Starts a server as a process.
+fn process(folder: &Path, name: (&str, u32)) -> Serving {
+    let number = name.1.to_string();
+    let args = [
+        "server",
+        "--job",
+        name.0,
+        "--task",
+        &number,
+        "--threads",
+        "1",
+        "--cluster",
+        "cluster.toml",
+    ];
+    serving(folder, &[], &args)
+}
+
+#[test]
+fn three_processes_give_four() {
+    let folder = tempfile::tempdir().unwrap();
+    let three = [FIVE[0], FIVE[3], FIVE[4]];
+    let spec = cluster(&three);
+    std::fs::write(folder.path().join("cluster.toml"), toml(&spec)).unwrap();
+    let servers = three.map(|name| process(folder.path(), name));
+    for (server, name) in servers.iter().zip(three) {
+        let expected = format!(
+            "serving {} as {}, incarnation ",
+            target(&spec, name),
+            task(name)
+        );
+        assert!(server.line.starts_with(&expected), "{}", server.line);
+    }
+    let graph = four("/job:ps/task:0/cpu:0", "/job:worker/task:1/cpu:0");
+    std::fs::write(folder.path().join("four.ir"), graph.to_string()).unwrap();
+    let x = Tensor::from_slice(&[0.5f32], &[]).unwrap();
+    gristmill::write_npz(folder.path().join("x.npz"), [("x", &x)]).unwrap();
+    let session = target(&spec, three[2]);
+    let args = [
+        "run",
+        "four.ir",
+        "--inputs",
+        "x.npz",
+        "--session",
+        &session,
+        "--log-device-placement",
+    ];
+    let ran = gristmill(folder.path(), &args);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(
+        ran.stdout.contains("4.0") || ran.stdout.contains(" 4"),
+        "{}",
+        ran.stdout
+    );
+    for device in [
+        "/job:ps/replica:0/task:0/",
+        "/job:worker/replica:0/task:1/",
+        "/job:worker/replica:0/task:2/",
+    ] {
+        assert!(ran.stderr.contains(device), "{}", ran.stderr);
+    }
+    // A model without devices of its own, with pins: as on one machine.
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits/model.onnx");
+    let args = ["run", model, "--set", "batch=3", "--outputs", "here.npz"];
+    assert_eq!(gristmill(folder.path(), &args).code, Some(0));
+    let pins = [PINNED[0], "--pin", PINNED[1]];
+    let args = [
+        "run",
+        model,
+        "--set",
+        "batch=3",
+        "--expect",
+        "here.npz",
+        "--session",
+        &session,
+        "--pin",
+    ];
+    let ran = gristmill(folder.path(), &[&args[..], &pins].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+/// Pins of the digits model.
+const PINNED: [&str; 2] = [
+    "Conv=/job:ps/task:0/cpu:0",
+    "linear=/job:worker/task:1/cpu:0",
+];
+
+#[test]
+fn the_script_of_host_lists_serves_and_odd_lists_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = cluster(&[("ps", 0), ("ps", 1), ("worker", 0)]);
+    let hosts: Vec<&str> = spec.tasks().map(|(_, address)| address).collect();
+    let both = format!("{},{}", hosts[0], hosts[1]);
+    let start = |job: &str, index: &str, ps: &str| {
+        let (job, index) = (format!("--job_name={job}"), format!("--task_index={index}"));
+        let (ps, workers) = (
+            format!("--ps_hosts={ps}"),
+            format!("--worker_hosts={}", hosts[2]),
+        );
+        serving(
+            folder.path(),
+            &[],
+            &["server", &ps, &workers, &job, &index, "--threads=1"],
+        )
+    };
+    // The worker of the script has one host where the others have two.
+    let _servers = [
+        start("ps", "0", &both),
+        start("ps", "1", &both),
+        start("worker", "0", hosts[0]),
+    ];
+    let open = |host| Session::open(&format!("grpc://{host}"), &Setup::with_threads(1).settings);
+    let session = open(hosts[0]).unwrap();
+    let graph = four("/job:ps/task:1", "/cpu:0");
+    assert_eq!(run(&session, graph, &[("x", 0.5)]).unwrap(), [4.0]);
+    let odd = run(&session, four("/job:worker", "/cpu:0"), &[("x", 0.5)]).unwrap_err();
+    let expected = format!(
+        "/job:ps/task:0 and /job:worker/task:0 are of different clusters:\n  /job:ps/task:1: {} in the cluster of /job:ps/task:0, nothing \
+         in that of /job:worker/task:0 (try: give all tasks the same cluster)",
+        hosts[1]
+    );
+    assert_eq!(odd.to_string(), expected);
+    let config =
+        r#"{"cluster": {"worker": ["127.0.0.1:HERE"]}, "task": {"type": "worker", "index": 0}}"#;
+    let one = cluster(&[("worker", 0)]);
+    let port = one
+        .address(&task(("worker", 0)))
+        .unwrap()
+        .rsplit_once(':')
+        .unwrap()
+        .1;
+    let config = config.replace("HERE", port);
+    let server = serving(folder.path(), &[("TF_CONFIG", &config)], &["server"]);
+    assert!(
+        server.line.contains("as /job:worker/task:0, "),
+        "{}",
+        server.line
+    );
+}
+
+#[test]
+fn servers_that_cannot_start_say_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |text: &str| std::fs::write(folder.path().join("cluster.toml"), text).unwrap();
+    let error = |args: &[&str]| {
+        let all = [&["server", "--cluster", "cluster.toml"], args].concat();
+        let ended = gristmill(folder.path(), &all);
+        (ended.code, ended.stderr)
+    };
+    file("[jobs]\nworker = [\"127.0.0.1:4711\", \"10.1.2.3:4711\"]\n");
+    let (code, said) = error(&["--job", "ps", "--task", "0"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.contains("/job:ps/task:0 is not in the cluster: its jobs are worker"),
+        "{said}"
+    );
+    let (code, said) = error(&[]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("which task is this?"), "{said}");
+    let (code, said) = error(&["--job", "worker", "--task", "1"]);
+    assert_eq!(code, Some(3));
+    assert!(
+        said.contains("10.1.2.3, which other machines reach"),
+        "{said}"
+    );
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    file(&format!(
+        "[jobs]\nworker = [\"{}\"]\n",
+        taken.local_addr().unwrap()
+    ));
+    let (code, said) = error(&["--job", "worker", "--task", "0"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("the port is taken"), "{said}");
+    let nobody = ["run", "m.ir", "--session", "grpc://127.0.0.1:1"];
+    std::fs::write(folder.path().join("m.ir"), four("", "").to_string()).unwrap();
+    let ended = gristmill(folder.path(), &nobody);
+    assert_eq!(ended.code, Some(6));
+    let both = [&nobody[..], &["--devices", "cpu:2"]].concat();
+    assert_eq!(gristmill(folder.path(), &both).code, Some(2));
+}
