@@ -1,6 +1,8 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
+use gristmill::Executable;
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
+use gristmill::distribute::Spread;
 use gristmill::interp;
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{
@@ -45,6 +47,7 @@ pub fn run(
     } {
         assert_eq!(first, executable.run(&tensors)?, "a later run differs");
     }
+    check_spread(&executable, &tensors, &first, setup);
     let sends = |g: &Graph| {
         g.nodes()
             .filter(|(_, n)| matches!(n.op, Op::Send { .. }))
@@ -60,6 +63,25 @@ pub fn run(
 }
 
 /// All outputs agree: exactly when `rtol` is 0, else within `rtol` of the tensor's scale.
+/// The same program with a task for each device has the same bits, unless its devices reduce by a library.
+fn check_spread(executable: &Executable, tensors: &[Tensor], expected: &Outputs, setup: &Setup) {
+    let lowered = &executable.lowered;
+    let is_collective = |n: &Node| matches!(n.op, Op::Collective { .. });
+    let has_collective = |g: &Graph| g.nodes().any(|(_, n)| is_collective(n));
+    let mut graphs = lowered.partitions.iter().map(|part| &part.graph);
+    if lowered.partitions.len() < 2 || graphs.any(has_collective) {
+        return;
+    }
+    let spread = Spread::of(lowered, &setup.settings, &setup.options).unwrap();
+    for run in 0..2 {
+        let found = spread.run(tensors).unwrap();
+        for ((name, expected), found) in expected.iter().zip(&found) {
+            let same = expected.as_bytes() == found.as_bytes();
+            assert!(same, "run {run} over tasks: {name}: {expected} and {found}");
+        }
+    }
+}
+
 pub fn assert_same(expected: &Outputs, found: &Outputs, rtol: f64, what: &str) {
     assert_eq!(expected.iter().count(), found.iter().count(), "{what}");
     for ((name, e), (_, f)) in expected.iter().zip(found.iter()) {

@@ -52,10 +52,7 @@ impl Cluster for OnTask {
         place::apply_pins(&mut graph, &mut request)?;
         let program = written(&ProgramText::of(&graph, options))?;
         let callable = self.client.prepare(program)?;
-        Ok(Box::new(Elsewhere {
-            client: self.client.clone(),
-            callable,
-        }))
+        Ok(Box::new(Elsewhere::new(self.client.clone(), callable)))
     }
 }
 
@@ -81,9 +78,15 @@ fn check(options: &Options, target: &str) -> Result<()> {
 }
 
 /// A model that tasks have compiled.
-struct Elsewhere {
+pub(super) struct Elsewhere {
     client: Arc<Client>,
     callable: Callable,
+}
+
+impl Elsewhere {
+    pub(super) fn new(client: Arc<Client>, callable: Callable) -> Elsewhere {
+        Elsewhere { client, callable }
+    }
 }
 
 impl Remote for Elsewhere {

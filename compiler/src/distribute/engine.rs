@@ -24,17 +24,21 @@ pub(super) fn version() -> String {
 /// The server ends when it is dropped; [`Server::join`] waits for a failure.
 pub fn serve(cluster: ClusterSpec, task: TaskName, settings: &Settings) -> Result<Server> {
     let session = Session::new(settings)?;
-    let engine = Arc::new(Compiler {
-        session,
-        task: task.clone(),
-    });
+    let engine = Arc::new(Compiler::new(session, task.clone()));
     Ok(Server::start(cluster, task, engine, Limits::default())?)
 }
 
-struct Compiler {
+/// A compiler and executor with the devices of a session.
+pub(super) struct Compiler {
     /// Devices, threads, weights, code and variables of the task.
     session: Session,
     task: TaskName,
+}
+
+impl Compiler {
+    pub(super) fn new(session: Session, task: TaskName) -> Compiler {
+        Compiler { session, task }
+    }
 }
 
 impl Engine for Compiler {

@@ -29,10 +29,13 @@
 mod client;
 mod engine;
 mod plan;
+mod spread;
 mod text;
 
 pub use engine::serve;
 pub use gristmill_remote::{ClusterSpec, Server, TaskName};
+#[doc(hidden)]
+pub use spread::Spread;
 
 use crate::error::{Error, ErrorKind};
 use gristmill_remote::Fault;

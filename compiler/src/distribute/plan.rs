@@ -166,7 +166,7 @@ fn check_state(of_task: &BTreeMap<&TaskName, Vec<Part>>) -> Result<()> {
 }
 
 /// The share of a task, with its names of devices.
-fn share(
+pub(super) fn share(
     task: &TaskName,
     mut parts: Vec<Part>,
     whole: &Interface,
@@ -179,7 +179,8 @@ fn share(
         part.device = local(task, &part.device);
         renumber(&mut part.inputs, &inputs);
         renumber(&mut part.outputs, &outputs);
-        rename(&mut part.graph, task)?;
+        rename(&mut part.graph, &|device| local(task, device))?;
+        check_collectives(&part.graph)?;
     }
     let some = |specs: &[IoSpec], numbers: &[u32]| -> Vec<IoSpec> {
         numbers.iter().map(|&n| specs[n as usize].clone()).collect()
@@ -205,10 +206,9 @@ fn renumber(numbers: &mut [u32], some: &[u32]) {
     }
 }
 
-/// Gives devices their names in a task.
-fn rename(graph: &mut Graph, task: &TaskName) -> Result<()> {
-    let named =
-        |text: &str| -> Result<String> { Ok(local(task, &DeviceName::parse(text)?).to_string()) };
+/// Gives the devices of a part other names.
+pub(super) fn rename(graph: &mut Graph, name: &dyn Fn(&DeviceName) -> DeviceName) -> Result<()> {
+    let named = |text: &str| -> Result<String> { Ok(name(&DeviceName::parse(text)?).to_string()) };
     let ids: Vec<_> = graph.nodes().map(|(id, _)| id).collect();
     for id in ids {
         let node = graph.node_mut(id);
@@ -216,18 +216,28 @@ fn rename(graph: &mut Graph, task: &TaskName) -> Result<()> {
             Op::Send { to, .. } => *to = named(to)?,
             Op::Recv { from, .. } => *from = named(from)?,
             Op::Collective { devices, .. } => {
-                for device in devices.iter_mut() {
-                    *device = named(device)?;
-                    if !DeviceName::parse(device)?.is_local() {
-                        let message = "an all-reduce by a library over several tasks";
-                        return Err(Error::unsupported(message).at_origin(&node.origin));
-                    }
-                }
+                let names = devices.iter().map(|device| named(device));
+                *devices = names.collect::<Result<_>>()?;
             }
             _ => {}
         }
         // Every node of a part is on its device.
         node.device = None;
+    }
+    Ok(())
+}
+
+/// Errors on an all-reduce by a library over several tasks.
+fn check_collectives(graph: &Graph) -> Result<()> {
+    for (_, node) in graph.nodes() {
+        let Op::Collective { devices, .. } = &node.op else {
+            continue;
+        };
+        let is_local = |text: &String| DeviceName::parse(text).is_ok_and(|d| d.is_local());
+        if !devices.iter().all(is_local) {
+            let message = "an all-reduce by a library over several tasks";
+            return Err(Error::unsupported(message).at_origin(&node.origin));
+        }
     }
     Ok(())
 }

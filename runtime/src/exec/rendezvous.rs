@@ -10,7 +10,7 @@ use super::emulate::Courier;
 use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
 use super::wire::{Remote, Runs};
-use crate::driver::{Driver, Event};
+use crate::driver::{Driver, Event, HostMemory};
 use crate::error::Error;
 use crate::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,6 +23,8 @@ const LOOKED_AFTER: Duration = Duration::from_millis(20);
 /// Staging of one key.
 struct Slot {
     receiver: Receiver,
+    /// The staging's memory, where it is lent to the wire: a driver may announce a tensor while the staging is locked.
+    outgoing: Option<Arc<dyn HostMemory>>,
     /// Epoch of the tensor in `data`; 0 = none yet.
     epoch: AtomicU64,
     staging: Mutex<Staging>,
@@ -76,6 +78,10 @@ impl Rendezvous {
     ) -> Rendezvous {
         let slot = |SlotSpec { receiver, staging }| Slot {
             receiver,
+            outgoing: match receiver {
+                Receiver::Worker(_) => None,
+                Receiver::Wire(_) => staging.shared(),
+            },
             epoch: AtomicU64::new(0),
             staging: Mutex::new(staging),
         };
@@ -164,8 +170,8 @@ impl Rendezvous {
                 mailbox.event.notify();
             }
             Receiver::Wire(end) => {
-                let staged = lock(&self.slots[slot].staging).shared();
-                let memory = staged.expect("what leaves the task is staged on the host");
+                let memory = self.slots[slot].outgoing.clone();
+                let memory = memory.expect("what leaves the task is staged on the host");
                 self.remote.send(end, epoch, memory);
             }
         }

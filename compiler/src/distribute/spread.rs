@@ -1,0 +1,162 @@
+//! A compiled program with a task of its own for each device, in this process: for tests of the wire.
+
+use super::client::Elsewhere;
+use super::engine::{Compiler, version};
+use super::plan::{rename, share};
+use super::text::Wishes;
+use crate::codegen::assemble::Interface;
+use crate::error::Result;
+use crate::options::Options;
+use crate::partition;
+use crate::pipeline::Lowered;
+use crate::session::cluster::Remote;
+use crate::session::{Session, Settings};
+use gristmill_remote::{
+    Client, ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Part, Plan, Server, TaskName,
+};
+use gristmill_runtime::Tensor;
+use gristmill_runtime::device::DeviceName;
+use gristmill_runtime::exec::Wire;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+/// The partitions of a program, each on a server of its own, joined over the loopback device.
+pub struct Spread {
+    program: Elsewhere,
+    _servers: Vec<Server>,
+}
+
+impl Spread {
+    /// Compiles the partitions of a program again, each for its task. Their stages must be there.
+    ///
+    /// Errors as sessions on a cluster do, but variables may be assigned on several tasks.
+    pub fn of(lowered: &Lowered, settings: &Settings, options: &Options) -> Result<Spread> {
+        let parts = &lowered.partitions;
+        let devices: Vec<DeviceName> = parts.iter().map(|part| part.device.clone()).collect();
+        let cluster = cluster(devices.len())?;
+        let plan = plan(parts, lowered, &devices, options)?;
+        let mut servers = Vec::new();
+        for (number, device) in devices.iter().enumerate() {
+            let own = settings_of(device, settings, devices.len());
+            let session = Session::new(&own)?;
+            let engine = Fixed {
+                compiler: Compiler::new(session, task(number)),
+                plan: plan.clone(),
+            };
+            let engine = Arc::new(engine);
+            let started = Server::start(cluster.clone(), task(number), engine, Limits::default());
+            servers.push(started?);
+        }
+        let target = format!("grpc://{}", cluster.address(&task(0))?);
+        let client = Client::connect(&target, version(), Limits::default())?;
+        let callable = client.prepare(String::new())?;
+        Ok(Spread {
+            program: Elsewhere::new(Arc::new(client), callable),
+            _servers: servers,
+        })
+    }
+
+    /// Runs with inputs in the program's order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.program.run(inputs)
+    }
+}
+
+/// The settings of a task with one of the devices.
+fn settings_of(device: &DeviceName, all: &Settings, n_devices: usize) -> Settings {
+    let mut own = all.clone();
+    own.devices.devices.retain(|d| d.name == *device);
+    for only in &mut own.devices.devices {
+        only.name = DeviceName::local(device.kind, 0);
+    }
+    own.devices.links.clear();
+    own.threads = Some((all.n_threads() / n_devices).max(1));
+    own
+}
+
+fn task(number: usize) -> TaskName {
+    TaskName {
+        job: "device".to_owned(),
+        task: number as u32,
+    }
+}
+
+/// As many tasks at free ports.
+fn cluster(n: usize) -> Result<ClusterSpec> {
+    let free = || TcpListener::bind("127.0.0.1:0");
+    let fail = |e: std::io::Error| crate::Error::invalid(format!("no free port: {e}"));
+    let listeners = (0..n).map(|_| free().map_err(fail));
+    let listeners = listeners.collect::<Result<Vec<TcpListener>>>()?;
+    let mut tasks = Vec::new();
+    for (number, listener) in listeners.iter().enumerate() {
+        let address = listener.local_addr().map_err(fail)?;
+        tasks.push((task(number), address.to_string()));
+    }
+    Ok(ClusterSpec::new(tasks)?)
+}
+
+/// Each partition as the share of its task.
+fn plan(
+    parts: &[partition::Part],
+    lowered: &Lowered,
+    devices: &[DeviceName],
+    options: &Options,
+) -> Result<Plan> {
+    let in_cluster = |device: &DeviceName| match devices.iter().position(|d| d == device) {
+        None => device.clone(),
+        Some(number) => DeviceName {
+            job: Some("device".to_owned()),
+            task: number as u32,
+            ..DeviceName::local(device.kind, 0)
+        },
+    };
+    let whole = Interface {
+        name: lowered.program.name.clone(),
+        inputs: lowered.program.inputs.clone(),
+        outputs: lowered.program.outputs.clone(),
+    };
+    let mut shares = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        let mut part = part.clone();
+        part.device = in_cluster(&part.device);
+        rename(&mut part.graph, &in_cluster)?;
+        let share = share(&task(number), vec![part], &whole, &Wishes::of(options));
+        shares.push(share?);
+    }
+    Ok(Plan {
+        inputs: whole.inputs,
+        outputs: whole.outputs,
+        shares,
+        placement: String::new(),
+    })
+}
+
+/// A compiler with a plan for the only program there is.
+struct Fixed {
+    compiler: Compiler,
+    plan: Plan,
+}
+
+impl Engine for Fixed {
+    fn version(&self) -> String {
+        self.compiler.version()
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.compiler.devices()
+    }
+
+    fn tasks(&self, _: &str) -> Result<Vec<TaskName>, Fault> {
+        let shares = self.plan.shares.iter();
+        Ok(shares.map(|share| share.task.clone()).collect())
+    }
+
+    fn plan(&self, _: String, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+        let plan = self.plan.clone();
+        Box::pin(async move { Ok(plan) })
+    }
+
+    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>> {
+        self.compiler.register(part, wire)
+    }
+}
