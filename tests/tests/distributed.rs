@@ -5,7 +5,8 @@ use gristmill::distribute::{ClusterSpec, Server, TaskName, serve};
 use gristmill::ir::{Graph, GraphBuilder, ScalarOp};
 use gristmill::place::setter::{ReplicaDeviceSetter, replica_device_setter};
 use gristmill::testing::Setup;
-use gristmill::{DType, ErrorKind, Options, Result, Session, Tensor};
+use gristmill::train::{Sgd, Trainer, Training};
+use gristmill::{DType, ErrorKind, Options, Result, Session, TargetCpu, Tensor};
 use std::net::TcpListener;
 use std::path::Path;
 
@@ -211,6 +212,20 @@ fn what_a_cluster_does_not_do_is_said() {
         .err()
         .unwrap();
     assert_eq!(stages.kind(), ErrorKind::Unsupported);
+    let options = Options {
+        target_cpu: TargetCpu::parse("x86-64-v2").unwrap(),
+        ..Options::default()
+    };
+    let level = session.compile(&four("/cpu:0", "/cpu:0"), &options);
+    assert_eq!(level.err().unwrap().kind(), ErrorKind::Unsupported);
+    let trained = Trainer::in_session(&session, "none", &Training::from(Sgd::default()), |_| {
+        panic!("the graph is not built")
+    });
+    let trained = trained.err().unwrap().to_string();
+    assert!(
+        trained.starts_with("training is not supported in a session on a cluster"),
+        "{trained}"
+    );
     let nobody = Session::open("grpc://127.0.0.1:1", &Setup::with_threads(1).settings);
     let nobody = nobody.err().unwrap();
     assert_eq!(nobody.kind(), ErrorKind::DeviceFailed);
@@ -410,6 +425,24 @@ fn servers_that_cannot_start_say_why() {
     std::fs::write(folder.path().join("m.ir"), four("", "").to_string()).unwrap();
     let ended = gristmill(folder.path(), &nobody);
     assert_eq!(ended.code, Some(6));
-    let both = [&nobody[..], &["--devices", "cpu:2"]].concat();
-    assert_eq!(gristmill(folder.path(), &both).code, Some(2));
+    for flag in [
+        ["--devices", "cpu:2"],
+        ["--target-cpu", "x86-64-v2"],
+        ["--budget", "1s"],
+    ] {
+        let both = [&nobody[..], &flag].concat();
+        assert_eq!(gristmill(folder.path(), &both).code, Some(2), "{flag:?}");
+    }
+    let compiled = gristmill(folder.path(), &["compile", "m.ir", "-o", "m.gmx"]);
+    assert_eq!(compiled.code, Some(0), "{}", compiled.stderr);
+    let image = gristmill(
+        folder.path(),
+        &["run", "m.gmx", "--session", "grpc://127.0.0.1:1"],
+    );
+    assert_eq!(image.code, Some(2));
+    assert!(
+        image.stderr.contains("an image holds machine code"),
+        "{}",
+        image.stderr
+    );
 }

@@ -44,7 +44,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "grpc://HOST:PORT",
-        conflicts_with_all = ["devices", "target", "plan", "mem", "objective", "dump_dir", "tune", "threads", "visible_gpus", "save_state", "state", "variable"],
+        conflicts_with_all = ["devices", "target", "plan", "mem", "objective", "dump_dir", "tune", "threads", "visible_gpus", "budget", "target_cpu", "gpu_arch", "all_reduce", "no_libraries", "verify", "samples", "save_state", "state", "variable"],
         help_heading = heading::DEVICES
     )]
     session: Option<String>,
@@ -222,6 +222,10 @@ fn compile_and_run(args: &RunArgs) -> Result<Ran> {
 
 /// Runs an image, which needs no compilation.
 fn run_image(args: &RunArgs) -> Result<Ran> {
+    if args.session.is_some() {
+        let message = "an image holds machine code, which tasks of a cluster do not take";
+        return Err(Error::invalid(message).hint("run the model that it was compiled from"));
+    }
     let started = Instant::now();
     let ready = Ready::of(&args.model, &args.inputs, &args.compile)?;
     ready.inputs.announce(args.inputs.seed);

@@ -431,6 +431,7 @@ impl Compiled {
     /// The same without the tensors.
     #[doc(hidden)]
     pub fn plan_shapes(&self, inputs: &InputShapes) -> Result<Planned> {
+        self.session().check_here("plans are not supported")?;
         plan(self.fused(inputs)?, self.config())
     }
 

@@ -4,10 +4,11 @@ use super::engine::version;
 use super::text::{ProgramText, written};
 use crate::error::{Error, Result};
 use crate::ir::Graph;
-use crate::options::Options;
+use crate::options::{AllReduce, Options};
 use crate::place::{self, Fallback, Objective, Request};
 use crate::session::cluster::{Cluster, Remote};
 use crate::session::{Session, Settings};
+use crate::target::TargetCpu;
 use gristmill_remote::{Callable, Client, Limits};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::program::IoSpec;
@@ -67,6 +68,13 @@ fn check(options: &Options, target: &str) -> Result<()> {
             "another objective than latency",
         ),
         (options.keep_stages, "texts of the stages"),
+        (options.budget.is_some(), "a time limit of the search"),
+        (
+            options.target_cpu != TargetCpu::Native,
+            "another target CPU",
+        ),
+        (options.gpu_arch.is_some(), "a GPU architecture"),
+        (options.all_reduce != AllReduce::Auto, "a way of all-reduce"),
     ];
     match not_there.iter().find(|(is_asked, _)| *is_asked) {
         None => Ok(()),

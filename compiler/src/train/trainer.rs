@@ -799,13 +799,14 @@ fn in_common(
     }
 }
 
-/// The strategy of a training; the best one for [`Strategy::Auto`].
+/// The strategy of a training; the best one for [`Strategy::Auto`]. Errors in a session on a cluster.
 fn chosen(
     session: &Session,
     name: &str,
     training: &Training,
     build: &impl Fn(&mut Model) -> Result<Objective>,
 ) -> Result<Strategy> {
+    session.check_here("training is not supported")?;
     let Strategy::Auto { batch_size } = training.strategy else {
         return Ok(training.strategy.clone());
     };
