@@ -77,6 +77,7 @@ fn check_spread(executable: &Executable, tensors: &[Tensor], expected: &Outputs,
     let spread = Spread::of(lowered, &setup.settings, &setup.options).unwrap();
     for run in 0..2 {
         let found = spread.run(tensors).unwrap();
+        assert_eq!(expected.iter().count(), found.len());
         for ((name, expected), found) in expected.iter().zip(&found) {
             let same = expected.as_bytes() == found.as_bytes();
             assert!(same, "run {run} over tasks: {name}: {expected} and {found}");

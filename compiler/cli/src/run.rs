@@ -82,14 +82,16 @@ impl RunArgs {
         }
     }
 
-    /// Prints what the flags of diagnosis ask for. On a cluster, the tasks have the stages.
+    /// Prints warnings, and what the flags of diagnosis ask for. On a cluster, the tasks have the stages.
     fn report(&self, session: &Session, lowered: &Lowered) -> Result<()> {
         match &self.session {
             None => self.compile.report(lowered)?,
-            Some(_) if self.compile.log_device_placement => {
-                errln!("{}", session.placement_log().trim_end());
+            Some(_) => {
+                output::warnings(&lowered.report.warnings);
+                if self.compile.log_device_placement {
+                    errln!("{}", session.placement_log().trim_end());
+                }
             }
-            Some(_) => {}
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ pub struct Executable {
     pub(super) runner: Runner,
 }
 
-/// What runs an executable.
+/// The place where an executable runs.
 pub(super) enum Runner {
     /// As many executors as runs can be in flight.
     Here(Lanes),

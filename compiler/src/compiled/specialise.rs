@@ -90,7 +90,9 @@ impl Compiled {
             outputs: remote.outputs().to_vec(),
             ..Program::default()
         };
-        let lowered = Lowered::elsewhere(program, self.config());
+        let mut lowered = Lowered::elsewhere(program, self.config());
+        lowered.report.warnings = remote.warnings().to_vec();
+        self.common.add_warnings(remote.warnings());
         self.session()
             .log_placement(|| remote.placement().to_owned());
         let runner = Runner::Elsewhere(remote);

@@ -110,6 +110,10 @@ impl Remote for Elsewhere {
         &self.callable.placement
     }
 
+    fn warnings(&self) -> &[String] {
+        &self.callable.warnings
+    }
+
     fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(self.client.call(&self.callable, inputs)?)
     }

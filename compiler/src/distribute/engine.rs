@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::pipeline::{self, Config};
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Part, Plan, Server, TaskName, in_thread,
+    ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName, in_thread,
 };
 use gristmill_runtime::exec::{ExecOptions, Executor, Wire};
 use std::sync::Arc;
@@ -65,14 +65,14 @@ impl Engine for Compiler {
         in_thread(move || Ok(plan::plan(&program, &devices, session.settings())?))
     }
 
-    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>> {
+    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Made> {
         let session = self.session.clone();
-        in_thread(move || Ok(Arc::new(compile(&session, &part, wire)?) as Arc<dyn Part>))
+        in_thread(move || Ok(compile(&session, &part, wire)?))
     }
 }
 
 /// Compiles a part for the devices of a session.
-fn compile(session: &Session, part: &str, wire: Arc<dyn Wire>) -> Result<Executor> {
+fn compile(session: &Session, part: &str, wire: Arc<dyn Wire>) -> Result<Made> {
     let (interface, parts, options) = PartText::parse(part)?;
     for part in &parts {
         session.variables().declare(&part.graph)?;
@@ -81,7 +81,7 @@ fn compile(session: &Session, part: &str, wire: Arc<dyn Wire>) -> Result<Executo
         settings: session.settings(),
         options: &options,
     };
-    let (program, _) = pipeline::generate_here(interface, parts, session, config)?;
+    let (program, warnings) = pipeline::generate_here(interface, parts, session, config)?;
     let program = Arc::new(program);
     let exec_options = ExecOptions {
         pool: session.pool().clone(),
@@ -90,5 +90,8 @@ fn compile(session: &Session, part: &str, wire: Arc<dyn Wire>) -> Result<Executo
         wire: Some(wire),
         ..ExecOptions::default()
     };
-    Ok(Executor::new(program, &exec_options)?)
+    Ok(Made {
+        part: Arc::new(Executor::new(program, &exec_options)?),
+        warnings,
+    })
 }

@@ -73,7 +73,10 @@ fn device_set(tasks: &[(TaskName, Vec<DeviceInfo>)]) -> Result<DeviceSet> {
     for (number, (task, devices)) in tasks.iter().enumerate() {
         for info in devices {
             let name = global(task, &DeviceName::parse(&info.name)?);
-            let threads = info.profile.parse().unwrap_or(1);
+            let threads = info.profile.parse().map_err(|_| {
+                let text = &info.profile;
+                Error::invalid(format!("{name}: {text:?} is not a number of threads"))
+            })?;
             let mut one = DeviceSet::of(std::slice::from_ref(&name), threads);
             one.devices[0].memory = (info.memory_bytes > 0).then_some(Bytes(info.memory_bytes));
             set.devices.append(&mut one.devices);
@@ -121,9 +124,13 @@ pub(super) fn plan(
     let of_task = by_task(divided.partitions, tasks)?;
     check_state(&of_task)?;
     let shares = of_task.into_iter();
-    let shares = shares.map(|(task, parts)| share(task, parts, &divided.interface, &wishes));
+    let shares = shares.map(|(task, parts)| {
+        let share = share(task, parts, &divided.interface, &wishes)?;
+        Ok(Arc::new(share))
+    });
     Ok(Plan {
         shares: shares.collect::<Result<_>>()?,
+        warnings: divided.report.warnings,
         inputs: divided.interface.inputs.clone(),
         outputs: divided.interface.outputs.clone(),
         placement: divided.placement.device_log(&divided.clusters),

@@ -12,7 +12,7 @@ use crate::pipeline::Lowered;
 use crate::session::cluster::Remote;
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    Client, ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Part, Plan, Server, TaskName,
+    Client, ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName,
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
@@ -121,13 +121,14 @@ fn plan(
         part.device = in_cluster(&part.device);
         rename(&mut part.graph, &in_cluster)?;
         let share = share(&task(number), vec![part], &whole, &Wishes::of(options));
-        shares.push(share?);
+        shares.push(Arc::new(share?));
     }
     Ok(Plan {
         inputs: whole.inputs,
         outputs: whole.outputs,
         shares,
         placement: String::new(),
+        warnings: Vec::new(),
     })
 }
 
@@ -156,7 +157,7 @@ impl Engine for Fixed {
         Box::pin(async move { Ok(plan) })
     }
 
-    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>> {
+    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Made> {
         self.compiler.register(part, wire)
     }
 }

@@ -24,6 +24,9 @@ pub(crate) trait Remote: Send + Sync {
     /// The device of each node, a line each.
     fn placement(&self) -> &str;
 
+    /// Wishes that could not be met, and warnings of compilation.
+    fn warnings(&self) -> &[String];
+
     /// Runs with inputs in order.
     fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 }

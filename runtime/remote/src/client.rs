@@ -21,7 +21,7 @@ pub struct Client {
     welcome: Welcome,
 }
 
-/// A program that a task has compiled for a client.
+/// A client's program, compiled by a task.
 #[derive(Clone, Debug)]
 pub struct Callable {
     /// Its number in the task.
@@ -32,6 +32,8 @@ pub struct Callable {
     pub outputs: Vec<IoSpec>,
     /// The device of each node, for people.
     pub placement: String,
+    /// Unmet wishes, and warnings of the tasks.
+    pub warnings: Vec<String>,
 }
 
 impl Client {
@@ -74,7 +76,7 @@ impl Client {
         })
     }
 
-    /// The task that it is connected to.
+    /// The task at the other end.
     pub fn task(&self) -> TaskName {
         let task = self.welcome.task.clone().unwrap_or_default();
         TaskName {
@@ -83,12 +85,12 @@ impl Client {
         }
     }
 
-    /// Devices of that task.
+    /// The devices of this task.
     pub fn devices(&self) -> &[DeviceInfo] {
         &self.welcome.devices
     }
 
-    /// Divides and compiles a program over the tasks that it names.
+    /// Divides and compiles a program over the tasks named in it.
     pub fn prepare(&self, program: String) -> Result<Callable, Fault> {
         let request = Prepare { program };
         let prepared: Prepared = self.ask(rpc::PREPARE, request, self.limits.prepare)?;
@@ -101,6 +103,7 @@ impl Client {
             inputs: specs(&prepared.inputs)?,
             outputs: specs(&prepared.outputs)?,
             placement: prepared.placement,
+            warnings: prepared.warnings,
         })
     }
 

@@ -1,4 +1,4 @@
-//! What a task does beside talking: it plans programs, compiles parts, and runs them.
+//! The work of a task beside talk: plans of programs, compilation of parts, and their runs.
 
 use crate::TaskName;
 use crate::messages::{DeviceInfo, Fault};
@@ -40,7 +40,7 @@ pub trait Engine: Send + Sync + 'static {
     fn plan(&self, program: String, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan>;
 
     /// Compiles a part for this task. What leaves it goes to the wire.
-    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>>;
+    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Made>;
 }
 
 /// A program divided over tasks.
@@ -50,13 +50,15 @@ pub struct Plan {
     pub inputs: Vec<IoSpec>,
     /// Its outputs, in order.
     pub outputs: Vec<IoSpec>,
-    /// What each task does.
-    pub shares: Vec<Share>,
+    /// The share of each task.
+    pub shares: Vec<Arc<Share>>,
+    /// Wishes that could not be met.
+    pub warnings: Vec<String>,
     /// The device of each node, for people.
     pub placement: String,
 }
 
-/// What one task does of a program.
+/// The share of a task in a program.
 #[derive(Clone, Debug)]
 pub struct Share {
     /// The task.
@@ -67,6 +69,14 @@ pub struct Share {
     pub inputs: Vec<usize>,
     /// Index among the program's outputs of each output of the part.
     pub outputs: Vec<usize>,
+}
+
+/// A compiled part.
+pub struct Made {
+    /// The part.
+    pub part: Arc<dyn Part>,
+    /// Warnings of its compilation.
+    pub warnings: Vec<String>,
 }
 
 /// A part of a program, ready to run.

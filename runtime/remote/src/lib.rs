@@ -20,7 +20,7 @@ mod worker;
 
 pub use client::{Callable, Client};
 pub use cluster_spec::{ClusterSpec, TaskName};
-pub use engine::{Engine, Job, Part, Plan, Share, in_thread};
+pub use engine::{Engine, Job, Made, Part, Plan, Share, in_thread};
 pub use limits::Limits;
 pub use messages::{DeviceInfo, Fault};
 pub use names::{global, local};

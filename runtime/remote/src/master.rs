@@ -4,7 +4,7 @@ use crate::TaskName;
 use crate::engine::{Plan, Share};
 use crate::messages::{
     Abort, Call, CallableId, DeviceInfo, End, Fault, Hello, Io, Nothing, Prepare, Prepared,
-    Register, Registered, Release, Results, SmallTensor, Step, Welcome, tensors,
+    Register, Registered, Release, Results, SmallTensor, Step, Welcome,
 };
 use crate::rpc::{self, Failure};
 use crate::server::Task;
@@ -38,6 +38,8 @@ struct State {
     /// Its name in the tasks; none before it is registered, and after a task was lost.
     id: Option<CallableId>,
     run: u64,
+    /// Warnings of the tasks.
+    warnings: Vec<String>,
 }
 
 impl Task {
@@ -56,14 +58,18 @@ impl Task {
             plan,
             state: Default::default(),
         });
-        self.registered(&callable, &mut *callable.state.lock().await)
-            .await?;
+        let warnings = {
+            let mut state = callable.state.lock().await;
+            self.registered(&callable, &mut state).await?;
+            [callable.plan.warnings.clone(), state.warnings.clone()].concat()
+        };
         let number = self.master.last.fetch_add(1, Ordering::Relaxed) + 1;
         let prepared = Prepared {
             callable: number,
             inputs: callable.plan.inputs.iter().map(Io::of).collect(),
             outputs: callable.plan.outputs.iter().map(Io::of).collect(),
             placement: callable.plan.placement.clone(),
+            warnings,
         };
         locked(&self.master.callables).insert(number, callable);
         Ok(prepared)
@@ -190,24 +196,16 @@ impl Task {
         };
         let shares = callable.plan.shares.clone();
         let names: Vec<TaskName> = shares.iter().map(|share| share.task.clone()).collect();
-        let answers = self.on_each(shares, |task, share| async move {
-            let order = Register {
-                callable: Some(id),
-                part: share.part,
-            };
-            match share.task == task.name {
-                true => task.register(order).await,
-                false => {
-                    let at_most = task.limits.prepare;
-                    task.ask(&share.task, rpc::REGISTER, order, at_most).await
-                }
-            }
-        });
-        let mut ends = Vec::new();
+        let answers = self.on_each(shares, |task, share| task.register_on(share, id));
+        let (mut ends, mut warnings) = (Vec::new(), Vec::new());
         let mut failed = None;
         for (name, answer) in names.iter().zip(answers.await) {
             match answer {
-                Ok(registered) => ends.push((name.clone(), registered)),
+                Ok(registered) => {
+                    let own = registered.warnings.iter().map(|w| format!("{name}: {w}"));
+                    warnings.extend(own);
+                    ends.push((name.clone(), registered));
+                }
                 Err(fault) => failed = failed.or(Some(fault.context(name))),
             }
         }
@@ -217,12 +215,32 @@ impl Task {
                 *state = State {
                     id: Some(id),
                     run: 0,
+                    warnings,
                 };
                 Ok(id)
             }
             Err(fault) => {
                 self.forget_parts(id, names).await;
                 Err(fault)
+            }
+        }
+    }
+
+    /// Has a part compiled, here or on another task.
+    async fn register_on(
+        self: Arc<Self>,
+        share: Arc<Share>,
+        id: CallableId,
+    ) -> Result<Registered, Fault> {
+        let order = Register {
+            callable: Some(id),
+            part: share.part.clone(),
+        };
+        match share.task == self.name {
+            true => self.register(order).await,
+            false => {
+                let at_most = self.limits.prepare;
+                self.ask(&share.task, rpc::REGISTER, order, at_most).await
             }
         }
     }
@@ -303,10 +321,10 @@ impl Task {
     /// another, and says whether a task was lost.
     async fn run_all(
         self: &Arc<Self>,
-        steps: Vec<(Share, Step)>,
+        steps: Vec<(Arc<Share>, Step)>,
         id: CallableId,
         run: u64,
-    ) -> Result<Vec<(Share, Results)>, (Fault, bool)> {
+    ) -> Result<Vec<(Arc<Share>, Results)>, (Fault, bool)> {
         let names: Vec<TaskName> = steps.iter().map(|(share, _)| share.task.clone()).collect();
         let mut running = JoinSet::new();
         for (share, step) in steps {
@@ -342,7 +360,11 @@ impl Task {
     }
 
     /// A step, here or on another task.
-    async fn step_on(self: Arc<Self>, share: Share, step: Step) -> (Share, Result<Results, Fault>) {
+    async fn step_on(
+        self: Arc<Self>,
+        share: Arc<Share>,
+        step: Step,
+    ) -> (Arc<Share>, Result<Results, Fault>) {
         let ran = match share.task == self.name {
             true => self.step(step).await,
             false => {
@@ -377,7 +399,7 @@ impl Task {
 /// The steps of a run so far.
 #[derive(Default)]
 struct Gathered {
-    results: Vec<(Share, Results)>,
+    results: Vec<(Arc<Share>, Results)>,
     failed: Option<Fault>,
     /// True when a task does not answer, or a device failed.
     is_lost: bool,
@@ -385,7 +407,7 @@ struct Gathered {
 
 impl Gathered {
     /// Takes the end of a step. Gives the failure if it is the first.
-    fn take(&mut self, share: Share, ran: Result<Results, Fault>) -> Option<Fault> {
+    fn take(&mut self, share: Arc<Share>, ran: Result<Results, Fault>) -> Option<Fault> {
         let fault = match ran {
             Ok(result) => {
                 self.results.push((share, result));
@@ -405,7 +427,7 @@ impl Gathered {
 }
 
 /// The outputs of a program, out of those of its parts.
-fn joined(plan: &Plan, results: Vec<(Share, Results)>) -> Result<Results, Fault> {
+fn joined(plan: &Plan, results: Vec<(Arc<Share>, Results)>) -> Result<Results, Fault> {
     let mut fetches: Vec<Option<SmallTensor>> = vec![None; plan.outputs.len()];
     for (share, result) in results {
         for (&output, tensor) in share.outputs.iter().zip(result.fetches) {
@@ -419,19 +441,18 @@ fn joined(plan: &Plan, results: Vec<(Share, Results)>) -> Result<Results, Fault>
     })
 }
 
-/// Errors unless there is a tensor of the right type for each input.
+/// Errors unless there is a tensor of the right type for each input. The tasks look at their bytes.
 fn check_feeds(plan: &Plan, feeds: &[SmallTensor]) -> Result<(), Fault> {
-    let feeds = tensors(feeds)?;
     if feeds.len() != plan.inputs.len() {
         let (want, got) = (plan.inputs.len(), feeds.len());
         return Err(Fault::invalid(format!("expected {want} inputs, got {got}")));
     }
-    for (spec, tensor) in plan.inputs.iter().zip(&feeds) {
-        if spec.dtype != tensor.dtype() || spec.shape != tensor.shape() {
-            let got = format!("{}{:?}", tensor.dtype(), tensor.shape());
+    for (spec, feed) in plan.inputs.iter().zip(feeds) {
+        let expected = Io::of(spec);
+        if (&expected.dtype, &expected.shape) != (&feed.dtype, &feed.shape) {
             let message = format!(
-                "input {:?}: expected {}{:?}, got {got}",
-                spec.name, spec.dtype, spec.shape
+                "input {:?}: expected {}{:?}, got {}{:?}",
+                spec.name, spec.dtype, spec.shape, feed.dtype, feed.shape
             );
             return Err(Fault::invalid(message));
         }

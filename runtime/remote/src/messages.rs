@@ -1,4 +1,4 @@
-//! What tasks and clients say to each other: protocol buffers, written by hand. Fields keep their numbers; a new meaning gets a new number.
+//! Messages between tasks and clients: protocol buffers, written by hand. Fields keep their numbers; a new meaning gets a new number.
 
 use bytes::Bytes;
 use gristmill_runtime::exec::RemoteEnd;
@@ -21,7 +21,7 @@ pub struct Fault {
     /// The message.
     #[prost(string, tag = "3")]
     pub message: String,
-    /// What to try.
+    /// A remedy.
     #[prost(string, optional, tag = "4")]
     pub hint: Option<String>,
     /// True when the error only follows from one of another task.
@@ -55,7 +55,7 @@ impl Fault {
         Fault::new(ErrorKind::InvalidInput, message)
     }
 
-    /// What to try.
+    /// Adds a remedy.
     pub fn with_hint(mut self, hint: impl Into<String>) -> Fault {
         self.hint.get_or_insert(hint.into());
         self
@@ -273,6 +273,8 @@ pub(crate) struct Prepared {
     /// Device of each node.
     #[prost(string, tag = "4")]
     pub(crate) placement: String,
+    #[prost(string, repeated, tag = "5")]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// A client's run of a program.
@@ -318,6 +320,8 @@ pub(crate) struct Registered {
     pub(crate) outgoing: Vec<End>,
     #[prost(message, repeated, tag = "2")]
     pub(crate) incoming: Vec<End>,
+    #[prost(string, repeated, tag = "3")]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// An end of a transfer, with names of devices in the task that has it.
@@ -389,7 +393,7 @@ pub(crate) struct Piece {
     /// Number of the end on this stream.
     #[prost(uint32, tag = "1")]
     pub(crate) number: u32,
-    /// What the number means, the first time.
+    /// The meaning of the number, the first time.
     #[prost(message, optional, tag = "2")]
     pub(crate) opening: Option<Opening>,
     #[prost(uint64, tag = "3")]

@@ -9,12 +9,13 @@ use crate::engine::Part;
 use crate::messages::{CallableId, End, Fault, Opening, Piece, Reply};
 use crate::rpc;
 use bytes::Bytes;
+use gristmill_runtime::ErrorKind;
 use gristmill_runtime::exec::{Outgoing, Wire};
 use http::uri::PathAndQuery;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::transport::Channel;
@@ -28,7 +29,7 @@ pub(crate) struct Parcel {
     tensor: Outgoing,
     callable: CallableId,
     /// With names as the receiver has them.
-    end: End,
+    end: Arc<End>,
     part: Weak<dyn Part>,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct PartWire(OnceLock<Ways>);
 struct Ways {
     callable: CallableId,
     part: Weak<dyn Part>,
-    of_end: Vec<(Outbox, End)>,
+    of_end: Vec<(Outbox, Arc<End>)>,
 }
 
 impl PartWire {
@@ -61,7 +62,7 @@ impl PartWire {
         &self,
         callable: CallableId,
         part: &Arc<dyn Part>,
-        of_end: Vec<(Outbox, End)>,
+        of_end: Vec<(Outbox, Arc<End>)>,
     ) {
         let part = Arc::downgrade(part);
         // Joined once: a part is registered once.
@@ -92,8 +93,8 @@ impl Wire for PartWire {
 struct Open {
     pieces: mpsc::Sender<Piece>,
     end: JoinHandle<Fault>,
-    /// Numbers of ends on it.
-    numbers: HashMap<(CallableId, End), u32>,
+    /// Numbers on it of the ends of callables, by index.
+    numbers: HashMap<(CallableId, usize), u32>,
     /// The last run of each callable with tensors on it.
     runs: HashMap<CallableId, (Weak<dyn Part>, u64)>,
 }
@@ -111,7 +112,7 @@ async fn carry(
             Some(stream) => tokio::select! {
                 parcel = parcels.recv() => parcel,
                 fault = &mut stream.end => {
-                    let fault = fault.unwrap_or_else(|e| Fault::invalid(e.to_string()));
+                    let fault = ended(fault);
                     open.take().into_iter().for_each(|stream| stream.abort_runs(&fault));
                     continue;
                 }
@@ -153,12 +154,12 @@ impl Open {
     /// Sends a tensor; gives the stream back unless it has ended.
     async fn send(mut self, parcel: Parcel, piece_bytes: usize) -> Option<Open> {
         let run = parcel.tensor.run;
-        let way = (parcel.callable, parcel.end.clone());
+        let way = (parcel.callable, parcel.tensor.end);
         let next = self.numbers.len() as u32;
         let number = *self.numbers.entry(way).or_insert(next);
         let mut opening = (number == next).then_some(Opening {
             callable: Some(parcel.callable),
-            end: Some(parcel.end),
+            end: Some(End::clone(&parcel.end)),
         });
         self.runs
             .insert(parcel.callable, (parcel.part.clone(), run));
@@ -175,7 +176,7 @@ impl Open {
             };
             if self.pieces.send(piece).await.is_err() {
                 let fault = (&mut self.end).await;
-                let fault = fault.unwrap_or_else(|e| Fault::invalid(e.to_string()));
+                let fault = ended(fault);
                 self.abort_runs(&fault);
                 return None;
             }
@@ -190,6 +191,11 @@ impl Open {
         let runs = self.runs.values();
         runs.for_each(|(part, run)| abort(part, *run, fault));
     }
+}
+
+/// The reason for the end of a stream.
+fn ended(fault: Result<Fault, JoinError>) -> Fault {
+    fault.unwrap_or_else(|e| Fault::new(ErrorKind::Internal, format!("a stream panicked: {e}")))
 }
 
 fn abort(part: &Weak<dyn Part>, run: u64, fault: &Fault) {

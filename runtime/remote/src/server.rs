@@ -143,7 +143,7 @@ impl Task {
         }
     }
 
-    /// What other tasks ask for.
+    /// Orders of other tasks.
     async fn answer_task(
         self: Arc<Self>,
         path: String,
@@ -249,7 +249,7 @@ impl tower_service::Service<http::Request<Body>> for Service {
         Box::pin(async move {
             tokio::select! {
                 answer = task.answer(path, request) => Ok(answer),
-                // What is under way ends with the server.
+                // Calls under way end with the server.
                 _ = stopping.wait_for(|stops| *stops) => Ok(tonic::Status::unavailable(message).into_http()),
             }
         })

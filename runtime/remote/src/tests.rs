@@ -170,13 +170,14 @@ impl Engine for Relay {
         let plan = Plan {
             inputs: vec![spec_x("x")],
             outputs: vec![spec_x("y")],
-            shares: stages.iter().enumerate().map(share).collect(),
+            shares: stages.iter().enumerate().map(share).map(Arc::new).collect(),
+            warnings: vec!["of the plan".into()],
             placement: program.clone(),
         };
         Box::pin(async move { Ok(plan) })
     }
 
-    fn register(&self, text: String, wire: Arc<dyn Wire>) -> Job<Arc<dyn Part>> {
+    fn register(&self, text: String, wire: Arc<dyn Wire>) -> Job<Made> {
         let fails = self.fails.clone();
         in_thread(move || {
             let words: Vec<&str> = text.split(' ').collect();
@@ -190,7 +191,10 @@ impl Engine for Relay {
             let program = Arc::new(part(before, name(i + 1)));
             let executor = Arc::new(Executor::new(program, &options)?);
             let fails = stages[i].ends_with('!').then_some(fails);
-            Ok(Arc::new(Relayed(executor, fails)) as Arc<dyn Part>)
+            Ok(Made {
+                part: Arc::new(Relayed(executor, fails)),
+                warnings: vec![format!("of part {i}")],
+            })
         })
     }
 }
@@ -243,6 +247,14 @@ fn a_tensor_goes_through_three_tasks_in_every_run() {
     let client = connect(&spec, THREE[1]).unwrap();
     assert_eq!(client.task(), task(THREE[1]));
     let callable = client.prepare(THREE.join(" ")).unwrap();
+    let of_parts = THREE
+        .iter()
+        .enumerate()
+        .map(|(i, task)| format!("{task}: of part {i}"));
+    let warnings: Vec<String> = std::iter::once("of the plan".to_owned())
+        .chain(of_parts)
+        .collect();
+    assert_eq!(callable.warnings, warnings);
     for run in 0..20 {
         let x = values(run as f32);
         let y = client.call(&callable, std::slice::from_ref(&x)).unwrap();
@@ -257,7 +269,7 @@ fn a_tensor_goes_through_three_tasks_in_every_run() {
     let error = client.call(&callable, &[values(0.0)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "/job:worker/task:1 does not have program 1".replace("task:1", "task:0")
+        "/job:worker/task:0 does not have program 1"
     );
 }
 

@@ -1,6 +1,6 @@
 //! The worker of a task: it compiles parts that masters send, and runs them.
 
-use crate::engine::Part;
+use crate::engine::{Made, Part};
 use crate::messages::{
     Abort, CallableId, End, Fault, Nothing, Piece, Register, Registered, Release, Results, Step,
     small, tensors,
@@ -42,7 +42,7 @@ impl Task {
     pub(crate) async fn register(&self, order: Register) -> Result<Registered, Fault> {
         let id = given(order.callable)?;
         let wire = Arc::new(PartWire::default());
-        let part = self.engine.register(order.part, wire.clone()).await?;
+        let Made { part, warnings } = self.engine.register(order.part, wire.clone()).await?;
         let outgoing: Vec<End> = part.outgoing().iter().map(End::of).collect();
         let incoming: Vec<End> = part.incoming().iter().map(End::of).collect();
         let ways = outgoing.iter().map(|end| self.way(end));
@@ -53,11 +53,15 @@ impl Task {
             given_up: AtomicU64::new(0),
         };
         locked(&self.worker.parts).insert(id, Arc::new(hosted));
-        Ok(Registered { outgoing, incoming })
+        Ok(Registered {
+            outgoing,
+            incoming,
+            warnings,
+        })
     }
 
     /// Where a tensor goes, and its end there.
-    fn way(&self, end: &End) -> Result<(Outbox, End), Fault> {
+    fn way(&self, end: &End) -> Result<(Outbox, Arc<End>), Fault> {
         let [_, destination] = end.devices()?;
         let task = task_of(&destination);
         let task =
@@ -70,7 +74,8 @@ impl Task {
                 Outbox::start(task.to_string(), address.to_owned(), self.limits.clone())
             })
             .clone();
-        Ok((outbox, end.global(&self.name)?.local(&task)?))
+        let there = end.global(&self.name)?.local(&task)?;
+        Ok((outbox, Arc::new(there)))
     }
 
     fn hosted(&self, id: CallableId) -> Result<Arc<Hosted>, Fault> {

@@ -20,7 +20,7 @@ use crate::tensor::ALIGN_BYTES;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a slot is for.
+/// The use of a slot.
 struct End {
     receiver: Receiver,
     /// The receiving partition, or the one with a tensor for another task.

@@ -180,7 +180,7 @@ impl Runs {
     }
 }
 
-/// What became of a piece of a tensor.
+/// The fate of a piece of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// More bytes are to come.
