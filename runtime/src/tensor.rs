@@ -477,6 +477,26 @@ impl Tensor {
         })
     }
 
+    /// The same bytes as elements of another dtype, `dtype[shape]`, without a copy. To `bool`, other values than 0 become 1, in a copy.
+    ///
+    /// Errors with `InvalidInput` when the sizes differ.
+    pub fn reinterpreted(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
+        let (size, own) = (checked_size_bytes(dtype, shape)?, self.size_bytes());
+        if size != own {
+            return Err(Error::invalid(format!(
+                "{own} bytes are not a tensor {dtype}{shape:?}, which has {size}"
+            )));
+        }
+        if dtype == DType::Bool && self.as_bytes().iter().any(|b| *b > 1) {
+            return Tensor::from_bytes(dtype, shape, self.as_bytes());
+        }
+        Ok(Tensor {
+            dtype,
+            shape: shape.to_vec(),
+            data: self.data.clone(),
+        })
+    }
+
     /// The same elements under another shape of the same length.
     pub fn reshaped(&self, shape: &[usize]) -> Result<Tensor, Error> {
         if checked_size_bytes(self.dtype, shape)? != self.size_bytes() {

@@ -135,6 +135,42 @@ fn two_parameter_servers_give_three_six_and_nine() {
     );
 }
 
+/// Products with two matrices of 6 MB, one on each of two devices.
+fn products(devices: [&str; 2], batch: usize) -> Graph {
+    const N: usize = 1224;
+    let mut b = GraphBuilder::new("products");
+    let x = b.input("x", DType::F32, [batch, N]);
+    let mut value = x;
+    for (i, device) in devices.into_iter().enumerate() {
+        let element = |k: usize| ((k * 31 + i) % 17) as f32 / 64.0 - 0.125;
+        let elements: Vec<f32> = (0..N * N).map(element).collect();
+        let w = b.constant(Tensor::from_slice(&elements, &[N, N]).unwrap());
+        value = b.with_device(device, |b| b.matmul(value, w)).unwrap();
+    }
+    b.output("y", value);
+    b.finish().unwrap()
+}
+
+#[test]
+fn weights_of_any_size_cross_once() {
+    let spec = cluster(&FIVE[..3]);
+    let _servers = serve_all(&spec);
+    let local = Setup::with_threads(1).session();
+    for (session, batch) in [(0, 1), (1, 2), (0, 3)] {
+        let session = open(&spec, FIVE[session]).unwrap();
+        let x: Vec<f32> = (0..batch * 1224).map(|i| (i % 13) as f32 / 8.0).collect();
+        let x = Tensor::from_slice(&x, &[batch, 1224]).unwrap();
+        let on_servers = ["/job:ps/task:0", "/job:ps/task:1"];
+        let both = [(&session, on_servers), (&local, ["", ""])];
+        let [far, here] = both.map(|(session, devices)| {
+            let graph = products(devices, batch);
+            let compiled = session.compile(&graph, &Options::default()).unwrap();
+            compiled.run([("x", x.clone())]).unwrap()["y"].clone()
+        });
+        assert_eq!(far.as_bytes(), here.as_bytes());
+    }
+}
+
 /// A counter on a device: its value after one more.
 fn counter(device: &str) -> Graph {
     let mut b = GraphBuilder::new("counter");

@@ -1,7 +1,8 @@
 //! Sessions on a cluster.
 
+use super::constants::Digests;
 use super::engine::version;
-use super::text::{ProgramText, written};
+use super::text::ProgramText;
 use crate::error::{Error, Result};
 use crate::ir::Graph;
 use crate::options::{AllReduce, Options};
@@ -26,6 +27,7 @@ impl Session {
         let cluster = OnTask {
             target: target.to_owned(),
             client: Arc::new(client),
+            known: Digests::default(),
         };
         Session::on_cluster(settings, Arc::new(cluster))
     }
@@ -35,6 +37,7 @@ impl Session {
 struct OnTask {
     target: String,
     client: Arc<Client>,
+    known: Digests,
 }
 
 impl Cluster for OnTask {
@@ -51,8 +54,8 @@ impl Cluster for OnTask {
             ..Request::default()
         };
         place::apply_pins(&mut graph, &mut request)?;
-        let program = written(&ProgramText::of(&graph, options))?;
-        let callable = self.client.prepare(program)?;
+        let program = ProgramText::document(&graph, options, &self.known)?;
+        let callable = self.client.prepare(&program)?;
         Ok(Box::new(Elsewhere::new(self.client.clone(), callable)))
     }
 }

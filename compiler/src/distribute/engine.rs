@@ -1,12 +1,14 @@
 //! The compiler of a task.
 
+use super::constants::Digests;
 use super::plan::{self, rates};
 use super::text::PartText;
 use crate::error::Result;
 use crate::pipeline::{self, Config};
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName, in_thread,
+    ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName,
+    in_thread,
 };
 use gristmill_runtime::exec::{ExecOptions, Executor, Wire};
 use std::sync::Arc;
@@ -33,11 +35,17 @@ pub(super) struct Compiler {
     /// Devices, threads, weights, code and variables of the task.
     session: Session,
     task: TaskName,
+    known: Arc<Digests>,
 }
 
 impl Compiler {
     pub(super) fn new(session: Session, task: TaskName) -> Compiler {
-        Compiler { session, task }
+        let known = Arc::default();
+        Compiler {
+            session,
+            task,
+            known,
+        }
     }
 }
 
@@ -56,24 +64,32 @@ impl Engine for Compiler {
         devices.map(info).collect()
     }
 
-    fn tasks(&self, program: &str) -> Result<Vec<TaskName>, Fault> {
-        Ok(plan::tasks(program, &self.task)?)
+    fn tasks(&self, program: &Document) -> Result<Vec<TaskName>, Fault> {
+        Ok(plan::tasks(program, &self.task, &self.known)?)
     }
 
-    fn plan(&self, program: String, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
-        let session = self.session.clone();
-        in_thread(move || Ok(plan::plan(&program, &devices, session.settings())?))
+    fn plan(&self, program: Document, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+        let (session, known) = (self.session.clone(), self.known.clone());
+        in_thread(move || {
+            let planned = plan::plan(&program, &devices, session.settings(), &known);
+            Ok(planned?)
+        })
     }
 
-    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Made> {
-        let session = self.session.clone();
-        in_thread(move || Ok(compile(&session, &part, wire)?))
+    fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made> {
+        let (session, known) = (self.session.clone(), self.known.clone());
+        in_thread(move || Ok(compile(&session, &part, &known, wire)?))
     }
 }
 
 /// Compiles a part for the devices of a session.
-fn compile(session: &Session, part: &str, wire: Arc<dyn Wire>) -> Result<Made> {
-    let (interface, parts, options) = PartText::parse(part)?;
+fn compile(
+    session: &Session,
+    part: &Document,
+    known: &Digests,
+    wire: Arc<dyn Wire>,
+) -> Result<Made> {
+    let (interface, parts, options) = PartText::parse(part, known)?;
     for part in &parts {
         session.variables().declare(&part.graph)?;
     }

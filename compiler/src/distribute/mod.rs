@@ -23,10 +23,10 @@
 //! The text of graphs and tensors cross the network, never code: each task compiles its part for its own devices. (Abadi et al., "TensorFlow:
 //! large-scale machine learning on heterogeneous distributed systems", 2015, section 3.3.)
 //!
-//! Not there yet: addresses beyond this machine, messages above 4 MiB (constants and inputs included; tensors between tasks have no bound),
-//! assignments to variables over several tasks, shared batches, training, and extents known in a run only.
+//! Not there yet: addresses beyond this machine, inputs and outputs of a run above 4 MiB, assignments to variables over several tasks, shared batches, training, and extents known in a run only.
 
 mod client;
+mod constants;
 mod engine;
 mod plan;
 mod spread;

@@ -1,6 +1,7 @@
 //! A master's plan: a graph divided over tasks.
 
-use super::text::{PartText, ProgramText, Wishes, written};
+use super::constants::Digests;
+use super::text::{PartText, ProgramText, Wishes};
 use crate::codegen::assemble::Interface;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos};
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::partition::Part;
 use crate::pipeline::{self, Config};
 use crate::place::DeviceSet;
 use crate::session::Settings;
-use gristmill_remote::{DeviceInfo, Plan, Share, TaskName, global, local};
+use gristmill_remote::{DeviceInfo, Document, Plan, Share, TaskName, global, local};
 use gristmill_runtime::device::{DeviceName, DeviceSpec};
 use gristmill_runtime::program::IoSpec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +23,8 @@ const BETWEEN_TASKS: LinkProfile = LinkProfile {
 };
 
 /// The tasks named by the nodes of a program.
-pub(super) fn tasks(program: &str, own: &TaskName) -> Result<Vec<TaskName>> {
-    let (graph, _) = ProgramText::parse(program)?;
+pub(super) fn tasks(program: &Document, own: &TaskName, known: &Digests) -> Result<Vec<TaskName>> {
+    let (graph, _) = ProgramText::parse(program, known)?;
     let mut found = BTreeSet::new();
     for (_, node) in graph.nodes() {
         if let Some(asked) = &node.device {
@@ -100,11 +101,12 @@ pub(super) fn rates(profile: &DeviceProfile) -> String {
 
 /// Divides a client's program over devices of tasks, of which the first is the session's own.
 pub(super) fn plan(
-    program: &str,
+    program: &Document,
     tasks: &[(TaskName, Vec<DeviceInfo>)],
     settings: &Settings,
+    known: &Digests,
 ) -> Result<Plan> {
-    let (mut graph, wishes) = ProgramText::parse(program)?;
+    let (mut graph, wishes) = ProgramText::parse(program, known)?;
     let Some((own, _)) = tasks.first() else {
         return Err(Error::internal("a plan without a task"));
     };
@@ -125,7 +127,7 @@ pub(super) fn plan(
     check_state(&of_task)?;
     let shares = of_task.into_iter();
     let shares = shares.map(|(task, parts)| {
-        let share = share(task, parts, &divided.interface, &wishes)?;
+        let share = share(task, parts, &divided.interface, &wishes, known)?;
         Ok(Arc::new(share))
     });
     Ok(Plan {
@@ -178,6 +180,7 @@ pub(super) fn share(
     mut parts: Vec<Part>,
     whole: &Interface,
     wishes: &Wishes,
+    known: &Digests,
 ) -> Result<Share> {
     let sorted = |numbers: BTreeSet<u32>| numbers.into_iter().collect::<Vec<u32>>();
     let inputs = sorted(parts.iter().flat_map(|p| p.inputs.clone()).collect());
@@ -200,7 +203,7 @@ pub(super) fn share(
     let wide = |numbers: Vec<u32>| numbers.into_iter().map(|n| n as usize).collect();
     Ok(Share {
         task: task.clone(),
-        part: written(&PartText::of(&interface, &parts, wishes))?,
+        part: PartText::document(&interface, &parts, wishes, known)?,
         inputs: wide(inputs),
         outputs: wide(outputs),
     })

@@ -1,6 +1,7 @@
 //! A compiled program with a task of its own for each device, in this process: for tests of the wire.
 
 use super::client::Elsewhere;
+use super::constants::Digests;
 use super::engine::{Compiler, version};
 use super::plan::{rename, share};
 use super::text::Wishes;
@@ -12,7 +13,8 @@ use crate::pipeline::Lowered;
 use crate::session::cluster::Remote;
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    Client, ClusterSpec, DeviceInfo, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName,
+    Client, ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, Plan, Server,
+    TaskName,
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
@@ -49,7 +51,7 @@ impl Spread {
         }
         let target = format!("grpc://{}", cluster.address(&task(0))?);
         let client = Client::connect(&target, version(), Limits::default())?;
-        let callable = client.prepare(String::new())?;
+        let callable = client.prepare(&Document::from(String::new()))?;
         Ok(Spread {
             program: Elsewhere::new(Arc::new(client), callable),
             _servers: servers,
@@ -115,12 +117,13 @@ fn plan(
         inputs: lowered.program.inputs.clone(),
         outputs: lowered.program.outputs.clone(),
     };
-    let mut shares = Vec::new();
+    let (mut shares, known) = (Vec::new(), Digests::default());
     for (number, part) in parts.iter().enumerate() {
         let mut part = part.clone();
         part.device = in_cluster(&part.device);
         rename(&mut part.graph, &in_cluster)?;
-        let share = share(&task(number), vec![part], &whole, &Wishes::of(options));
+        let wishes = Wishes::of(options);
+        let share = share(&task(number), vec![part], &whole, &wishes, &known);
         shares.push(Arc::new(share?));
     }
     Ok(Plan {
@@ -147,17 +150,17 @@ impl Engine for Fixed {
         self.compiler.devices()
     }
 
-    fn tasks(&self, _: &str) -> Result<Vec<TaskName>, Fault> {
+    fn tasks(&self, _: &Document) -> Result<Vec<TaskName>, Fault> {
         let shares = self.plan.shares.iter();
         Ok(shares.map(|share| share.task.clone()).collect())
     }
 
-    fn plan(&self, _: String, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+    fn plan(&self, _: Document, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
         let plan = self.plan.clone();
         Box::pin(async move { Ok(plan) })
     }
 
-    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Made> {
+    fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made> {
         self.compiler.register(part, wire)
     }
 }

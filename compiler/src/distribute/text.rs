@@ -1,12 +1,13 @@
-//! Programs and parts as text: JSON around the text form of graphs.
+//! Programs and parts as text: JSON around the text form of graphs, with large constants beside it.
 
+use super::constants::{Digests, Writer};
 use crate::codegen::assemble::Interface;
 use crate::error::{Error, Result};
-use crate::ir::print::PrintOptions;
 use crate::ir::{Graph, NodeId, Type};
 use crate::options::{ConvAlgorithm, Options, Precision};
 use crate::partition::Part;
 use crate::place::Fallback;
+use gristmill_remote::Document;
 use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceName;
 use gristmill_runtime::program::IoSpec;
@@ -86,18 +87,20 @@ pub(super) struct ProgramText {
 }
 
 impl ProgramText {
-    pub(super) fn of(graph: &Graph, options: &Options) -> ProgramText {
-        ProgramText {
-            format: Format::Program,
-            wishes: Wishes::of(options),
-            graph: graph.to_text(PrintOptions::FULL),
-        }
+    pub(super) fn document(graph: &Graph, options: &Options, known: &Digests) -> Result<Document> {
+        known.document(|writer| {
+            written(&ProgramText {
+                format: Format::Program,
+                wishes: Wishes::of(options),
+                graph: writer.text(graph),
+            })
+        })
     }
 
-    pub(super) fn parse(text: &str) -> Result<(Graph, Wishes)> {
-        let program: ProgramText = parsed(text)?;
-        check(program.format, Format::Program)?;
-        Ok((Graph::parse(&program.graph)?, program.wishes))
+    pub(super) fn parse(program: &Document, known: &Digests) -> Result<(Graph, Wishes)> {
+        let text: ProgramText = parsed(program.text())?;
+        check(text.format, Format::Program)?;
+        Ok((known.graph(&text.graph, program)?, text.wishes))
     }
 }
 
@@ -132,7 +135,16 @@ struct DeviceText {
 }
 
 impl PartText {
-    pub(super) fn of(interface: &Interface, parts: &[Part], wishes: &Wishes) -> PartText {
+    pub(super) fn document(
+        interface: &Interface,
+        parts: &[Part],
+        wishes: &Wishes,
+        known: &Digests,
+    ) -> Result<Document> {
+        known.document(|writer| written(&PartText::of(interface, parts, wishes, writer)))
+    }
+
+    fn of(interface: &Interface, parts: &[Part], wishes: &Wishes, writer: &Writer<'_>) -> PartText {
         let io = |spec: &IoSpec| IoText {
             name: spec.name.clone(),
             dtype: spec.dtype.name().to_owned(),
@@ -143,7 +155,7 @@ impl PartText {
             inputs: part.inputs.clone(),
             outputs: part.outputs.clone(),
             updates_in_place: part.updates_in_place,
-            graph: part.graph.to_text(PrintOptions::FULL),
+            graph: writer.text(&part.graph),
         };
         PartText {
             format: Format::Part,
@@ -155,8 +167,11 @@ impl PartText {
         }
     }
 
-    pub(super) fn parse(text: &str) -> Result<(Interface, Vec<Part>, Options)> {
-        let text: PartText = parsed(text)?;
+    pub(super) fn parse(
+        part: &Document,
+        known: &Digests,
+    ) -> Result<(Interface, Vec<Part>, Options)> {
+        let text: PartText = parsed(part.text())?;
         check(text.format, Format::Part)?;
         let io = |io: &IoText| {
             let dtype = DType::parse(&io.dtype);
@@ -168,7 +183,11 @@ impl PartText {
             inputs: text.inputs.iter().map(io).collect::<Result<_>>()?,
             outputs: text.outputs.iter().map(io).collect::<Result<_>>()?,
         };
-        let parts = text.parts.iter().map(|part| part.part(&interface));
+        let devices = text.parts.iter();
+        let parts = devices.map(|device| {
+            let graph = known.graph(&device.graph, part)?;
+            device.part(graph, &interface)
+        });
         let parts = parts.collect::<Result<_>>()?;
         Ok((interface, parts, text.wishes.options()?))
     }
@@ -176,13 +195,12 @@ impl PartText {
 
 impl DeviceText {
     /// Errors unless inputs and outputs are those of the interface.
-    fn part(&self, interface: &Interface) -> Result<Part> {
+    fn part(&self, graph: Graph, interface: &Interface) -> Result<Part> {
         let device = DeviceName::parse(&self.device)?;
         if !device.is_local() {
             let message = format!("{device} is a device of another task");
             return Err(Error::invalid(message));
         }
-        let graph = Graph::parse(&self.graph)?;
         let inputs = graph.inputs.iter().map(|v| graph.ty(*v));
         let results = graph.outputs.iter().map(|o| graph.ty(o.value));
         let fit = fits(&self.inputs, &interface.inputs, inputs.collect())
@@ -214,7 +232,7 @@ fn fits(numbers: &[u32], specs: &[IoSpec], types: Vec<&Type>) -> bool {
 }
 
 /// JSON of a value of ours.
-pub(super) fn written(value: &impl Serialize) -> Result<String> {
+fn written(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|e| Error::internal(e.to_string()))
 }
 

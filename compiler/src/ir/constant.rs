@@ -173,6 +173,13 @@ impl Deferred {
 #[derive(Clone)]
 pub struct Identity(Weak<Repr>);
 
+impl Identity {
+    /// True while the constant is kept.
+    pub fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 impl PartialEq for Identity {
     fn eq(&self, other: &Identity) -> bool {
         self.0.ptr_eq(&other.0)
@@ -341,10 +348,15 @@ impl ConstData {
         }
     }
 
+    /// Its identity, which clones share.
+    pub fn identity(&self) -> Identity {
+        Identity(Arc::downgrade(&self.0))
+    }
+
     /// How the constant comes about.
     pub fn recipe(&self) -> Recipe {
         let d = match &*self.0 {
-            Repr::Held(_) => return Recipe::Held(Identity(Arc::downgrade(&self.0))),
+            Repr::Held(_) => return Recipe::Held(self.identity()),
             Repr::Deferred(d) => d,
         };
         match &d.source {

@@ -1,9 +1,11 @@
 //! Reads the text form of [`super::print`]. Errors name the line.
 
 use super::attr::{Attr, split_quoted, split_top, unquote};
+use super::constant::ConstData;
 use super::dim::{DimRange, MAX_DIM_SIZE};
 use super::graph::{Graph, Node, NodeId, Origin, ValueId};
 use super::ops::Op;
+use super::print::BESIDE;
 use super::request::{AskedBy, DeviceRequest};
 use super::types::{Shape, Type};
 use crate::error::{Error, Result};
@@ -18,7 +20,21 @@ const MAX_DEPTH: usize = 64;
 impl Graph {
     /// Parses the text form. Written result types are checked against the type rules.
     pub fn parse(text: &str) -> Result<Graph> {
-        let mut c = Cursor { text, at: 0 };
+        Graph::parse_beside(text, &|name| {
+            Err(Error::invalid(format!(
+                "constant {name:?} is beside the text, and only the text is here"
+            )))
+        })
+    }
+
+    /// Parses a text of [`Graph::to_text_beside`], with the constants beside it by name.
+    pub fn parse_beside(text: &str, constants: &Beside<'_>) -> Result<Graph> {
+        let at = 0;
+        let mut c = Cursor {
+            text,
+            at,
+            constants,
+        };
         let g = c.graph(0)?;
         c.skip_space();
         if c.rest().is_empty() {
@@ -29,9 +45,13 @@ impl Graph {
     }
 }
 
+/// Constants beside a text, by name.
+pub type Beside<'c> = dyn Fn(&str) -> Result<ConstData> + 'c;
+
 struct Cursor<'t> {
     text: &'t str,
     at: usize,
+    constants: &'t Beside<'t>,
 }
 
 impl<'t> Cursor<'t> {
@@ -318,6 +338,19 @@ impl<'t> Cursor<'t> {
         }
     }
 
+    /// The constant beside the text named by an attribute, which becomes a constant of the text's own.
+    fn beside(&self, at: usize, attrs: &mut [(&str, &str)]) -> Result<Option<ConstData>> {
+        let is_beside = |(_, text): &&mut (&str, &str)| text.starts_with(BESIDE);
+        let Some((_, text)) = attrs.iter_mut().find(is_beside) else {
+            return Ok(None);
+        };
+        let name = unquote(text[BESIDE.len()..].trim());
+        let name = name.ok_or_else(|| self.error_at(at, format!("bad name in {text:?}")))?;
+        let constant = (self.constants)(&name).map_err(|e| self.error_at(at, e))?;
+        *text = "f32[0] <>";
+        Ok(Some(constant))
+    }
+
     /// The op of a node at a position.
     fn op(&self, at: usize, name: &str, attrs: &str) -> Result<Op> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
@@ -335,6 +368,7 @@ impl<'t> Cursor<'t> {
                 self.error_at(at, "the constant's value is elided; print the graph with all constants, as `dump --full` does")
             );
         }
+        let beside = self.beside(at, &mut pairs)?;
         let mut used = 0;
         let mut attr = |n: &'static str| {
             let found = pairs
@@ -344,7 +378,16 @@ impl<'t> Cursor<'t> {
             used += 1;
             Ok(found.1.to_owned())
         };
-        let op = Op::from_text(name, &mut attr).map_err(|m| self.error_at(at, m))?;
+        let mut op = Op::from_text(name, &mut attr).map_err(|m| self.error_at(at, m))?;
+        match (&mut op, beside) {
+            (_, None) => {}
+            (Op::Constant { value }, Some(beside)) => *value = beside,
+            (Op::ReadVariable { initial, .. }, Some(beside)) => *initial = Some(beside),
+            (_, Some(_)) => {
+                let message = format!("{name} takes no constant from beside the text");
+                return Err(self.error_at(at, message));
+            }
+        }
         if used < pairs.len() {
             return Err(self.error_at(
                 at,

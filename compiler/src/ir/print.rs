@@ -17,6 +17,9 @@ use super::ops::Op;
 use super::types::Shape;
 use std::fmt::{self, Write};
 
+/// The words before the name of a constant beside the text.
+pub(super) const BESIDE: &str = "beside ";
+
 /// Options of printing.
 #[derive(Clone, Copy, Debug)]
 pub struct PrintOptions {
@@ -61,10 +64,16 @@ impl fmt::Display for Graph {
 impl Graph {
     /// The text form.
     pub fn to_text(&self, options: PrintOptions) -> String {
+        self.to_text_beside(options, &|_| None)
+    }
+
+    /// The text form with some constants by name, as `beside "name"`. [`Graph::parse_beside`] reads it.
+    pub fn to_text_beside(&self, options: PrintOptions, named: &Named<'_>) -> String {
         let mut out = String::new();
         Printer {
             graph: self,
             options,
+            named,
             numbers: vec![u32::MAX; self.n_values()],
             next: 0,
         }
@@ -74,9 +83,13 @@ impl Graph {
     }
 }
 
+/// Names of constants kept beside a text; none for those in it.
+pub type Named<'n> = dyn Fn(&ConstData) -> Option<String> + 'n;
+
 struct Printer<'g> {
     graph: &'g Graph,
     options: PrintOptions,
+    named: &'g Named<'g>,
     numbers: Vec<u32>,
     next: u32,
 }
@@ -139,6 +152,7 @@ impl Printer<'_> {
             Printer {
                 graph: region,
                 options: self.options,
+                named: self.named,
                 numbers: vec![u32::MAX; region.n_values()],
                 next: 0,
             }
@@ -164,10 +178,15 @@ impl Printer<'_> {
             Op::ReadVariable { initial, .. } => initial.as_ref(),
             _ => None,
         };
-        let elided = constant.and_then(|value| self.elided(value));
+        let beside = constant.and_then(|value| (self.named)(value));
+        let beside = beside.map(|name| format!("{BESIDE}{name:?}"));
+        let instead = beside.or_else(|| self.elided(constant?));
+        if let (Some(instead), Op::Constant { .. }) = (&instead, op) {
+            return vec![format!("value = {instead}")];
+        }
         let attrs = op.attrs().into_iter();
-        let attrs = attrs.map(|(name, text)| match (name, &elided) {
-            ("value" | "initial", Some(elided)) => format!("{name} = {elided}"),
+        let attrs = attrs.map(|(name, text)| match (name, &instead) {
+            ("value" | "initial", Some(instead)) => format!("{name} = {instead}"),
             _ => format!("{name} = {text}"),
         });
         attrs.collect()

@@ -55,6 +55,37 @@ fn text_round_trips() {
 }
 
 #[test]
+fn constants_beside_the_text_come_back() {
+    let g = sample();
+    let options = print::PrintOptions::FULL;
+    let text = g.to_text_beside(options, &|value| {
+        (value.len() == 20).then(|| "f32[4, 5] \"twenty\"".to_owned())
+    });
+    assert!(
+        text.contains("{value = beside \"f32[4, 5] \\\"twenty\\\"\"}"),
+        "{text}"
+    );
+    let twenty: Vec<f32> = (0..20).map(|i| i as f32).collect();
+    let twenty = Tensor::from_slice(&twenty, &[4, 5]).unwrap();
+    let parsed = Graph::parse_beside(&text, &|name| {
+        assert_eq!(name, "f32[4, 5] \"twenty\"");
+        Ok(constant::ConstData::held(twenty.clone()))
+    });
+    assert_eq!(parsed.unwrap(), g);
+    // A constant of another type, none at all, and an op that takes none.
+    let three = |_: &str| Ok(constant::ConstData::held(Tensor::scalar(3.0f32)));
+    let wrong = Graph::parse_beside(&text, &three).unwrap_err().to_string();
+    assert!(
+        wrong.starts_with("line 4: results are written as f32[4, 5]"),
+        "{wrong}"
+    );
+    insta::assert_snapshot!(Graph::parse(&text).unwrap_err(), @r#"line 4: constant "f32[4, 5] \"twenty\"" is beside the text, and only the text is here"#);
+    let odd =
+        "graph \"g\" {\n  %0 = input \"x\": f32[]\n  %1: f32[] = cast(%0) {to = beside \"a\"}\n}";
+    assert!(Graph::parse_beside(odd, &three).is_err());
+}
+
+#[test]
 fn elided_constants_are_refused() {
     let text = sample().to_text(print::PrintOptions::SHORT);
     insta::assert_snapshot!(Graph::parse(&text).unwrap_err(), @"line 4: the constant's value is elided; print the graph with all constants, as `dump --full` does");

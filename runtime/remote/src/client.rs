@@ -1,5 +1,6 @@
 //! A client of a task.
 
+use crate::contents::{self, Digest, Document};
 use crate::messages::{
     Call, DeviceInfo, Fault, Hello, Nothing, Prepare, Prepared, Results, Welcome, small, tensors,
 };
@@ -24,8 +25,8 @@ pub struct Client {
 /// A client's program, compiled by a task.
 #[derive(Clone, Debug)]
 pub struct Callable {
-    /// Its number in the task.
-    pub number: u64,
+    /// Of its text.
+    pub digest: Digest,
     /// Its inputs, in order.
     pub inputs: Vec<IoSpec>,
     /// Its outputs, in order.
@@ -91,15 +92,24 @@ impl Client {
     }
 
     /// Divides and compiles a program over the tasks named in it.
-    pub fn prepare(&self, program: String) -> Result<Callable, Fault> {
-        let request = Prepare { program };
+    pub fn prepare(&self, program: &Document) -> Result<Callable, Fault> {
+        let (channel, document, limits) =
+            (self.channel.clone(), program.clone(), self.limits.clone());
+        let (who, address) = (self.task().to_string(), self.address.clone());
+        wait(async move {
+            let brought = contents::bring(&channel, &document, &limits).await;
+            brought.map_err(|failure| failure.fault(&who, &address))
+        })?;
+        let request = Prepare {
+            program: Some(program.contents()),
+        };
         let prepared: Prepared = self.ask(rpc::PREPARE, request, self.limits.prepare)?;
         let specs = |io: &[crate::messages::Io]| {
             let specs = io.iter().map(|io| io.spec());
             specs.collect::<Result<Vec<IoSpec>, Fault>>()
         };
         Ok(Callable {
-            number: prepared.callable,
+            digest: program.digest(),
             inputs: specs(&prepared.inputs)?,
             outputs: specs(&prepared.outputs)?,
             placement: prepared.placement,
@@ -110,17 +120,17 @@ impl Client {
     /// Runs a program once.
     pub fn call(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, Fault> {
         let request = Call {
-            callable: callable.number,
+            program: callable.digest.to_bytes(),
             feeds: small(feeds),
         };
         let results: Results = self.ask(rpc::CALL, request, self.limits.run)?;
         tensors(&results.fetches)
     }
 
-    /// Lets the tasks forget a program.
+    /// Tells the task that this client needs a program no more.
     pub fn forget(&self, callable: &Callable) -> Result<(), Fault> {
         let request = Call {
-            callable: callable.number,
+            program: callable.digest.to_bytes(),
             feeds: Vec::new(),
         };
         let Nothing {} = self.ask(rpc::FORGET, request, self.limits.hello)?;

@@ -1,6 +1,7 @@
 //! The work of a task beside talk: plans of programs, compilation of parts, and their runs.
 
 use crate::TaskName;
+use crate::contents::Document;
 use crate::messages::{DeviceInfo, Fault};
 use gristmill_runtime::exec::{Executor, Received, RemoteEnd, Wire};
 use gristmill_runtime::program::IoSpec;
@@ -34,13 +35,13 @@ pub trait Engine: Send + Sync + 'static {
     fn devices(&self) -> Vec<DeviceInfo>;
 
     /// The tasks named by a client's program.
-    fn tasks(&self, program: &str) -> Result<Vec<TaskName>, Fault>;
+    fn tasks(&self, program: &Document) -> Result<Vec<TaskName>, Fault>;
 
     /// Divides a client's program over devices of tasks; those of the first task are for nodes without a pin.
-    fn plan(&self, program: String, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan>;
+    fn plan(&self, program: Document, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan>;
 
     /// Compiles a part for this task. What leaves it goes to the wire.
-    fn register(&self, part: String, wire: Arc<dyn Wire>) -> Job<Made>;
+    fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made>;
 }
 
 /// A program divided over tasks.
@@ -63,8 +64,8 @@ pub struct Plan {
 pub struct Share {
     /// The task.
     pub task: TaskName,
-    /// Text for its engine.
-    pub part: String,
+    /// Text and constants for its engine.
+    pub part: Document,
     /// Index among the program's inputs of each input of the part.
     pub inputs: Vec<usize>,
     /// Index among the program's outputs of each output of the part.

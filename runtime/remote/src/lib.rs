@@ -5,8 +5,10 @@
 
 #![warn(missing_docs)]
 
+mod callables;
 mod client;
 mod cluster_spec;
+mod contents;
 mod engine;
 mod forms;
 mod limits;
@@ -20,6 +22,7 @@ mod worker;
 
 pub use client::{Callable, Client};
 pub use cluster_spec::{ClusterSpec, TaskName};
+pub use contents::{Constant, Digest, Document, Source};
 pub use engine::{Engine, Job, Made, Part, Plan, Share, in_thread};
 pub use limits::Limits;
 pub use messages::{DeviceInfo, Fault};

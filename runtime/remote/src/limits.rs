@@ -9,6 +9,16 @@ pub struct Limits {
     pub message_bytes: usize,
     /// Bytes of a tensor in one piece.
     pub piece_bytes: usize,
+    /// Largest text of a program or part in bytes.
+    pub text_bytes: usize,
+    /// Most bytes of texts and constants that a task holds.
+    pub store_bytes: usize,
+    /// Time for which a task keeps contents that no program uses.
+    pub unclaimed: Duration,
+    /// Most programs of a task's clients.
+    pub callables: usize,
+    /// Most programs that a task keeps though no client uses them.
+    pub idle_callables: usize,
     /// Time to connect.
     pub connect: Duration,
     /// Time for a task's first answer.
@@ -30,6 +40,11 @@ impl Default for Limits {
         Limits {
             message_bytes: 4 << 20,
             piece_bytes: 256 << 10,
+            text_bytes: 64 << 20,
+            store_bytes: 64 << 30,
+            unclaimed: Duration::from_secs(60),
+            callables: 1024,
+            idle_callables: 16,
             connect: Duration::from_secs(5),
             hello: Duration::from_secs(10),
             prepare: Duration::from_secs(60),

@@ -1,6 +1,8 @@
 //! The master of a task: it divides the programs of clients over tasks, and runs them.
 
 use crate::TaskName;
+use crate::callables::Callables;
+use crate::contents::{self, Digest, Document};
 use crate::engine::{Plan, Share};
 use crate::messages::{
     Abort, Call, CallableId, DeviceInfo, End, Fault, Hello, Io, Nothing, Prepare, Prepared,
@@ -8,11 +10,11 @@ use crate::messages::{
 };
 use crate::rpc::{self, Failure};
 use crate::server::Task;
-use crate::worker::locked;
+use crate::worker::{given, locked};
 use gristmill_runtime::ErrorKind;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -21,20 +23,21 @@ use tonic::transport::Channel;
 /// The programs of a task's clients, and the ways to other tasks.
 #[derive(Default)]
 pub(crate) struct Master {
-    callables: Mutex<HashMap<u64, Arc<Callable>>>,
-    last: AtomicU64,
+    callables: Mutex<Callables>,
     channels: Mutex<HashMap<TaskName, Channel>>,
 }
 
 /// A program divided over tasks.
-struct Callable {
-    plan: Plan,
+pub(crate) struct Callable {
+    pub(crate) document: Document,
     /// Held during a run.
-    state: tokio::sync::Mutex<State>,
+    pub(crate) state: tokio::sync::Mutex<State>,
 }
 
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
+    /// None before the program is divided, and when tasks refuse it.
+    plan: Option<Arc<Plan>>,
     /// Its name in the tasks; none before it is registered, and after a task was lost.
     id: Option<CallableId>,
     run: u64,
@@ -42,37 +45,58 @@ struct State {
     warnings: Vec<String>,
 }
 
+impl State {
+    /// Takes what the tasks have of the program.
+    pub(crate) fn take_parts(&mut self) -> Option<(CallableId, Vec<TaskName>)> {
+        let id = self.id.take()?;
+        let shares = self.plan.iter().flat_map(|plan| &plan.shares);
+        Some((id, shares.map(|share| share.task.clone()).collect()))
+    }
+}
+
 impl Task {
-    /// Divides and compiles a program.
+    /// Divides and compiles a program for one more client; a program of the same text is the same one.
     pub(crate) async fn prepare(self: &Arc<Self>, request: Prepare) -> Result<Prepared, Fault> {
+        let contents = given(request.program)?;
+        let digest = given(contents.text.as_ref())?.digest()?;
+        let known = locked(&self.master.callables).hold(&digest);
+        let callable = match known {
+            Some(callable) => callable,
+            None => {
+                let document = self.store.document(&contents, &self.limits)?;
+                let mut callables = locked(&self.master.callables);
+                callables.add(document, &self.limits)?
+            }
+        };
+        let prepared = self.prepared(&callable).await;
+        if prepared.is_err() {
+            self.let_go(&digest).await;
+        }
+        prepared
+    }
+
+    async fn prepared(self: &Arc<Self>, callable: &Callable) -> Result<Prepared, Fault> {
+        let mut state = callable.state.lock().await;
+        let (plan, _) = self.registered(&callable.document, &mut state).await?;
+        Ok(Prepared {
+            inputs: plan.inputs.iter().map(Io::of).collect(),
+            outputs: plan.outputs.iter().map(Io::of).collect(),
+            placement: plan.placement.clone(),
+            warnings: [plan.warnings.clone(), state.warnings.clone()].concat(),
+        })
+    }
+
+    /// Divides a program over the tasks that it names, and this one.
+    async fn divided(self: &Arc<Self>, program: &Document) -> Result<Plan, Fault> {
         let mut names = vec![self.name.clone()];
-        for name in self.engine.tasks(&request.program)? {
+        for name in self.engine.tasks(program)? {
             self.spec.address(&name).map_err(Fault::from)?;
             if !names.contains(&name) {
                 names.push(name);
             }
         }
         let devices = self.devices_of(&names).await?;
-        let plan = self.engine.plan(request.program, devices).await?;
-        let callable = Arc::new(Callable {
-            plan,
-            state: Default::default(),
-        });
-        let warnings = {
-            let mut state = callable.state.lock().await;
-            self.registered(&callable, &mut state).await?;
-            [callable.plan.warnings.clone(), state.warnings.clone()].concat()
-        };
-        let number = self.master.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let prepared = Prepared {
-            callable: number,
-            inputs: callable.plan.inputs.iter().map(Io::of).collect(),
-            outputs: callable.plan.outputs.iter().map(Io::of).collect(),
-            placement: callable.plan.placement.clone(),
-            warnings,
-        };
-        locked(&self.master.callables).insert(number, callable);
-        Ok(prepared)
+        self.engine.plan(program.clone(), devices).await
     }
 
     /// Devices of tasks. Errors with a line for each task without an answer, or with a refusal.
@@ -163,10 +187,13 @@ impl Task {
     ) -> Result<A, Fault> {
         let channel = self.channel(name)?;
         let answered = rpc::call(&channel, path, question, at_most, &self.limits).await;
-        answered.map_err(|failure: Failure| {
-            let address = self.spec.address(name).unwrap_or_default();
-            failure.fault(&name.to_string(), address)
-        })
+        answered.map_err(|failure| self.fault_of(name, failure))
+    }
+
+    /// The error where another task did not answer.
+    fn fault_of(&self, name: &TaskName, failure: Failure) -> Fault {
+        let address = self.spec.address(name).unwrap_or_default();
+        failure.fault(&name.to_string(), address)
     }
 
     /// Another task's answer to a greeting: it has the same cluster and program.
@@ -181,20 +208,42 @@ impl Task {
         asked.await
     }
 
-    /// Compiles the parts of a program on their tasks, unless they have them.
+    /// Divides a program, and compiles its parts on their tasks, unless they have them.
     async fn registered(
         self: &Arc<Self>,
-        callable: &Arc<Callable>,
+        program: &Document,
         state: &mut State,
-    ) -> Result<CallableId, Fault> {
+    ) -> Result<(Arc<Plan>, CallableId), Fault> {
+        let plan = match &state.plan {
+            Some(plan) => plan.clone(),
+            None => Arc::new(self.divided(program).await?),
+        };
         if let Some(id) = state.id {
-            return Ok(id);
+            return Ok((plan, id));
         }
+        // Whoever refuses it may have other devices than it had.
+        state.plan = None;
         let id = CallableId {
             master: self.incarnation,
             number: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
         };
-        let shares = callable.plan.shares.clone();
+        let warnings = self.register_all(&plan, id).await?;
+        *state = State {
+            plan: Some(plan.clone()),
+            id: Some(id),
+            run: 0,
+            warnings,
+        };
+        Ok((plan, id))
+    }
+
+    /// Compiles the parts of a program on their tasks; gives the warnings. After an error no task has a part.
+    async fn register_all(
+        self: &Arc<Self>,
+        plan: &Plan,
+        id: CallableId,
+    ) -> Result<Vec<String>, Fault> {
+        let shares = plan.shares.clone();
         let names: Vec<TaskName> = shares.iter().map(|share| share.task.clone()).collect();
         let answers = self.on_each(shares, |task, share| task.register_on(share, id));
         let (mut ends, mut warnings) = (Vec::new(), Vec::new());
@@ -211,14 +260,7 @@ impl Task {
         }
         let checked = failed.map_or_else(|| check_ends(&ends), Err);
         match checked {
-            Ok(()) => {
-                *state = State {
-                    id: Some(id),
-                    run: 0,
-                    warnings,
-                };
-                Ok(id)
-            }
+            Ok(()) => Ok(warnings),
             Err(fault) => {
                 self.forget_parts(id, names).await;
                 Err(fault)
@@ -232,21 +274,22 @@ impl Task {
         share: Arc<Share>,
         id: CallableId,
     ) -> Result<Registered, Fault> {
+        if share.task == self.name {
+            return self.compile(id, share.part.clone()).await;
+        }
+        let channel = self.channel(&share.task)?;
+        let brought = contents::bring(&channel, &share.part, &self.limits).await;
+        brought.map_err(|failure| self.fault_of(&share.task, failure))?;
         let order = Register {
             callable: Some(id),
-            part: share.part.clone(),
+            part: Some(share.part.contents()),
         };
-        match share.task == self.name {
-            true => self.register(order).await,
-            false => {
-                let at_most = self.limits.prepare;
-                self.ask(&share.task, rpc::REGISTER, order, at_most).await
-            }
-        }
+        let at_most = self.limits.prepare;
+        self.ask(&share.task, rpc::REGISTER, order, at_most).await
     }
 
     /// Tells tasks to forget a program. A silent one has forgotten it, or will.
-    async fn forget_parts(self: &Arc<Self>, id: CallableId, names: Vec<TaskName>) {
+    pub(crate) async fn forget_parts(self: &Arc<Self>, id: CallableId, names: Vec<TaskName>) {
         let forgotten = self.on_each(names, |task, name| async move {
             match name == task.name {
                 true => {
@@ -263,34 +306,40 @@ impl Task {
         forgotten.await;
     }
 
-    /// Forgets a program of a client.
+    /// Notes that a client needs a program no more.
     pub(crate) async fn forget(self: &Arc<Self>, request: Call) -> Result<Nothing, Fault> {
-        let forgotten = locked(&self.master.callables).remove(&request.callable);
-        if let Some(callable) = forgotten {
-            let id = callable.state.lock().await.id.take();
-            if let Some(id) = id {
-                let shares = callable.plan.shares.iter();
-                let names = shares.map(|share| share.task.clone()).collect();
+        self.let_go(&Digest::from_bytes(&request.program)?).await;
+        Ok(Nothing {})
+    }
+
+    /// Counts one client less, and forgets the programs that were idle for longest.
+    async fn let_go(self: &Arc<Self>, digest: &Digest) {
+        let idle = {
+            let mut callables = locked(&self.master.callables);
+            callables.let_go(digest);
+            callables.take_idle(self.limits.idle_callables)
+        };
+        for callable in idle {
+            let parts = callable.state.lock().await.take_parts();
+            if let Some((id, names)) = parts {
                 self.forget_parts(id, names).await;
             }
         }
-        Ok(Nothing {})
     }
 
     /// Runs a program once.
     pub(crate) async fn call(self: &Arc<Self>, request: Call) -> Result<Results, Fault> {
-        let found = locked(&self.master.callables)
-            .get(&request.callable)
-            .cloned();
+        let digest = Digest::from_bytes(&request.program)?;
+        let found = locked(&self.master.callables).get(&digest);
         let callable = found.ok_or_else(|| {
-            let message = format!("{} does not have program {}", self.name, request.callable);
+            let message = format!("{} does not have program {digest}", self.name);
             Fault::invalid(message).with_hint("compile it again: the task may have been restarted")
         })?;
-        check_feeds(&callable.plan, &request.feeds)?;
         let mut state = callable.state.lock().await;
-        let id = self.registered(&callable, &mut state).await?;
+        let (plan, id) = self.registered(&callable.document, &mut state).await?;
+        check_feeds(&plan, &request.feeds)?;
         state.run += 1;
-        let steps = callable.plan.shares.iter().map(|share| {
+        let steps = plan.shares.iter().map(|share| {
             let step = Step {
                 callable: Some(id),
                 run: state.run,
@@ -304,12 +353,10 @@ impl Task {
         });
         let ran = self.run_all(steps.collect(), id, state.run).await;
         match ran {
-            Ok(results) => joined(&callable.plan, results),
+            Ok(results) => joined(&plan, results),
             Err((fault, is_lost)) => {
                 // Where a task does not answer, its parts may be in any state: the next run begins anew.
-                if is_lost && let Some(id) = state.id.take() {
-                    let shares = callable.plan.shares.iter();
-                    let names = shares.map(|share| share.task.clone()).collect();
+                if is_lost && let Some((id, names)) = state.take_parts() {
                     self.forget_parts(id, names).await;
                 }
                 Err(fault)

@@ -146,7 +146,7 @@ pub(crate) struct Hello {
     /// The task that speaks; none for a client.
     #[prost(string, optional, tag = "3")]
     pub(crate) from: Option<String>,
-    /// The task that it wants; a client takes any.
+    /// The wanted task; a client takes any.
     #[prost(string, optional, tag = "4")]
     pub(crate) to: Option<String>,
     /// Its cluster; a client has none.
@@ -253,19 +253,51 @@ pub(crate) fn small(tensors: &[Tensor]) -> Vec<SmallTensor> {
     tensors.iter().map(SmallTensor::of).collect()
 }
 
-/// A client's program.
+/// A text or constant.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Content {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) sha256: Bytes,
+    #[prost(uint64, tag = "2")]
+    pub(crate) size_bytes: u64,
+}
+
+/// A text with the constants beside it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Contents {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) text: Option<Content>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) constants: Vec<Content>,
+}
+
+/// A task's answer to an offer of [`Contents`]: the digests of those it lacks.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Missing {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub(crate) sha256: Vec<Bytes>,
+}
+
+/// Bytes of contents. Those of one follow each other.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Chunk {
+    /// What begins.
+    #[prost(message, optional, tag = "1")]
+    pub(crate) content: Option<Content>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(crate) data: Bytes,
+}
+
+/// A client's program, which the task has.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Prepare {
-    /// Text as the engine of a task reads it.
-    #[prost(string, tag = "1")]
-    pub(crate) program: String,
+    #[prost(message, optional, tag = "1")]
+    pub(crate) program: Option<Contents>,
 }
 
 /// A program that a task can run.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Prepared {
-    #[prost(uint64, tag = "1")]
-    pub(crate) callable: u64,
     #[prost(message, repeated, tag = "2")]
     pub(crate) inputs: Vec<Io>,
     #[prost(message, repeated, tag = "3")]
@@ -277,11 +309,12 @@ pub(crate) struct Prepared {
     pub(crate) warnings: Vec<String>,
 }
 
-/// A client's run of a program.
+/// A client's run of a program, or its last word about it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Call {
-    #[prost(uint64, tag = "1")]
-    pub(crate) callable: u64,
+    /// SHA-256 of the program's text.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) program: Bytes,
     #[prost(message, repeated, tag = "2")]
     pub(crate) feeds: Vec<SmallTensor>,
 }
@@ -308,9 +341,9 @@ pub(crate) struct CallableId {
 pub(crate) struct Register {
     #[prost(message, optional, tag = "1")]
     pub(crate) callable: Option<CallableId>,
-    /// Text as the engine of a task reads it.
-    #[prost(string, tag = "2")]
-    pub(crate) part: String,
+    /// The part, which the task has.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) part: Option<Contents>,
 }
 
 /// The transfers of a part.

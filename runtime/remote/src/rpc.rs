@@ -16,6 +16,8 @@ use tonic_prost::ProstCodec;
 pub(crate) const SERVICE: &str = "gristmill.v1.Task";
 
 pub(crate) const HELLO: &str = "/gristmill.v1.Task/Hello";
+pub(crate) const OFFER: &str = "/gristmill.v1.Task/Offer";
+pub(crate) const PUT: &str = "/gristmill.v1.Task/Put";
 pub(crate) const PREPARE: &str = "/gristmill.v1.Task/Prepare";
 pub(crate) const CALL: &str = "/gristmill.v1.Task/Call";
 pub(crate) const FORGET: &str = "/gristmill.v1.Task/Forget";

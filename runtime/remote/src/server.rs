@@ -1,8 +1,9 @@
 //! The server of a task.
 
+use crate::contents::Store;
 use crate::engine::Engine;
 use crate::master::Master;
-use crate::messages::{Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
+use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
 use crate::rpc::{self, Answer, reply};
 use crate::worker::Worker;
 use crate::{ClusterSpec, Limits, TaskName};
@@ -48,6 +49,8 @@ pub(crate) struct Task {
     pub(crate) incarnation: u64,
     pub(crate) limits: Limits,
     pub(crate) engine: Arc<dyn Engine>,
+    /// Texts and constants of programs and parts.
+    pub(crate) store: Store,
     pub(crate) worker: Worker,
     pub(crate) master: Master,
     /// Changes when the server ends.
@@ -136,6 +139,7 @@ impl Task {
         let (task, limit) = (self.clone(), self.limits.message_bytes);
         match path.as_str() {
             rpc::HELLO => unary(limit, request, |q| async move { task.greeted(&q) }).await,
+            rpc::OFFER => unary(limit, request, |q| async move { task.offered(q) }).await,
             rpc::PREPARE => unary(limit, request, |q| async move { task.prepare(q).await }).await,
             rpc::CALL => unary(limit, request, |q| async move { task.call(q).await }).await,
             rpc::FORGET => unary(limit, request, |q| async move { task.forget(q).await }).await,
@@ -157,9 +161,12 @@ impl Task {
             rpc::ABORT => unary(limit, request, |q| async move { Task::abort(&task, q) }).await,
             rpc::RELEASE => unary(limit, request, |q| async move { task.released(q) }).await,
             rpc::TENSORS => {
-                let codec = ProstCodec::<Reply, Piece>::default();
-                let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
-                grpc.client_streaming(Tensors(task), request).await
+                let work = |stream| async move { task.tensors(stream).await };
+                streamed::<Piece, _, _>(limit, request, work).await
+            }
+            rpc::PUT => {
+                let work = |stream| async move { task.put(stream).await };
+                streamed::<Chunk, _, _>(limit, request, work).await
             }
             _ => {
                 let status = tonic::Status::unimplemented(format!("there is no method {path:?}"));
@@ -182,13 +189,7 @@ where
     type Future = Answer<Reply>;
 
     fn call(&mut self, request: Request<Q>) -> Answer<Reply> {
-        let work = self.0.take().map(|(work, _)| work(request.into_inner()));
-        Box::pin(async move {
-            match work {
-                Some(work) => Ok(Response::new(reply(work.await))),
-                None => Err(tonic::Status::internal("a method was called twice")),
-            }
-        })
+        answered(self.0.take().map(|(work, _)| work(request.into_inner())))
     }
 }
 
@@ -209,21 +210,48 @@ where
     grpc.unary(service, request).await
 }
 
-/// The method for tensors.
-struct Tensors(Arc<Task>);
-
-impl ClientStreamingService<Piece> for Tensors {
+/// A method of many messages with one answer.
+impl<Q, A, F, W> ClientStreamingService<Q> for Unary<(F, std::marker::PhantomData<fn() -> A>)>
+where
+    A: prost::Message,
+    F: FnOnce(Streaming<Q>) -> W,
+    W: Future<Output = Result<A, Fault>> + Send + 'static,
+{
     type Response = Reply;
     type Future = Answer<Reply>;
 
-    fn call(&mut self, request: Request<Streaming<Piece>>) -> Answer<Reply> {
-        let task = self.0.clone();
-        Box::pin(async move {
-            Ok(Response::new(reply(
-                task.tensors(request.into_inner()).await,
-            )))
-        })
+    fn call(&mut self, request: Request<Streaming<Q>>) -> Answer<Reply> {
+        let work = self.0.take().map(|(work, _)| work(request.into_inner()));
+        answered(work)
     }
+}
+
+/// The reply to a method that is called once.
+fn answered<A: prost::Message>(
+    work: Option<impl Future<Output = Result<A, Fault>> + Send + 'static>,
+) -> Answer<Reply> {
+    Box::pin(async move {
+        match work {
+            Some(work) => Ok(Response::new(reply(work.await))),
+            None => Err(tonic::Status::internal("a method was called twice")),
+        }
+    })
+}
+
+async fn streamed<Q, A, W>(
+    limit: usize,
+    request: http::Request<Body>,
+    work: impl FnOnce(Streaming<Q>) -> W + Send,
+) -> http::Response<Body>
+where
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + 'static,
+    W: Future<Output = Result<A, Fault>> + Send + 'static,
+{
+    let codec = ProstCodec::<Reply, Q>::default();
+    let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
+    let service = Unary(Some((work, std::marker::PhantomData::<fn() -> A>)));
+    grpc.client_streaming(service, request).await
 }
 
 #[derive(Clone)]
@@ -287,6 +315,7 @@ impl Server {
             incarnation,
             limits: limits.clone(),
             engine,
+            store: Store::default(),
             worker: Worker::default(),
             master: Master::default(),
             stopping,
@@ -352,13 +381,17 @@ async fn serve(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
         // The sender goes with the server, which is an end as well.
         let _ = stopping.wait_for(|stops| *stops).await;
     };
-    tonic::transport::Server::builder()
+    let tidied = task.clone();
+    let tidy = async move { tidied.store.keep_tidy(&tidied.limits).await };
+    let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(limits.keep_alive))
         .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
         .add_service(Service(task))
-        .serve_with_incoming_shutdown(incoming, stopped)
-        .await
-        .map_err(|e| e.to_string())
+        .serve_with_incoming_shutdown(incoming, stopped);
+    tokio::select! {
+        served = served => served.map_err(|e| e.to_string()),
+        () = tidy => Ok(()),
+    }
 }
 
 fn listen(name: &TaskName, address: &str) -> Result<TcpListener, Error> {

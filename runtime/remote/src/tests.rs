@@ -6,9 +6,10 @@ use gristmill_runtime::device::{DeviceKind, DeviceName};
 use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, Wire};
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Elements of the tensor: a bit more than five pieces.
@@ -19,6 +20,22 @@ const N: usize = 330_000;
 struct Relay {
     version: &'static str,
     fails: Arc<AtomicBool>,
+    /// Number of constants that were asked for to be sent to other tasks.
+    n_sent: Arc<AtomicUsize>,
+}
+
+/// A constant with these bytes that counts how often they are asked for.
+fn counted(bytes: Tensor, n: &Arc<AtomicUsize>) -> Constant {
+    let (digest, size_bytes, n) = (Digest::of(bytes.as_bytes()), bytes.len(), n.clone());
+    let source = Arc::new(move || {
+        n.fetch_add(1, Ordering::SeqCst);
+        Ok(bytes.clone())
+    });
+    Constant {
+        digest,
+        size_bytes,
+        source,
+    }
 }
 
 fn cpu() -> DeviceName {
@@ -150,16 +167,25 @@ impl Engine for Relay {
         }]
     }
 
-    fn tasks(&self, program: &str) -> Result<Vec<TaskName>, Fault> {
-        let tasks = program.split(' ').map(|t| task(t.trim_end_matches('!')));
+    fn tasks(&self, program: &Document) -> Result<Vec<TaskName>, Fault> {
+        let tasks = program
+            .text()
+            .split(' ')
+            .map(|t| task(t.trim_end_matches('!')));
         Ok(tasks.collect())
     }
 
-    fn plan(&self, program: String, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+    fn plan(&self, program: Document, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
+        let held = program.constants().values();
+        let counted = held.map(|c| (c.digest, counted((c.source)().unwrap(), &self.n_sent)));
+        let constants: BTreeMap<_, _> = counted.collect();
+        // The first part stays with the master in the test that counts.
+        let constants = [program.constants().clone(), constants];
+        let program = program.text().to_owned();
         let stages: Vec<&str> = program.split(' ').collect();
         let share = |(i, stage): (usize, &&str)| Share {
             task: task(stage.trim_end_matches('!')),
-            part: format!("{i} {program}"),
+            part: Document::new(format!("{i} {program}"), constants[i.min(1)].clone()),
             inputs: if i == 0 { vec![0] } else { vec![] },
             outputs: if i + 1 == stages.len() {
                 vec![0]
@@ -177,10 +203,14 @@ impl Engine for Relay {
         Box::pin(async move { Ok(plan) })
     }
 
-    fn register(&self, text: String, wire: Arc<dyn Wire>) -> Job<Made> {
+    fn register(&self, part_text: Document, wire: Arc<dyn Wire>) -> Job<Made> {
+        for digest in part_text.constants().keys() {
+            let bytes = part_text.constant(digest).unwrap();
+            assert_eq!(Digest::of(bytes.as_bytes()), *digest);
+        }
         let fails = self.fails.clone();
         in_thread(move || {
-            let words: Vec<&str> = text.split(' ').collect();
+            let words: Vec<&str> = part_text.text().split(' ').collect();
             let (i, stages) = (words[0].parse::<usize>().unwrap(), &words[1..]);
             let name = |i: usize| stages.get(i).map(|s| s.trim_end_matches('!'));
             let before = i.checked_sub(1).and_then(name);
@@ -222,6 +252,7 @@ fn start(spec: &ClusterSpec, name: &str, fails: &Arc<AtomicBool>) -> Result<Serv
     let engine = Relay {
         version: "1.0",
         fails,
+        n_sent: Arc::default(),
     };
     Server::start(spec.clone(), task(name), Arc::new(engine), limits())
 }
@@ -246,7 +277,7 @@ fn a_tensor_goes_through_three_tasks_in_every_run() {
     assert_ne!(servers[0].incarnation(), servers[1].incarnation());
     let client = connect(&spec, THREE[1]).unwrap();
     assert_eq!(client.task(), task(THREE[1]));
-    let callable = client.prepare(THREE.join(" ")).unwrap();
+    let callable = client.prepare(&Document::from(THREE.join(" "))).unwrap();
     let of_parts = THREE
         .iter()
         .enumerate()
@@ -265,12 +296,123 @@ fn a_tensor_goes_through_three_tasks_in_every_run() {
     assert_eq!(error, format!("input \"x\": expected f32[{N}], got f32[3]"));
     let error = client.call(&callable, &[]).unwrap_err().to_string();
     assert_eq!(error, "expected 1 inputs, got 0");
+    // A program that nobody uses stays for a while.
     client.forget(&callable).unwrap();
-    let error = client.call(&callable, &[values(0.0)]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "/job:worker/task:0 does not have program 1"
-    );
+    client.call(&callable, &[values(0.0)]).unwrap();
+}
+
+#[test]
+fn constants_reach_each_task_once_whatever_their_size() {
+    let spec = cluster(&THREE);
+    let n_sent = Arc::new(AtomicUsize::new(0));
+    let limits = Limits {
+        idle_callables: 1,
+        unclaimed: Duration::from_secs(2),
+        ..limits()
+    };
+    let servers = THREE.map(|name| {
+        let engine = Relay {
+            version: "1.0",
+            fails: Arc::default(),
+            n_sent: n_sent.clone(),
+        };
+        Server::start(spec.clone(), task(name), Arc::new(engine), limits.clone()).unwrap()
+    });
+    // 9 MiB, more than a message may have, and one byte.
+    let large: Vec<u8> = (0..9u32 << 20).map(|i| (i * 7 + (i >> 9)) as u8).collect();
+    let constants = [large, vec![3]].map(|bytes| Tensor::from_slice(&bytes, &[bytes.len()]));
+    let n_loaded = Arc::new(AtomicUsize::new(0));
+    let program = |order: [usize; 3], n: &Arc<AtomicUsize>| {
+        let constants = constants.iter().map(|bytes| {
+            let constant = counted(bytes.clone().unwrap(), n);
+            (constant.digest, constant)
+        });
+        Document::new(order.map(|i| THREE[i]).join(" "), constants.collect())
+    };
+    let client = connect(&spec, THREE[0]).unwrap();
+    let first = client.prepare(&program([0, 1, 2], &n_loaded)).unwrap();
+    // Two constants to the session's task, and from there to two others.
+    let counts = || [&n_loaded, &n_sent].map(|n| n.load(Ordering::SeqCst));
+    assert_eq!(counts(), [2, 4]);
+    // Another program with them, and another client of the same program.
+    let second = client.prepare(&program([0, 2, 1], &n_loaded)).unwrap();
+    let other = connect(&spec, THREE[0]).unwrap();
+    let third = other.prepare(&program([0, 1, 2], &n_loaded)).unwrap();
+    assert_eq!(counts(), [2, 4]);
+    for callable in [&first, &second, &third] {
+        client.call(callable, &[values(1.0)]).unwrap();
+    }
+    // One idle program stays, and its constants with it.
+    [first, second]
+        .iter()
+        .for_each(|c| client.forget(c).unwrap());
+    let again = client.prepare(&program([0, 2, 1], &n_loaded)).unwrap();
+    assert_eq!(counts(), [2, 4]);
+    client.forget(&again).unwrap();
+    other.forget(&third).unwrap();
+    let third = other.prepare(&program([0, 1, 2], &n_loaded)).unwrap();
+    assert_eq!(counts(), [2, 4]);
+    let gone = client.call(&again, &[values(1.0)]).unwrap_err().to_string();
+    let expected = format!("/job:ps/task:0 does not have program {}", again.digest);
+    assert_eq!(gone, expected);
+    // Once no program has them, they go.
+    other.forget(&third).unwrap();
+    let [only, another] = [THREE[0], THREE[1]].map(|name| {
+        let document = Document::from(name.to_owned());
+        other.prepare(&document).unwrap()
+    });
+    [only, another]
+        .iter()
+        .for_each(|c| other.forget(c).unwrap());
+    std::thread::sleep(Duration::from_millis(2800));
+    client.prepare(&program([0, 1, 2], &n_loaded)).unwrap();
+    assert_eq!(counts(), [4, 8]);
+    drop(servers);
+}
+
+#[test]
+fn damaged_and_oversized_contents_are_refused() {
+    let spec = cluster(&THREE[..1]);
+    let limits = Limits {
+        store_bytes: 1 << 20,
+        text_bytes: 1 << 10,
+        ..limits()
+    };
+    let engine = || Relay {
+        version: "1.0",
+        fails: Arc::default(),
+        n_sent: Arc::default(),
+    };
+    let name = task(THREE[0]);
+    let _server = Server::start(spec.clone(), name, Arc::new(engine()), limits).unwrap();
+    let client = connect(&spec, THREE[0]).unwrap();
+    let refused = |constant: Constant| {
+        let constants = [(constant.digest, constant)].into();
+        let document = Document::new(THREE[0], constants);
+        client.prepare(&document).unwrap_err().to_string()
+    };
+    let bytes = |n: usize| Tensor::from_slice(&vec![7u8; n], &[n]).unwrap();
+    let mut damaged = counted(bytes(2000), &Arc::default());
+    damaged.digest = Digest::of(b"something else");
+    let said = refused(damaged);
+    assert!(said.contains(" arrived as "), "{said}");
+    let said = refused(counted(bytes(2 << 20), &Arc::default()));
+    assert_eq!(said, "2097152 bytes are more than 1048576");
+    let unreadable = Constant {
+        source: Arc::new(|| Err(Fault::invalid("the file is gone"))),
+        ..counted(bytes(3000), &Arc::default())
+    };
+    assert_eq!(refused(unreadable), "the file is gone");
+    let mut longer = counted(bytes(4000), &Arc::default());
+    longer.source = Arc::new(move || Ok(bytes(5000)));
+    assert!(refused(longer).contains(" arrived as "));
+    let text = THREE[0].to_owned() + &" ".repeat(2000);
+    let long = client.prepare(&Document::from(text)).unwrap_err();
+    assert_eq!(long.to_string(), "a text of 2014 bytes, more than 1024");
+    let one = client
+        .prepare(&Document::from(THREE[0].to_owned()))
+        .unwrap();
+    client.call(&one, &[values(1.0)]).unwrap();
 }
 
 #[test]
@@ -282,7 +424,7 @@ fn a_failure_in_one_task_ends_the_run_and_the_next_run_works() {
     for failing in 0..3 {
         let mut stages = THREE.map(str::to_owned);
         stages[failing].push('!');
-        let callable = client.prepare(stages.join(" ")).unwrap();
+        let callable = client.prepare(&Document::from(stages.join(" "))).unwrap();
         for round in 0..4 {
             fails.store(round % 2 == 0, Ordering::SeqCst);
             let began = Instant::now();
@@ -307,7 +449,9 @@ fn tasks_that_are_not_there_are_named() {
     let fails = Arc::default();
     let _server = start(&spec, THREE[0], &fails).unwrap();
     let client = connect(&spec, THREE[0]).unwrap();
-    let error = client.prepare(THREE.join(" ")).unwrap_err();
+    let error = client
+        .prepare(&Document::from(THREE.join(" ")))
+        .unwrap_err();
     assert_eq!(error.category(), ErrorKind::DeviceFailed);
     let shown = error.to_string();
     for name in &THREE[1..] {
@@ -318,9 +462,13 @@ fn tasks_that_are_not_there_are_named() {
         );
     }
     // Tasks that a program does not name are not asked for.
-    let callable = client.prepare(THREE[0].into()).unwrap();
+    let callable = client
+        .prepare(&Document::from(THREE[0].to_owned()))
+        .unwrap();
     client.call(&callable, &[values(1.0)]).unwrap();
-    let unknown = client.prepare("/job:chief/task:0".into()).unwrap_err();
+    let unknown = client
+        .prepare(&Document::from("/job:chief/task:0".to_owned()))
+        .unwrap_err();
     let expected = "/job:chief/task:0 is not in the cluster: its jobs are ps, worker";
     assert_eq!(unknown.to_string(), expected);
     let nobody = connect(&spec, THREE[1]).err().unwrap().to_string();
@@ -339,12 +487,12 @@ fn a_restarted_task_is_noticed_and_the_next_run_works() {
     let client = connect(&spec, THREE[0]).unwrap();
     for order in [[0, 1], [1, 0]] {
         let program = order.map(|i| THREE[i]).join(" ");
-        let callable = client.prepare(program).unwrap();
+        let callable = client.prepare(&Document::from(program)).unwrap();
         client.call(&callable, &[values(1.0)]).unwrap();
     }
     let there_and_not = [[0, 1], [1, 0]].map(|order| {
         let program = order.map(|i| THREE[i]).join(" ");
-        client.prepare(program).unwrap()
+        client.prepare(&Document::from(program)).unwrap()
     });
     drop(second);
     for callable in &there_and_not {
@@ -387,7 +535,9 @@ fn others_are_refused_with_the_difference() {
     let moved = ClusterSpec::new(moved).unwrap();
     let _second = start(&moved, THREE[1], &fails).unwrap();
     let client = connect(&spec, THREE[0]).unwrap();
-    let error = client.prepare(THREE[..2].join(" ")).unwrap_err();
+    let error = client
+        .prepare(&Document::from(THREE[..2].join(" ")))
+        .unwrap_err();
     let address = spec.address(&task(THREE[2])).unwrap();
     let expected = format!(
         "/job:ps/task:0 and /job:worker/task:0 are of different clusters:\n  /job:worker/task:1: {address} in the cluster of \

@@ -1,5 +1,6 @@
 //! The worker of a task: it compiles parts that masters send, and runs them.
 
+use crate::contents::Document;
 use crate::engine::{Made, Part};
 use crate::messages::{
     Abort, CallableId, End, Fault, Nothing, Piece, Register, Registered, Release, Results, Step,
@@ -23,6 +24,8 @@ pub(crate) struct Worker {
 
 struct Hosted {
     part: Arc<dyn Part>,
+    /// Keeps the constants in the store, for other parts.
+    _document: Document,
     incoming: Vec<End>,
     /// The last run that its master gave up.
     given_up: AtomicU64,
@@ -38,17 +41,28 @@ pub(crate) fn given<T>(field: Option<T>) -> Result<T, Fault> {
 }
 
 impl Task {
-    /// Compiles a part.
+    /// Compiles a part for a master.
     pub(crate) async fn register(&self, order: Register) -> Result<Registered, Fault> {
-        let id = given(order.callable)?;
+        let document = self.store.document(&given(order.part)?, &self.limits)?;
+        self.compile(given(order.callable)?, document).await
+    }
+
+    /// Compiles a part.
+    pub(crate) async fn compile(
+        &self,
+        id: CallableId,
+        document: Document,
+    ) -> Result<Registered, Fault> {
         let wire = Arc::new(PartWire::default());
-        let Made { part, warnings } = self.engine.register(order.part, wire.clone()).await?;
+        let made = self.engine.register(document.clone(), wire.clone()).await?;
+        let Made { part, warnings } = made;
         let outgoing: Vec<End> = part.outgoing().iter().map(End::of).collect();
         let incoming: Vec<End> = part.incoming().iter().map(End::of).collect();
         let ways = outgoing.iter().map(|end| self.way(end));
         wire.join(id, &part, ways.collect::<Result<_, Fault>>()?);
         let hosted = Hosted {
             part,
+            _document: document,
             incoming: incoming.clone(),
             given_up: AtomicU64::new(0),
         };
