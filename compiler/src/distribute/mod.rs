@@ -23,7 +23,8 @@
 //! The text of graphs and tensors cross the network, never code: each task compiles its part for its own devices. (Abadi et al., "TensorFlow:
 //! large-scale machine learning on heterogeneous distributed systems", 2015, section 3.3.)
 //!
-//! Not there yet: addresses beyond this machine, inputs and outputs of a run above 4 MiB, assignments to variables over several tasks, shared batches, training, and extents known in a run only.
+//! Not there yet: addresses beyond this machine, assignments to variables over several tasks, shared batches, training, and extents
+//! known in a run only.
 
 mod client;
 mod constants;

@@ -1,9 +1,8 @@
 //! A client of a task.
 
+use crate::calls;
 use crate::contents::{self, Digest, Document};
-use crate::messages::{
-    Call, DeviceInfo, Fault, Hello, Nothing, Prepare, Prepared, Results, Welcome, small, tensors,
-};
+use crate::messages::{Call, DeviceInfo, Fault, Hello, Nothing, Prepare, Prepared, Welcome};
 use crate::rpc;
 use crate::server::network;
 use crate::{Limits, TaskName};
@@ -119,12 +118,13 @@ impl Client {
 
     /// Runs a program once.
     pub fn call(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, Fault> {
-        let request = Call {
-            program: callable.digest.to_bytes(),
-            feeds: small(feeds),
-        };
-        let results: Results = self.ask(rpc::CALL, request, self.limits.run)?;
-        tensors(&results.fetches)
+        let (channel, limits) = (self.channel.clone(), self.limits.clone());
+        let (digest, feeds) = (callable.digest, feeds.to_vec());
+        let (who, address) = (self.task().to_string(), self.address.clone());
+        wait(async move {
+            let called = calls::call(&channel, digest, feeds, &limits).await;
+            called.map_err(|failure| failure.fault(&who, &address))
+        })
     }
 
     /// Tells the task that this client needs a program no more.

@@ -82,6 +82,9 @@ pub struct Made {
 
 /// A part of a program, ready to run.
 pub trait Part: Send + Sync + 'static {
+    /// Its inputs, in order.
+    fn inputs(&self) -> Vec<IoSpec>;
+
     /// Tensors for other tasks, by the index in [`Outgoing::end`](gristmill_runtime::exec::Outgoing::end).
     fn outgoing(&self) -> Vec<RemoteEnd>;
 
@@ -100,6 +103,10 @@ pub trait Part: Send + Sync + 'static {
 }
 
 impl Part for Executor {
+    fn inputs(&self) -> Vec<IoSpec> {
+        self.program().inputs.clone()
+    }
+
     fn outgoing(&self) -> Vec<RemoteEnd> {
         Executor::outgoing(self).to_vec()
     }

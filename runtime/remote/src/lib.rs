@@ -6,18 +6,22 @@
 #![warn(missing_docs)]
 
 mod callables;
+mod calls;
 mod client;
 mod cluster_spec;
 mod contents;
 mod engine;
 mod forms;
+mod inbox;
 mod limits;
 mod master;
 mod messages;
 mod names;
 mod outbox;
 mod rpc;
+mod runs;
 mod server;
+mod steps;
 mod worker;
 
 pub use client::{Callable, Client};

@@ -5,19 +5,21 @@ use std::time::Duration;
 /// Bounds of messages and waits of a task or client.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Largest message in bytes, but for tensors between tasks, which go in pieces.
+    /// Largest message to a task in bytes. Tensors and texts go in pieces.
     pub message_bytes: usize,
+    /// Largest input or output of a run within a message; others go in pieces.
+    pub inline_bytes: usize,
     /// Bytes of a tensor in one piece.
     pub piece_bytes: usize,
-    /// Largest text of a program or part in bytes.
+    /// Largest text of a program or part, and largest answer, in bytes.
     pub text_bytes: usize,
-    /// Most bytes of texts and constants that a task holds.
+    /// Most bytes of texts and constants on a task.
     pub store_bytes: usize,
-    /// Time for which a task keeps contents that no program uses.
+    /// Time for which a task keeps contents no program uses.
     pub unclaimed: Duration,
     /// Most programs of a task's clients.
     pub callables: usize,
-    /// Most programs that a task keeps though no client uses them.
+    /// Most idle programs: a task keeps them though no client uses them.
     pub idle_callables: usize,
     /// Time to connect.
     pub connect: Duration,
@@ -27,7 +29,7 @@ pub struct Limits {
     pub prepare: Duration,
     /// Time of a run.
     pub run: Duration,
-    /// Time for the tasks to end a run that was given up.
+    /// Time for the tasks to end a run after it was given up.
     pub abort: Duration,
     /// Interval of questions whether the other side is alive, and the time for an answer.
     pub keep_alive: Duration,
@@ -39,6 +41,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             message_bytes: 4 << 20,
+            inline_bytes: 64 << 10,
             piece_bytes: 256 << 10,
             text_bytes: 64 << 20,
             store_bytes: 64 << 30,

@@ -4,18 +4,20 @@ use crate::TaskName;
 use crate::callables::Callables;
 use crate::contents::{self, Digest, Document};
 use crate::engine::{Plan, Share};
+use crate::inbox::Inbox;
 use crate::messages::{
-    Abort, Call, CallableId, DeviceInfo, End, Fault, Hello, Io, Nothing, Prepare, Prepared,
-    Register, Registered, Release, Results, SmallTensor, Step, Welcome,
+    Call, CallableId, DeviceInfo, End, Fault, Io, Nothing, Prepare, Prepared, Register, Registered,
+    Release, Welcome,
 };
 use crate::rpc::{self, Failure};
 use crate::server::Task;
+use crate::steps::Link;
 use crate::worker::{given, locked};
 use gristmill_runtime::ErrorKind;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
@@ -25,6 +27,16 @@ use tonic::transport::Channel;
 pub(crate) struct Master {
     callables: Mutex<Callables>,
     channels: Mutex<HashMap<TaskName, Channel>>,
+    pub(crate) links: Mutex<HashMap<TaskName, Link>>,
+    /// Outputs of programs under way.
+    inboxes: Mutex<HashMap<CallableId, Weak<Inbox>>>,
+}
+
+impl Master {
+    /// The outputs of a program.
+    pub(crate) fn inbox(&self, id: CallableId) -> Option<Arc<Inbox>> {
+        locked(&self.inboxes).get(&id).and_then(Weak::upgrade)
+    }
 }
 
 /// A program divided over tasks.
@@ -39,8 +51,11 @@ pub(crate) struct State {
     /// None before the program is divided, and when tasks refuse it.
     plan: Option<Arc<Plan>>,
     /// Its name in the tasks; none before it is registered, and after a task was lost.
-    id: Option<CallableId>,
-    run: u64,
+    pub(crate) id: Option<CallableId>,
+    /// What a run gives.
+    outputs: Option<Arc<Inbox>>,
+    /// Number of runs under this name.
+    pub(crate) run: u64,
     /// Warnings of the tasks.
     warnings: Vec<String>,
 }
@@ -77,7 +92,7 @@ impl Task {
 
     async fn prepared(self: &Arc<Self>, callable: &Callable) -> Result<Prepared, Fault> {
         let mut state = callable.state.lock().await;
-        let (plan, _) = self.registered(&callable.document, &mut state).await?;
+        let (plan, ..) = self.registered(&callable.document, &mut state).await?;
         Ok(Prepared {
             inputs: plan.inputs.iter().map(Io::of).collect(),
             outputs: plan.outputs.iter().map(Io::of).collect(),
@@ -166,7 +181,7 @@ impl Task {
             .collect()
     }
 
-    fn channel(&self, name: &TaskName) -> Result<Channel, Fault> {
+    pub(crate) fn channel(&self, name: &TaskName) -> Result<Channel, Fault> {
         let mut channels = locked(&self.master.channels);
         if let Some(channel) = channels.get(name) {
             return Ok(channel.clone());
@@ -191,35 +206,29 @@ impl Task {
     }
 
     /// The error where another task did not answer.
-    fn fault_of(&self, name: &TaskName, failure: Failure) -> Fault {
+    pub(crate) fn fault_of(&self, name: &TaskName, failure: Failure) -> Fault {
         let address = self.spec.address(name).unwrap_or_default();
         failure.fault(&name.to_string(), address)
     }
 
     /// Another task's answer to a greeting: it has the same cluster and program.
     async fn greet(&self, name: &TaskName) -> Result<Welcome, Fault> {
-        let hello = Hello {
-            from: Some(self.name.to_string()),
-            to: Some(name.to_string()),
-            cluster: self.addresses(),
-            ..Hello::new(self.engine.version())
-        };
-        let asked = self.ask(name, rpc::HELLO, hello, self.limits.hello);
+        let asked = self.ask(name, rpc::HELLO, self.hello(name), self.limits.hello);
         asked.await
     }
 
     /// Divides a program, and compiles its parts on their tasks, unless they have them.
-    async fn registered(
+    pub(crate) async fn registered(
         self: &Arc<Self>,
         program: &Document,
         state: &mut State,
-    ) -> Result<(Arc<Plan>, CallableId), Fault> {
+    ) -> Result<(Arc<Plan>, CallableId, Arc<Inbox>), Fault> {
         let plan = match &state.plan {
             Some(plan) => plan.clone(),
             None => Arc::new(self.divided(program).await?),
         };
-        if let Some(id) = state.id {
-            return Ok((plan, id));
+        if let (Some(id), Some(outputs)) = (state.id, &state.outputs) {
+            return Ok((plan, id, outputs.clone()));
         }
         // Whoever refuses it may have other devices than it had.
         state.plan = None;
@@ -228,13 +237,17 @@ impl Task {
             number: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
         };
         let warnings = self.register_all(&plan, id).await?;
+        let outputs = Arc::new(Inbox::new(plan.outputs.clone()));
+        let receiver = Arc::downgrade(&outputs);
+        locked(&self.master.inboxes).insert(id, receiver);
         *state = State {
             plan: Some(plan.clone()),
             id: Some(id),
+            outputs: Some(outputs.clone()),
             run: 0,
             warnings,
         };
-        Ok((plan, id))
+        Ok((plan, id, outputs))
     }
 
     /// Compiles the parts of a program on their tasks; gives the warnings. After an error no task has a part.
@@ -275,7 +288,8 @@ impl Task {
         id: CallableId,
     ) -> Result<Registered, Fault> {
         if share.task == self.name {
-            return self.compile(id, share.part.clone()).await;
+            let part = share.part.clone();
+            return self.compile(id, part, Vec::new()).await;
         }
         let channel = self.channel(&share.task)?;
         let brought = contents::bring(&channel, &share.part, &self.limits).await;
@@ -283,6 +297,7 @@ impl Task {
         let order = Register {
             callable: Some(id),
             part: Some(share.part.contents()),
+            outputs: share.outputs.iter().map(|&i| i as u32).collect(),
         };
         let at_most = self.limits.prepare;
         self.ask(&share.task, rpc::REGISTER, order, at_most).await
@@ -290,6 +305,7 @@ impl Task {
 
     /// Tells tasks to forget a program. A silent one has forgotten it, or will.
     pub(crate) async fn forget_parts(self: &Arc<Self>, id: CallableId, names: Vec<TaskName>) {
+        locked(&self.master.inboxes).remove(&id);
         let forgotten = self.on_each(names, |task, name| async move {
             match name == task.name {
                 true => {
@@ -304,6 +320,15 @@ impl Task {
             }
         });
         forgotten.await;
+    }
+
+    /// A program of a client.
+    pub(crate) fn callable(&self, digest: &Digest) -> Result<Arc<Callable>, Fault> {
+        let found = locked(&self.master.callables).get(digest);
+        found.ok_or_else(|| {
+            let message = format!("{} does not have program {digest}", self.name);
+            Fault::invalid(message).with_hint("compile it again: the task may have been restarted")
+        })
     }
 
     /// Notes that a client needs a program no more.
@@ -326,185 +351,6 @@ impl Task {
             }
         }
     }
-
-    /// Runs a program once.
-    pub(crate) async fn call(self: &Arc<Self>, request: Call) -> Result<Results, Fault> {
-        let digest = Digest::from_bytes(&request.program)?;
-        let found = locked(&self.master.callables).get(&digest);
-        let callable = found.ok_or_else(|| {
-            let message = format!("{} does not have program {digest}", self.name);
-            Fault::invalid(message).with_hint("compile it again: the task may have been restarted")
-        })?;
-        let mut state = callable.state.lock().await;
-        let (plan, id) = self.registered(&callable.document, &mut state).await?;
-        check_feeds(&plan, &request.feeds)?;
-        state.run += 1;
-        let steps = plan.shares.iter().map(|share| {
-            let step = Step {
-                callable: Some(id),
-                run: state.run,
-                feeds: share
-                    .inputs
-                    .iter()
-                    .map(|&i| request.feeds[i].clone())
-                    .collect(),
-            };
-            (share.clone(), step)
-        });
-        let ran = self.run_all(steps.collect(), id, state.run).await;
-        match ran {
-            Ok(results) => joined(&plan, results),
-            Err((fault, is_lost)) => {
-                // Where a task does not answer, its parts may be in any state: the next run begins anew.
-                if is_lost && let Some((id, names)) = state.take_parts() {
-                    self.forget_parts(id, names).await;
-                }
-                Err(fault)
-            }
-        }
-    }
-
-    /// The steps of a run, at once. The first failure ends all others. Errors with the first failure of its own, not one in consequence of
-    /// another, and says whether a task was lost.
-    async fn run_all(
-        self: &Arc<Self>,
-        steps: Vec<(Arc<Share>, Step)>,
-        id: CallableId,
-        run: u64,
-    ) -> Result<Vec<(Arc<Share>, Results)>, (Fault, bool)> {
-        let names: Vec<TaskName> = steps.iter().map(|(share, _)| share.task.clone()).collect();
-        let mut running = JoinSet::new();
-        for (share, step) in steps {
-            running.spawn(self.clone().step_on(share, step));
-        }
-        let (mut so_far, mut patience) = (Gathered::default(), self.limits.run);
-        loop {
-            match tokio::time::timeout(patience, running.join_next()).await {
-                Ok(None) => break,
-                Ok(Some(Ok((share, ran)))) => {
-                    if let Some(fault) = so_far.take(share, ran) {
-                        patience = self.limits.abort;
-                        self.abort_all(id, run, &names, fault);
-                    }
-                }
-                // Silent tasks are given up.
-                Ok(Some(Err(_))) | Err(_) => {
-                    so_far.is_lost = true;
-                    break;
-                }
-            }
-        }
-        if so_far.failed.is_none() && so_far.is_lost {
-            let message = format!("a run took longer than {:?}", self.limits.run);
-            let fault = Fault::new(ErrorKind::DeviceFailed, message);
-            self.abort_all(id, run, &names, fault.clone());
-            so_far.failed = Some(fault);
-        }
-        match so_far.failed {
-            None => Ok(so_far.results),
-            Some(fault) => Err((fault, so_far.is_lost)),
-        }
-    }
-
-    /// A step, here or on another task.
-    async fn step_on(
-        self: Arc<Self>,
-        share: Arc<Share>,
-        step: Step,
-    ) -> (Arc<Share>, Result<Results, Fault>) {
-        let ran = match share.task == self.name {
-            true => self.step(step).await,
-            false => {
-                let at_most = self.limits.run;
-                self.ask(&share.task, rpc::STEP, step, at_most).await
-            }
-        };
-        (share, ran)
-    }
-
-    /// Tells all tasks to give up a run, and does not wait for them.
-    fn abort_all(self: &Arc<Self>, id: CallableId, run: u64, names: &[TaskName], cause: Fault) {
-        let order = Abort {
-            callable: Some(id),
-            run,
-            cause: Some(cause),
-        };
-        for name in names {
-            let (task, name, order) = (self.clone(), name.clone(), order.clone());
-            tokio::spawn(async move {
-                let at_most = task.limits.abort;
-                // A lost task has no such run any more.
-                let _: Result<Nothing, Fault> = match name == task.name {
-                    true => Task::abort(&task, order),
-                    false => task.ask(&name, rpc::ABORT, order, at_most).await,
-                };
-            });
-        }
-    }
-}
-
-/// The steps of a run so far.
-#[derive(Default)]
-struct Gathered {
-    results: Vec<(Arc<Share>, Results)>,
-    failed: Option<Fault>,
-    /// True when a task does not answer, or a device failed.
-    is_lost: bool,
-}
-
-impl Gathered {
-    /// Takes the end of a step. Gives the failure if it is the first.
-    fn take(&mut self, share: Arc<Share>, ran: Result<Results, Fault>) -> Option<Fault> {
-        let fault = match ran {
-            Ok(result) => {
-                self.results.push((share, result));
-                return None;
-            }
-            Err(fault) if fault.is_derived => fault,
-            Err(fault) => fault.context(&share.task),
-        };
-        self.is_lost |= fault.category() == ErrorKind::DeviceFailed;
-        let is_first = self.failed.is_none();
-        let was_derived = self.failed.as_ref().is_some_and(|f| f.is_derived);
-        if is_first || was_derived && !fault.is_derived {
-            self.failed = Some(fault.clone());
-        }
-        is_first.then_some(fault)
-    }
-}
-
-/// The outputs of a program, out of those of its parts.
-fn joined(plan: &Plan, results: Vec<(Arc<Share>, Results)>) -> Result<Results, Fault> {
-    let mut fetches: Vec<Option<SmallTensor>> = vec![None; plan.outputs.len()];
-    for (share, result) in results {
-        for (&output, tensor) in share.outputs.iter().zip(result.fetches) {
-            fetches[output] = Some(tensor);
-        }
-    }
-    let missing = || Fault::new(ErrorKind::Internal, "no task has made an output");
-    let fetches = fetches.into_iter().map(|f| f.ok_or_else(missing));
-    Ok(Results {
-        fetches: fetches.collect::<Result<_, Fault>>()?,
-    })
-}
-
-/// Errors unless there is a tensor of the right type for each input. The tasks look at their bytes.
-fn check_feeds(plan: &Plan, feeds: &[SmallTensor]) -> Result<(), Fault> {
-    if feeds.len() != plan.inputs.len() {
-        let (want, got) = (plan.inputs.len(), feeds.len());
-        return Err(Fault::invalid(format!("expected {want} inputs, got {got}")));
-    }
-    for (spec, feed) in plan.inputs.iter().zip(feeds) {
-        let expected = Io::of(spec);
-        if (&expected.dtype, &expected.shape) != (&feed.dtype, &feed.shape) {
-            let message = format!(
-                "input {:?}: expected {}{:?}, got {}{:?}",
-                spec.name, spec.dtype, spec.shape, feed.dtype, feed.shape
-            );
-            return Err(Fault::invalid(message));
-        }
-    }
-    Ok(())
 }
 
 /// Errors unless each tensor from a task arrives in another one, with the same size.

@@ -1,5 +1,6 @@
 //! Messages between tasks and clients: protocol buffers, written by hand. Fields keep their numbers; a new meaning gets a new number.
 
+use crate::Limits;
 use bytes::Bytes;
 use gristmill_runtime::exec::RemoteEnd;
 use gristmill_runtime::program::IoSpec;
@@ -219,38 +220,49 @@ fn typed(dtype: &str, shape: &[u64]) -> Result<(DType, Vec<usize>), Fault> {
     Ok((known, sizes))
 }
 
-/// A tensor of at most [`crate::Limits::message_bytes`].
+/// A tensor of a run: with its bytes if it is small. Others follow in pieces.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct SmallTensor {
-    #[prost(string, tag = "1")]
-    pub(crate) dtype: String,
-    #[prost(uint64, repeated, tag = "2")]
-    pub(crate) shape: Vec<u64>,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub(crate) data: Bytes,
+pub(crate) struct Value {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) io: Option<Io>,
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub(crate) data: Option<Bytes>,
 }
 
-impl SmallTensor {
-    pub(crate) fn of(tensor: &Tensor) -> SmallTensor {
-        SmallTensor {
-            dtype: tensor.dtype().name().to_owned(),
-            shape: tensor.shape().iter().map(|&n| n as u64).collect(),
-            data: Bytes::copy_from_slice(tensor.as_bytes()),
-        }
+impl Value {
+    /// Tensors without names, with the bytes of the small ones as long as all of them are a message.
+    pub(crate) fn of_all(tensors: &[Tensor], limits: &Limits) -> Vec<Value> {
+        let mut room = limits.message_bytes / 2;
+        let value = |tensor: &Tensor| {
+            let size = tensor.size_bytes();
+            let is_small = size <= limits.inline_bytes.min(room);
+            room -= if is_small { size } else { 0 };
+            Value {
+                io: Some(Io {
+                    name: String::new(),
+                    dtype: tensor.dtype().name().to_owned(),
+                    shape: tensor.shape().iter().map(|&n| n as u64).collect(),
+                }),
+                data: is_small.then(|| Bytes::copy_from_slice(tensor.as_bytes())),
+            }
+        };
+        tensors.iter().map(value).collect()
     }
 
-    pub(crate) fn tensor(&self) -> Result<Tensor, Fault> {
-        let (dtype, shape) = typed(&self.dtype, &self.shape)?;
-        Ok(Tensor::from_bytes(dtype, &shape, &self.data)?)
+    pub(crate) fn spec(&self) -> Result<IoSpec, Fault> {
+        let io = self.io.as_ref();
+        io.ok_or_else(|| Fault::invalid("a tensor without a type"))?
+            .spec()
     }
-}
 
-pub(crate) fn tensors(messages: &[SmallTensor]) -> Result<Vec<Tensor>, Fault> {
-    messages.iter().map(SmallTensor::tensor).collect()
-}
-
-pub(crate) fn small(tensors: &[Tensor]) -> Vec<SmallTensor> {
-    tensors.iter().map(SmallTensor::of).collect()
+    /// The tensor, if its bytes are here.
+    pub(crate) fn tensor(&self) -> Result<Option<Tensor>, Fault> {
+        let Some(data) = &self.data else {
+            return Ok(None);
+        };
+        let spec = self.spec()?;
+        Ok(Some(Tensor::from_bytes(spec.dtype, &spec.shape, data)?))
+    }
 }
 
 /// A text or constant.
@@ -316,14 +328,34 @@ pub(crate) struct Call {
     #[prost(bytes = "bytes", tag = "1")]
     pub(crate) program: Bytes,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) feeds: Vec<SmallTensor>,
+    pub(crate) feeds: Vec<Value>,
+}
+
+/// A message of a client's run: first the call, then pieces of its inputs.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct CallPart {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) call: Option<Call>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) piece: Option<Piece>,
 }
 
 /// The results of a [`Call`] or a [`Step`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Results {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) fetches: Vec<SmallTensor>,
+    pub(crate) fetches: Vec<Value>,
+}
+
+/// An answer to a client's run: first an error or the results, then pieces of these.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ResultPart {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) fault: Option<Fault>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) results: Option<Results>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) piece: Option<Piece>,
 }
 
 /// The name of a callable in all tasks: who made it, and its number there.
@@ -344,6 +376,9 @@ pub(crate) struct Register {
     /// The part, which the task has.
     #[prost(message, optional, tag = "2")]
     pub(crate) part: Option<Contents>,
+    /// Index among the program's outputs of each output of the part.
+    #[prost(uint32, repeated, tag = "3")]
+    pub(crate) outputs: Vec<u32>,
 }
 
 /// The transfers of a part.
@@ -389,7 +424,31 @@ pub(crate) struct Step {
     #[prost(uint64, tag = "2")]
     pub(crate) run: u64,
     #[prost(message, repeated, tag = "3")]
-    pub(crate) feeds: Vec<SmallTensor>,
+    pub(crate) feeds: Vec<Value>,
+}
+
+/// A message on a master's stream to a task. One of the three; the first is a greeting.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Order {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) hello: Option<Hello>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) step: Option<Step>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) abort: Option<Abort>,
+}
+
+/// A message on a task's stream to a master: the end of a step, an output lost on the way after it, or, without a program, a refusal of the stream.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Report {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) run: u64,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) fault: Option<Fault>,
+    #[prost(message, optional, tag = "4")]
+    pub(crate) results: Option<Results>,
 }
 
 /// A master's order to give up a run.
@@ -410,20 +469,56 @@ pub(crate) struct Release {
     pub(crate) callable: Option<CallableId>,
 }
 
-/// The first piece of an end on a stream: which it is.
-#[derive(Clone, PartialEq, prost::Message)]
+/// The first piece of a tensor on a stream: which it is. One of the three.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Opening {
     #[prost(message, optional, tag = "1")]
     pub(crate) callable: Option<CallableId>,
-    /// With names as the receiver has them.
+    /// An end of a part, with names as the receiver has them.
     #[prost(message, optional, tag = "2")]
     pub(crate) end: Option<End>,
+    /// An input of a part, by its index.
+    #[prost(uint32, optional, tag = "3")]
+    pub(crate) feed: Option<u32>,
+    /// An output of a program, by its index there.
+    #[prost(uint32, optional, tag = "4")]
+    pub(crate) fetch: Option<u32>,
 }
 
-/// Bytes of a tensor on the stream from one task to another.
+impl Opening {
+    fn of(callable: CallableId) -> Opening {
+        Opening {
+            callable: Some(callable),
+            ..Opening::default()
+        }
+    }
+
+    pub(crate) fn of_end(callable: CallableId, end: End) -> Opening {
+        Opening {
+            end: Some(end),
+            ..Opening::of(callable)
+        }
+    }
+
+    pub(crate) fn of_feed(callable: CallableId, feed: usize) -> Opening {
+        Opening {
+            feed: Some(feed as u32),
+            ..Opening::of(callable)
+        }
+    }
+
+    pub(crate) fn of_fetch(callable: CallableId, fetch: u32) -> Opening {
+        Opening {
+            fetch: Some(fetch),
+            ..Opening::of(callable)
+        }
+    }
+}
+
+/// Bytes of a tensor on a stream: from one task to another, or between a client and its task.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Piece {
-    /// Number of the end on this stream.
+    /// Number of the tensor on this stream.
     #[prost(uint32, tag = "1")]
     pub(crate) number: u32,
     /// The meaning of the number, the first time.

@@ -26,12 +26,16 @@ const QUEUED: usize = 2;
 
 /// A tensor for another task.
 pub(crate) struct Parcel {
-    tensor: Outgoing,
-    callable: CallableId,
-    /// With names as the receiver has them.
-    end: Arc<End>,
-    part: Weak<dyn Part>,
+    pub(crate) bytes: Bytes,
+    pub(crate) run: u64,
+    /// What it is to the receiver.
+    pub(crate) opening: Arc<Opening>,
+    /// Ends its run if it is lost.
+    pub(crate) lost: Lost,
 }
+
+/// Ends a run whose tensor was lost on the way.
+pub(crate) type Lost = Arc<dyn Fn(u64, &Fault) + Send + Sync>;
 
 /// The way to another task.
 #[derive(Clone)]
@@ -44,6 +48,11 @@ impl Outbox {
         tokio::spawn(carry(who, address, limits, parcels));
         Outbox(sender)
     }
+
+    pub(crate) fn send(&self, parcel: Parcel) {
+        // An outbox lives as long as the server; then nothing is sent any more.
+        let _ = self.0.send(parcel);
+    }
 }
 
 /// The wire of a part: an outbox for each outgoing tensor.
@@ -51,9 +60,8 @@ impl Outbox {
 pub(crate) struct PartWire(OnceLock<Ways>);
 
 struct Ways {
-    callable: CallableId,
-    part: Weak<dyn Part>,
-    of_end: Vec<(Outbox, Arc<End>)>,
+    of_end: Vec<(Outbox, Arc<Opening>)>,
+    lost: Lost,
 }
 
 impl PartWire {
@@ -62,14 +70,14 @@ impl PartWire {
         &self,
         callable: CallableId,
         part: &Arc<dyn Part>,
-        of_end: Vec<(Outbox, Arc<End>)>,
+        of_end: Vec<(Outbox, End)>,
     ) {
         let part = Arc::downgrade(part);
+        let opening = |(outbox, end)| (outbox, Arc::new(Opening::of_end(callable, end)));
         // Joined once: a part is registered once.
         let _ = self.0.set(Ways {
-            callable,
-            part,
-            of_end,
+            of_end: of_end.into_iter().map(opening).collect(),
+            lost: Arc::new(move |run, fault| abort(&part, run, fault)),
         });
     }
 }
@@ -77,15 +85,13 @@ impl PartWire {
 impl Wire for PartWire {
     fn send(&self, tensor: Outgoing) {
         let Some(ways) = self.0.get() else { return };
-        let (outbox, end) = &ways.of_end[tensor.end];
-        let parcel = Parcel {
-            tensor,
-            callable: ways.callable,
-            end: end.clone(),
-            part: ways.part.clone(),
-        };
-        // An outbox lives as long as the server; then nothing is sent any more.
-        let _ = outbox.0.send(parcel);
+        let (outbox, opening) = &ways.of_end[tensor.end];
+        outbox.send(Parcel {
+            run: tensor.run,
+            bytes: Bytes::from_owner(tensor),
+            opening: opening.clone(),
+            lost: ways.lost.clone(),
+        });
     }
 }
 
@@ -93,10 +99,10 @@ impl Wire for PartWire {
 struct Open {
     pieces: mpsc::Sender<Piece>,
     end: JoinHandle<Fault>,
-    /// Numbers on it of the ends of callables, by index.
-    numbers: HashMap<(CallableId, usize), u32>,
-    /// The last run of each callable with tensors on it.
-    runs: HashMap<CallableId, (Weak<dyn Part>, u64)>,
+    /// Numbers on it of what was opened.
+    numbers: HashMap<Arc<Opening>, u32>,
+    /// The last run of each with a tensor on it.
+    runs: HashMap<Arc<Opening>, (Lost, u64)>,
 }
 
 async fn carry(
@@ -124,7 +130,7 @@ async fn carry(
             None => match Open::new(&who, &address, &limits) {
                 Ok(stream) => stream,
                 Err(fault) => {
-                    abort(&parcel.part, parcel.tensor.run, &fault);
+                    (parcel.lost)(parcel.run, &fault);
                     continue;
                 }
             },
@@ -153,17 +159,12 @@ impl Open {
 
     /// Sends a tensor; gives the stream back unless it has ended.
     async fn send(mut self, parcel: Parcel, piece_bytes: usize) -> Option<Open> {
-        let run = parcel.tensor.run;
-        let way = (parcel.callable, parcel.tensor.end);
+        let Parcel { bytes, run, .. } = parcel;
         let next = self.numbers.len() as u32;
-        let number = *self.numbers.entry(way).or_insert(next);
-        let mut opening = (number == next).then_some(Opening {
-            callable: Some(parcel.callable),
-            end: Some(End::clone(&parcel.end)),
-        });
-        self.runs
-            .insert(parcel.callable, (parcel.part.clone(), run));
-        let bytes = Bytes::from_owner(parcel.tensor);
+        let number = self.numbers.entry(parcel.opening.clone());
+        let number = *number.or_insert(next);
+        let mut opening = (number == next).then(|| Opening::clone(&parcel.opening));
+        self.runs.insert(parcel.opening, (parcel.lost, run));
         let mut offset = 0;
         loop {
             let stop = (offset + piece_bytes).min(bytes.len());
@@ -189,7 +190,7 @@ impl Open {
 
     fn abort_runs(&self, fault: &Fault) {
         let runs = self.runs.values();
-        runs.for_each(|(part, run)| abort(part, *run, fault));
+        runs.for_each(|(lost, run)| lost(*run, fault));
     }
 }
 

@@ -22,8 +22,7 @@ pub(crate) const PREPARE: &str = "/gristmill.v1.Task/Prepare";
 pub(crate) const CALL: &str = "/gristmill.v1.Task/Call";
 pub(crate) const FORGET: &str = "/gristmill.v1.Task/Forget";
 pub(crate) const REGISTER: &str = "/gristmill.v1.Task/Register";
-pub(crate) const STEP: &str = "/gristmill.v1.Task/Step";
-pub(crate) const ABORT: &str = "/gristmill.v1.Task/Abort";
+pub(crate) const STEPS: &str = "/gristmill.v1.Task/Steps";
 pub(crate) const RELEASE: &str = "/gristmill.v1.Task/Release";
 pub(crate) const TENSORS: &str = "/gristmill.v1.Task/Tensors";
 
@@ -94,7 +93,7 @@ pub(crate) async fn call<Q: Message + 'static, A: Message + Default>(
     limits: &crate::Limits,
 ) -> Result<A, Failure> {
     let mut client = tonic::client::Grpc::new(channel.clone())
-        .max_decoding_message_size(limits.message_bytes)
+        .max_decoding_message_size(limits.text_bytes)
         .max_encoding_message_size(limits.message_bytes);
     let asked = async {
         client.ready().await.map_err(|e| lost(&e))?;
@@ -112,11 +111,10 @@ pub(crate) async fn call<Q: Message + 'static, A: Message + Default>(
 }
 
 /// Where gRPC itself failed: too large a message is the caller's, all else is a lost connection.
-fn of_status(status: &Status) -> Failure {
+pub(crate) fn of_status(status: &Status) -> Failure {
     match status.code() {
         tonic::Code::OutOfRange | tonic::Code::ResourceExhausted => {
-            let hint = "tensors given to and taken from a session are small as yet";
-            Failure::Fault(Fault::invalid(status.message()).with_hint(hint))
+            Failure::Fault(Fault::invalid(status.message()))
         }
         _ => lost(status),
     }

@@ -18,8 +18,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
-use tonic::server::{ClientStreamingService, Grpc, NamedService, UnaryService};
+use tonic::server::{ClientStreamingService, Grpc, NamedService, StreamingService, UnaryService};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Streaming};
 use tonic_prost::ProstCodec;
@@ -54,7 +55,7 @@ pub(crate) struct Task {
     pub(crate) worker: Worker,
     pub(crate) master: Master,
     /// Changes when the server ends.
-    stopping: watch::Receiver<bool>,
+    pub(crate) stopping: watch::Receiver<bool>,
     /// Number of the last registered program.
     pub(crate) last_id: AtomicU64,
 }
@@ -95,7 +96,7 @@ impl Task {
     }
 
     /// Errors with the difference when another task or client has another program or cluster, or wants another task.
-    fn greeted(&self, hello: &Hello) -> Result<Welcome, Fault> {
+    pub(crate) fn greeted(&self, hello: &Hello) -> Result<Welcome, Fault> {
         let (own, others) = (self.engine.version(), &hello.version);
         let who = hello.from.clone().unwrap_or("the client".to_owned());
         if hello.wire != WIRE || *others != own {
@@ -131,18 +132,39 @@ impl Task {
         Ok(self.welcome())
     }
 
+    /// The greeting of another task.
+    pub(crate) fn hello(&self, to: &TaskName) -> Hello {
+        Hello {
+            from: Some(self.name.to_string()),
+            to: Some(to.to_string()),
+            cluster: self.addresses(),
+            ..Hello::new(self.engine.version())
+        }
+    }
+
+    /// The error of calls that come to a server, or are under way, when it ends.
+    pub(crate) fn is_stopping(&self) -> Fault {
+        let message = format!("{} is shutting down", self.name);
+        Fault::new(ErrorKind::DeviceFailed, message)
+    }
+
     async fn answer(
         self: Arc<Self>,
         path: String,
         request: http::Request<Body>,
     ) -> http::Response<Body> {
-        let (task, limit) = (self.clone(), self.limits.message_bytes);
+        let (task, limits) = (self.clone(), self.limits.clone());
         match path.as_str() {
-            rpc::HELLO => unary(limit, request, |q| async move { task.greeted(&q) }).await,
-            rpc::OFFER => unary(limit, request, |q| async move { task.offered(q) }).await,
-            rpc::PREPARE => unary(limit, request, |q| async move { task.prepare(q).await }).await,
-            rpc::CALL => unary(limit, request, |q| async move { task.call(q).await }).await,
-            rpc::FORGET => unary(limit, request, |q| async move { task.forget(q).await }).await,
+            rpc::HELLO => unary(&limits, request, |q| async move { task.greeted(&q) }).await,
+            rpc::OFFER => unary(&limits, request, |q| async move { task.offered(q) }).await,
+            rpc::PREPARE => unary(&limits, request, |q| async move { task.prepare(q).await }).await,
+            rpc::CALL => {
+                both_ways(limits.message_bytes, request, |parts| {
+                    task.answer_call(parts)
+                })
+                .await
+            }
+            rpc::FORGET => unary(&limits, request, |q| async move { task.forget(q).await }).await,
             _ => self.answer_task(path, request).await,
         }
     }
@@ -153,13 +175,14 @@ impl Task {
         path: String,
         request: http::Request<Body>,
     ) -> http::Response<Body> {
-        let limit = self.limits.message_bytes;
+        let (limits, limit) = (self.limits.clone(), self.limits.message_bytes);
         let task = self;
         match path.as_str() {
-            rpc::REGISTER => unary(limit, request, |q| async move { task.register(q).await }).await,
-            rpc::STEP => unary(limit, request, |q| async move { task.step(q).await }).await,
-            rpc::ABORT => unary(limit, request, |q| async move { Task::abort(&task, q) }).await,
-            rpc::RELEASE => unary(limit, request, |q| async move { task.released(q) }).await,
+            rpc::REGISTER => {
+                unary(&limits, request, |q| async move { task.register(q).await }).await
+            }
+            rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders)).await,
+            rpc::RELEASE => unary(&limits, request, |q| async move { task.released(q) }).await,
             rpc::TENSORS => {
                 let work = |stream| async move { task.tensors(stream).await };
                 streamed::<Piece, _, _>(limit, request, work).await
@@ -194,7 +217,7 @@ where
 }
 
 async fn unary<Q, A, W>(
-    limit: usize,
+    limits: &Limits,
     request: http::Request<Body>,
     work: impl FnOnce(Q) -> W + Send,
 ) -> http::Response<Body>
@@ -204,8 +227,8 @@ where
     W: Future<Output = Result<A, Fault>> + Send + 'static,
 {
     let mut grpc = Grpc::new(ProstCodec::<Reply, Q>::default())
-        .max_decoding_message_size(limit)
-        .max_encoding_message_size(limit);
+        .max_decoding_message_size(limits.message_bytes)
+        .max_encoding_message_size(limits.text_bytes);
     let service = Unary(Some((work, std::marker::PhantomData::<fn() -> A>)));
     grpc.unary(service, request).await
 }
@@ -236,6 +259,39 @@ fn answered<A: prost::Message>(
             None => Err(tonic::Status::internal("a method was called twice")),
         }
     })
+}
+
+/// A method of many messages with many answers.
+impl<Q, A, F> StreamingService<Q> for Unary<(F, std::marker::PhantomData<fn() -> A>)>
+where
+    A: Send + 'static,
+    F: FnOnce(Streaming<Q>) -> ReceiverStream<Result<A, tonic::Status>>,
+{
+    type Response = A;
+    type ResponseStream = ReceiverStream<Result<A, tonic::Status>>;
+    type Future = Answer<Self::ResponseStream>;
+
+    fn call(&mut self, request: Request<Streaming<Q>>) -> Self::Future {
+        let answers = self.0.take().map(|(work, _)| work(request.into_inner()));
+        let again = || tonic::Status::internal("a method was called twice");
+        Box::pin(async move { answers.map(Response::new).ok_or_else(again) })
+    }
+}
+
+async fn both_ways<Q, A>(
+    limit: usize,
+    request: http::Request<Body>,
+    work: impl FnOnce(Streaming<Q>) -> ReceiverStream<Result<A, tonic::Status>> + Send,
+) -> http::Response<Body>
+where
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + 'static,
+{
+    let mut grpc = Grpc::new(ProstCodec::<A, Q>::default())
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(limit);
+    let service = Unary(Some((work, std::marker::PhantomData::<fn() -> A>)));
+    grpc.streaming(service, request).await
 }
 
 async fn streamed<Q, A, W>(

@@ -127,6 +127,10 @@ fn part(before: Option<&str>, after: Option<&str>) -> Program {
 struct Relayed(Arc<Executor>, Option<Arc<AtomicBool>>);
 
 impl Part for Relayed {
+    fn inputs(&self) -> Vec<IoSpec> {
+        Part::inputs(&*self.0)
+    }
+
     fn outgoing(&self) -> Vec<RemoteEnd> {
         Part::outgoing(&*self.0)
     }
@@ -296,9 +300,15 @@ fn a_tensor_goes_through_three_tasks_in_every_run() {
     assert_eq!(error, format!("input \"x\": expected f32[{N}], got f32[3]"));
     let error = client.call(&callable, &[]).unwrap_err().to_string();
     assert_eq!(error, "expected 1 inputs, got 0");
-    // A program that nobody uses stays for a while.
+    // An idle program stays for a while.
     client.forget(&callable).unwrap();
     client.call(&callable, &[values(0.0)]).unwrap();
+    // Servers end at once, whatever streams are open.
+    let began = Instant::now();
+    drop(servers);
+    assert!(began.elapsed() < Duration::from_secs(4));
+    let lost = client.call(&callable, &[values(0.0)]).unwrap_err();
+    assert_eq!(lost.category(), ErrorKind::DeviceFailed);
 }
 
 #[test]
@@ -374,7 +384,7 @@ fn constants_reach_each_task_once_whatever_their_size() {
 fn damaged_and_oversized_contents_are_refused() {
     let spec = cluster(&THREE[..1]);
     let limits = Limits {
-        store_bytes: 1 << 20,
+        store_bytes: 2 << 20,
         text_bytes: 1 << 10,
         ..limits()
     };
@@ -396,8 +406,8 @@ fn damaged_and_oversized_contents_are_refused() {
     damaged.digest = Digest::of(b"something else");
     let said = refused(damaged);
     assert!(said.contains(" arrived as "), "{said}");
-    let said = refused(counted(bytes(2 << 20), &Arc::default()));
-    assert_eq!(said, "2097152 bytes are more than 1048576");
+    let said = refused(counted(bytes(3 << 20), &Arc::default()));
+    assert_eq!(said, "3145728 bytes are more than 2097152");
     let unreadable = Constant {
         source: Arc::new(|| Err(Fault::invalid("the file is gone"))),
         ..counted(bytes(3000), &Arc::default())

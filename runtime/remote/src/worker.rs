@@ -1,50 +1,139 @@
-//! The worker of a task: it compiles parts that masters send, and runs them.
+//! The worker of a task: it compiles and runs parts for masters.
 
+use crate::TaskName;
 use crate::contents::Document;
 use crate::engine::{Made, Part};
+use crate::inbox::Inbox;
 use crate::messages::{
-    Abort, CallableId, End, Fault, Nothing, Piece, Register, Registered, Release, Results, Step,
-    small, tensors,
+    Abort, CallableId, End, Fault, Nothing, Opening, Piece, Register, Registered, Release, Value,
 };
 use crate::names::task_of;
 use crate::outbox::{Outbox, PartWire};
 use crate::server::Task;
-use gristmill_runtime::ErrorKind;
+use gristmill_runtime::{ErrorKind, Tensor};
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tonic::Streaming;
 
-/// The parts that a task has compiled.
+/// The compiled parts of a task.
 #[derive(Default)]
 pub(crate) struct Worker {
     parts: Mutex<HashMap<CallableId, Arc<Hosted>>>,
     outboxes: Mutex<HashMap<String, Outbox>>,
 }
 
-struct Hosted {
+/// A compiled part.
+pub(crate) struct Hosted {
     part: Arc<dyn Part>,
     /// Keeps the constants in the store, for other parts.
     _document: Document,
     incoming: Vec<End>,
+    /// Inputs from the master.
+    feeds: Arc<Inbox>,
+    /// Index among the program's outputs of each output.
+    pub(crate) outputs: Vec<u32>,
     /// The last run that its master gave up.
     given_up: AtomicU64,
+}
+
+/// Where pieces of a stream go.
+enum Goal {
+    /// To a transfer of a part.
+    End(Weak<Hosted>, usize),
+    /// To an input of a part, or an output of a program.
+    Slot(Weak<Inbox>, usize),
+}
+
+impl Goal {
+    /// Takes a piece, unless its program is gone. After an error its run fails.
+    fn take(&self, piece: Piece) -> Result<(), Fault> {
+        let run = piece.run;
+        match self {
+            Goal::End(hosted, end) => {
+                let Some(hosted) = hosted.upgrade() else {
+                    return Ok(());
+                };
+                let offset = usize::try_from(piece.offset).unwrap_or(usize::MAX);
+                let taken = hosted.part.receive(*end, run, offset, &piece.data);
+                taken.map(|_| ()).map_err(|e| {
+                    hosted.part.abort(run, e.clone());
+                    e.into()
+                })
+            }
+            Goal::Slot(inbox, slot) => {
+                let Some(inbox) = inbox.upgrade() else {
+                    return Ok(());
+                };
+                let taken = inbox.receive(*slot, run, piece.offset, &piece.data);
+                taken.inspect_err(|fault| inbox.fail(run, fault.clone()))
+            }
+        }
+    }
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A field that every message of its kind has.
+/// A field of every message of its kind.
 pub(crate) fn given<T>(field: Option<T>) -> Result<T, Fault> {
-    field.ok_or_else(|| Fault::invalid("a message lacks a field that it always has"))
+    field.ok_or_else(|| Fault::invalid("a message lacks one of its fields"))
+}
+
+impl Hosted {
+    /// The inputs of a run, once those in pieces are here.
+    pub(crate) async fn gathered(&self, run: u64, feeds: &[Value]) -> Result<Vec<Tensor>, Fault> {
+        for (slot, value) in feeds.iter().enumerate() {
+            if let Some(tensor) = value.tensor()? {
+                self.feeds.put(slot, run, tensor);
+            }
+        }
+        self.feeds.gather(run).await
+    }
+
+    /// Runs the part once its inputs are there.
+    pub(crate) async fn run(
+        &self,
+        run: u64,
+        feeds: impl Future<Output = Result<Vec<Tensor>, Fault>>,
+    ) -> Result<Vec<Tensor>, Fault> {
+        let ran = match feeds.await {
+            Ok(feeds) => {
+                let ran = self.part.clone().run(run, feeds.clone()).await;
+                feeds.into_iter().for_each(|feed| self.feeds.recycle(feed));
+                ran
+            }
+            Err(fault) => {
+                // The number is used up, as others count on it: without inputs the run fails at once.
+                self.part.abort(run, fault.clone().into());
+                let _ = self.part.clone().run(run, Vec::new()).await;
+                Err(fault)
+            }
+        };
+        self.feeds.end(run);
+        let follows = self.given_up.load(Ordering::Acquire) == run;
+        ran.map_err(|fault| match follows {
+            true => fault.derived(),
+            false => fault,
+        })
+    }
+
+    /// Gives up a run.
+    pub(crate) fn give_up(&self, run: u64, cause: Fault) {
+        self.given_up.store(run, Ordering::Release);
+        self.feeds.fail(run, cause.clone());
+        self.part.abort(run, cause.into());
+    }
 }
 
 impl Task {
     /// Compiles a part for a master.
     pub(crate) async fn register(&self, order: Register) -> Result<Registered, Fault> {
         let document = self.store.document(&given(order.part)?, &self.limits)?;
-        self.compile(given(order.callable)?, document).await
+        let id = given(order.callable)?;
+        self.compile(id, document, order.outputs).await
     }
 
     /// Compiles a part.
@@ -52,6 +141,7 @@ impl Task {
         &self,
         id: CallableId,
         document: Document,
+        outputs: Vec<u32>,
     ) -> Result<Registered, Fault> {
         let wire = Arc::new(PartWire::default());
         let made = self.engine.register(document.clone(), wire.clone()).await?;
@@ -61,6 +151,8 @@ impl Task {
         let ways = outgoing.iter().map(|end| self.way(end));
         wire.join(id, &part, ways.collect::<Result<_, Fault>>()?);
         let hosted = Hosted {
+            feeds: Arc::new(Inbox::new(part.inputs())),
+            outputs,
             part,
             _document: document,
             incoming: incoming.clone(),
@@ -75,24 +167,25 @@ impl Task {
     }
 
     /// Where a tensor goes, and its end there.
-    fn way(&self, end: &End) -> Result<(Outbox, Arc<End>), Fault> {
+    fn way(&self, end: &End) -> Result<(Outbox, End), Fault> {
         let [_, destination] = end.devices()?;
         let task = task_of(&destination);
         let task =
             task.ok_or_else(|| Fault::invalid(format!("{destination} is not a device of a task")))?;
-        let address = self.spec.address(&task).map_err(Fault::from)?;
-        let mut outboxes = locked(&self.worker.outboxes);
-        let outbox = outboxes
-            .entry(address.to_owned())
-            .or_insert_with(|| {
-                Outbox::start(task.to_string(), address.to_owned(), self.limits.clone())
-            })
-            .clone();
-        let there = end.global(&self.name)?.local(&task)?;
-        Ok((outbox, Arc::new(there)))
+        Ok((self.outbox(&task)?, end.global(&self.name)?.local(&task)?))
     }
 
-    fn hosted(&self, id: CallableId) -> Result<Arc<Hosted>, Fault> {
+    /// The way to another task.
+    pub(crate) fn outbox(&self, task: &TaskName) -> Result<Outbox, Fault> {
+        let address = self.spec.address(task).map_err(Fault::from)?;
+        let mut outboxes = locked(&self.worker.outboxes);
+        let outbox = outboxes.entry(address.to_owned()).or_insert_with(|| {
+            Outbox::start(task.to_string(), address.to_owned(), self.limits.clone())
+        });
+        Ok(outbox.clone())
+    }
+
+    pub(crate) fn hosted(&self, id: CallableId) -> Result<Arc<Hosted>, Fault> {
         let found = locked(&self.worker.parts).get(&id).cloned();
         found.ok_or_else(|| {
             let message = format!(
@@ -103,26 +196,10 @@ impl Task {
         })
     }
 
-    /// Runs a part once.
-    pub(crate) async fn step(&self, order: Step) -> Result<Results, Fault> {
-        let hosted = self.hosted(given(order.callable)?)?;
-        let feeds = tensors(&order.feeds)?;
-        let ran = hosted.part.clone().run(order.run, feeds).await;
-        let follows = || hosted.given_up.load(Ordering::Acquire) == order.run;
-        match ran {
-            Ok(fetches) => Ok(Results {
-                fetches: small(&fetches),
-            }),
-            Err(fault) if follows() => Err(fault.derived()),
-            Err(fault) => Err(fault),
-        }
-    }
-
     /// Gives up a run.
     pub(crate) fn abort(&self, order: Abort) -> Result<Nothing, Fault> {
         let hosted = self.hosted(given(order.callable)?)?;
-        hosted.given_up.store(order.run, Ordering::Release);
-        hosted.part.abort(order.run, given(order.cause)?.into());
+        hosted.give_up(order.run, given(order.cause)?);
         Ok(Nothing {})
     }
 
@@ -139,36 +216,39 @@ impl Task {
 
     /// Takes tensors of another task until its stream ends.
     pub(crate) async fn tensors(&self, mut stream: Streaming<Piece>) -> Result<Nothing, Fault> {
-        let mut ends: Vec<(Weak<Hosted>, usize)> = Vec::new();
+        let mut goals: Vec<Goal> = Vec::new();
         let broken = |e: tonic::Status| Fault::new(ErrorKind::DeviceFailed, e.message());
-        while let Some(piece) = stream.message().await.map_err(broken)? {
-            if let Some(opening) = piece.opening {
-                if piece.number as usize != ends.len() {
-                    return Err(Fault::invalid("ends of a stream are not in order"));
+        while let Some(mut piece) = stream.message().await.map_err(broken)? {
+            if let Some(opening) = piece.opening.take() {
+                if piece.number as usize != goals.len() {
+                    return Err(Fault::invalid("tensors of a stream are not in order"));
                 }
-                let (id, end) = (given(opening.callable)?, given(opening.end)?);
-                ends.push(self.incoming(id, &end)?);
+                goals.push(self.goal(opening)?);
             }
-            let end = ends.get(piece.number as usize);
-            let (hosted, end) = end.ok_or_else(|| Fault::invalid("an end was not opened"))?;
-            // A part that is released takes no more tensors.
-            let Some(hosted) = hosted.upgrade() else {
-                continue;
-            };
-            let offset = usize::try_from(piece.offset).unwrap_or(usize::MAX);
-            let taken = hosted.part.receive(*end, piece.run, offset, &piece.data);
-            if let Err(e) = taken {
-                hosted.part.abort(piece.run, e.clone());
-                return Err(e.into());
-            }
+            let goal = goals.get(piece.number as usize);
+            let goal = goal.ok_or_else(|| Fault::invalid("a tensor was not opened"))?;
+            goal.take(piece)?;
         }
         Ok(Nothing {})
     }
 
-    /// The end of a part that another task means.
-    fn incoming(&self, id: CallableId, end: &End) -> Result<(Weak<Hosted>, usize), Fault> {
-        let hosted = self.hosted(id)?;
-        let index = hosted.incoming.iter().position(|own| own == end);
+    /// The tensor another task means.
+    fn goal(&self, opening: Opening) -> Result<Goal, Fault> {
+        let id = given(opening.callable)?;
+        if let Some(output) = opening.fetch {
+            let inbox = self.master.inbox(id);
+            let inbox = inbox.map_or_else(Weak::new, |inbox| Arc::downgrade(&inbox));
+            return Ok(Goal::Slot(inbox, output as usize));
+        }
+        // A released part takes no more tensors: they may have been on their way.
+        let Ok(hosted) = self.hosted(id) else {
+            return Ok(Goal::Slot(Weak::new(), 0));
+        };
+        if let Some(feed) = opening.feed {
+            return Ok(Goal::Slot(Arc::downgrade(&hosted.feeds), feed as usize));
+        }
+        let end = given(opening.end)?;
+        let index = hosted.incoming.iter().position(|own| *own == end);
         let index = index.ok_or_else(|| {
             let (tensor, source) = (&end.tensor, &end.source);
             Fault::invalid(format!(
@@ -176,6 +256,6 @@ impl Task {
                 self.name
             ))
         })?;
-        Ok((Arc::downgrade(&hosted), index))
+        Ok(Goal::End(Arc::downgrade(&hosted), index))
     }
 }

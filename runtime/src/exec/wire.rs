@@ -247,7 +247,10 @@ impl Rendezvous {
         if runs.current == Some(run) {
             self.abort(error);
         } else if run > runs.ended {
-            runs.doomed.get_or_insert((run, error));
+            // Of one run the first error counts; an older one never began.
+            if runs.doomed.as_ref().is_none_or(|(doomed, _)| *doomed < run) {
+                runs.doomed = Some((run, error));
+            }
             drop(runs);
             self.remote.lent.returned.notify();
         }

@@ -1,0 +1,236 @@
+//! A client's run of a program, on both sides: inputs go to the task, and outputs come back, in pieces where they are large.
+
+use crate::Limits;
+use crate::contents::{Digest, TensorBytes};
+use crate::inbox::Inbox;
+use crate::messages::{Call, CallPart, Fault, Piece, ResultPart, Results, Value};
+use crate::rpc::{self, Failure};
+use crate::server::Task;
+use crate::worker::given;
+use bytes::Bytes;
+use gristmill_runtime::program::IoSpec;
+use gristmill_runtime::tensor::checked_size_bytes;
+use gristmill_runtime::{ErrorKind, Tensor};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+/// Number of the run in the inbox of one call.
+const ONLY_RUN: u64 = 1;
+
+/// A message, perhaps with a piece of a tensor.
+trait Pieced {
+    fn piece(self) -> Option<Piece>;
+}
+
+impl Pieced for CallPart {
+    fn piece(self) -> Option<Piece> {
+        self.piece
+    }
+}
+
+impl Pieced for ResultPart {
+    fn piece(self) -> Option<Piece> {
+        self.piece
+    }
+}
+
+/// Tensors of values; the bytes of the large ones come in pieces. Errors when these do not fit, or stay away.
+async fn assembled<M: Pieced>(
+    values: &[Value],
+    stream: &mut Streaming<M>,
+    limits: &Limits,
+) -> Result<Vec<Tensor>, Fault> {
+    let specs = values.iter().map(Value::spec);
+    let specs: Vec<IoSpec> = specs.collect::<Result<_, Fault>>()?;
+    let mut n_missing = n_apart(&specs, values, limits)?;
+    let inbox = Inbox::new(specs);
+    for (slot, value) in values.iter().enumerate() {
+        if let Some(tensor) = value.tensor()? {
+            inbox.put(slot, ONLY_RUN, tensor);
+        }
+    }
+    while n_missing > 0 {
+        let piece = next_piece(stream, limits).await?;
+        let Piece {
+            number,
+            offset,
+            data,
+            ..
+        } = piece;
+        inbox.receive(number as usize, ONLY_RUN, offset, &data)?;
+        n_missing = n_missing.saturating_sub(data.len());
+    }
+    inbox.gather(ONLY_RUN).await
+}
+
+/// Number of bytes on their way in pieces.
+fn n_apart(specs: &[IoSpec], values: &[Value], limits: &Limits) -> Result<usize, Fault> {
+    let mut n = 0usize;
+    for (spec, _) in specs.iter().zip(values).filter(|(_, v)| v.data.is_none()) {
+        n = n.saturating_add(checked_size_bytes(spec.dtype, &spec.shape)?);
+    }
+    match n <= limits.store_bytes {
+        true => Ok(n),
+        false => {
+            let message = format!("tensors of {n} bytes are more than {}", limits.store_bytes);
+            Err(Fault::new(ErrorKind::OutOfMemory, message))
+        }
+    }
+}
+
+async fn next_piece<M: Pieced>(stream: &mut Streaming<M>, limits: &Limits) -> Result<Piece, Fault> {
+    let next = tokio::time::timeout(limits.prepare, stream.message()).await;
+    let late = |_| {
+        let message = format!("no byte of a tensor for {:?}", limits.prepare);
+        Fault::new(ErrorKind::DeviceFailed, message)
+    };
+    let part = next.map_err(late)?.map_err(|status| broken(&status))?;
+    let piece = part.and_then(M::piece).filter(|p| !p.data.is_empty());
+    piece.ok_or_else(|| Fault::invalid("tensors ended before their last byte"))
+}
+
+fn broken(status: &Status) -> Fault {
+    Fault::new(ErrorKind::DeviceFailed, status.message())
+}
+
+/// Sends the tensors whose bytes are not among the values.
+async fn send_apart<M>(
+    tensors: Vec<Tensor>,
+    values: &[Value],
+    limits: &Limits,
+    stream: &mpsc::Sender<M>,
+    message: fn(Piece) -> M,
+) {
+    for (slot, (tensor, value)) in tensors.into_iter().zip(values).enumerate() {
+        if value.data.is_some() {
+            continue;
+        }
+        let bytes = Bytes::from_owner(TensorBytes(tensor));
+        for start in (0..bytes.len()).step_by(limits.piece_bytes) {
+            let stop = (start + limits.piece_bytes).min(bytes.len());
+            let piece = Piece {
+                number: slot as u32,
+                offset: start as u64,
+                data: bytes.slice(start..stop),
+                ..Piece::default()
+            };
+            // Whoever takes no more says why, or is lost.
+            if stream.send(message(piece)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Runs a program on a task.
+pub(crate) async fn call(
+    channel: &Channel,
+    program: Digest,
+    feeds: Vec<Tensor>,
+    limits: &Limits,
+) -> Result<Vec<Tensor>, Failure> {
+    let (parts, queue) = mpsc::channel(2);
+    tokio::spawn(ask(program, feeds, limits.clone(), parts));
+    let first = tokio::time::timeout(limits.run, begin(channel, queue, limits)).await;
+    let (mut answer, first) = first.map_err(|_| Failure::Silent(limits.run))??;
+    if let Some(fault) = first.fault {
+        return Err(Failure::Fault(fault));
+    }
+    let results = given(first.results).map_err(Failure::Fault)?;
+    let tensors = assembled(&results.fetches, &mut answer, limits).await;
+    tensors.map_err(Failure::Fault)
+}
+
+/// Sends a call with its inputs.
+async fn ask(program: Digest, feeds: Vec<Tensor>, limits: Limits, parts: mpsc::Sender<CallPart>) {
+    let values = Value::of_all(&feeds, &limits);
+    let call = CallPart {
+        call: Some(Call {
+            program: program.to_bytes(),
+            feeds: values.clone(),
+        }),
+        ..CallPart::default()
+    };
+    let message = |piece| CallPart {
+        piece: Some(piece),
+        ..CallPart::default()
+    };
+    if parts.send(call).await.is_ok() {
+        send_apart(feeds, &values, &limits, &parts, message).await;
+    }
+}
+
+/// Opens the streams of a call, and waits for the first part of the answer.
+async fn begin(
+    channel: &Channel,
+    queue: mpsc::Receiver<CallPart>,
+    limits: &Limits,
+) -> Result<(Streaming<ResultPart>, ResultPart), Failure> {
+    let mut client = tonic::client::Grpc::new(channel.clone())
+        .max_decoding_message_size(limits.message_bytes)
+        .max_encoding_message_size(limits.message_bytes);
+    client.ready().await.map_err(|e| rpc::lost(&e))?;
+    let codec = ProstCodec::<CallPart, ResultPart>::default();
+    let path = http::uri::PathAndQuery::from_static(rpc::CALL);
+    let request = Request::new(ReceiverStream::new(queue));
+    let answer = client.streaming(request, path, codec).await;
+    let mut answer = answer.map_err(|s| rpc::of_status(&s))?.into_inner();
+    let first = answer.message().await.map_err(|s| rpc::of_status(&s))?;
+    let first = first.ok_or_else(|| Failure::Lost("no answer".to_owned()))?;
+    Ok((answer, first))
+}
+
+impl Task {
+    /// Answers a client's run.
+    pub(crate) fn answer_call(
+        self: Arc<Self>,
+        parts: Streaming<CallPart>,
+    ) -> ReceiverStream<Result<ResultPart, Status>> {
+        let (answers, out) = mpsc::channel(2);
+        tokio::spawn(async move {
+            let mut stopping = self.stopping.clone();
+            let called = tokio::select! {
+                called = self.called(parts) => called,
+                _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
+            };
+            let (fault, fetches) = match called {
+                Ok(fetches) => (None, fetches),
+                Err(fault) => (Some(fault), Vec::new()),
+            };
+            let values = Value::of_all(&fetches, &self.limits);
+            let first = ResultPart {
+                results: fault.is_none().then(|| Results {
+                    fetches: values.clone(),
+                }),
+                fault,
+                piece: None,
+            };
+            let message = |piece| {
+                Ok(ResultPart {
+                    piece: Some(piece),
+                    ..ResultPart::default()
+                })
+            };
+            // An absent client needs no answer.
+            if answers.send(Ok(first)).await.is_ok() {
+                send_apart(fetches, &values, &self.limits, &answers, message).await;
+            }
+        });
+        ReceiverStream::new(out)
+    }
+
+    async fn called(
+        self: &Arc<Self>,
+        mut parts: Streaming<CallPart>,
+    ) -> Result<Vec<Tensor>, Fault> {
+        let first = parts.message().await.map_err(|s| broken(&s))?;
+        let call = given(first.and_then(|part| part.call))?;
+        let digest = Digest::from_bytes(&call.program)?;
+        let feeds = assembled(&call.feeds, &mut parts, &self.limits).await?;
+        self.call(&digest, feeds).await
+    }
+}

@@ -1,0 +1,347 @@
+//! Orders of a master to a task: one standing stream for each pair, with runs and their ends.
+//!
+//! Order: orders are read in turn; runs of different programs go on at once. Blocking: neither side waits for the other. Bound: one run of a
+//! program at a time. Peer gone: the master's runs on the task fail, and the task gives up the master's runs.
+
+use crate::TaskName;
+use crate::contents::TensorBytes;
+use crate::inbox::Inbox;
+use crate::messages::{
+    Abort, CallableId, Fault, Hello, Opening, Order, Report, Results, Step, Value,
+};
+use crate::outbox::{Outbox, Parcel};
+use crate::rpc::{self, Failure};
+use crate::server::Task;
+use crate::worker::{given, locked};
+use bytes::Bytes;
+use gristmill_runtime::{ErrorKind, Tensor};
+use http::uri::PathAndQuery;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, Weak};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
+use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+/// A run of a callable.
+type RunOf = (CallableId, u64);
+
+/// A master's stream to a task.
+#[derive(Clone)]
+pub(crate) struct Link {
+    orders: mpsc::UnboundedSender<Order>,
+    waiting: Arc<Waiting>,
+}
+
+/// Runs without an end so far; once the stream has ended, the reason.
+struct Waiting(Mutex<Result<HashMap<RunOf, oneshot::Sender<Ended>>, Fault>>);
+
+/// The end of a run on a task.
+type Ended = Result<Results, Fault>;
+
+impl Link {
+    /// Opens a stream, in the name of a task, to `who`.
+    fn open(task: &Arc<Task>, who: &TaskName, channel: Channel) -> Link {
+        let (orders, queue) = mpsc::unbounded_channel();
+        let waiting = Arc::new(Waiting(Mutex::new(Ok(HashMap::new()))));
+        let hello = Order {
+            hello: Some(task.hello(who)),
+            ..Order::default()
+        };
+        let link = Link {
+            orders,
+            waiting: waiting.clone(),
+        };
+        link.send(hello);
+        let (master, who) = (Arc::downgrade(task), who.clone());
+        let most = task.limits.message_bytes;
+        tokio::spawn(async move {
+            let failure = read(channel, most, queue, &master, &waiting).await;
+            if let Some(task) = master.upgrade() {
+                waiting.end(task.fault_of(&who, failure));
+            }
+        });
+        link
+    }
+
+    fn send(&self, order: Order) {
+        // After the end of the stream nobody waits for an answer.
+        let _ = self.orders.send(order);
+    }
+
+    fn has_ended(&self) -> bool {
+        locked(&self.waiting.0).is_err()
+    }
+
+    /// Orders a run, and waits for its end.
+    async fn step(&self, step: Step) -> Ended {
+        let of = (given(step.callable)?, step.run);
+        let (sender, receiver) = oneshot::channel();
+        match &mut *locked(&self.waiting.0) {
+            Ok(waiting) => waiting.insert(of, sender),
+            Err(fault) => return Err(fault.clone()),
+        };
+        self.send(Order {
+            step: Some(step),
+            ..Order::default()
+        });
+        let lost = |_| Err(Fault::new(ErrorKind::DeviceFailed, "the server ends"));
+        receiver.await.unwrap_or_else(lost)
+    }
+}
+
+impl Waiting {
+    /// Takes the end of a run; gives an error back if nobody waits for it any more.
+    fn take(&self, of: RunOf, ended: Ended) -> Option<Fault> {
+        let found = match &mut *locked(&self.0) {
+            Ok(waiting) => waiting.remove(&of),
+            Err(_) => None,
+        };
+        match found {
+            // Whoever waited may have gone.
+            Some(sender) => sender.send(ended).err().and_then(Result::err),
+            None => ended.err(),
+        }
+    }
+
+    fn end(&self, fault: Fault) {
+        let ended = std::mem::replace(&mut *locked(&self.0), Err(fault.clone()));
+        for (_, sender) in ended.into_iter().flatten() {
+            let _ = sender.send(Err(fault.clone()));
+        }
+    }
+}
+
+/// Reads reports until the stream ends, with a reason.
+async fn read(
+    channel: Channel,
+    most: usize,
+    queue: mpsc::UnboundedReceiver<Order>,
+    master: &Weak<Task>,
+    waiting: &Waiting,
+) -> Failure {
+    let mut client = tonic::client::Grpc::new(channel)
+        .max_decoding_message_size(most)
+        .max_encoding_message_size(most);
+    if let Err(e) = client.ready().await {
+        return rpc::lost(&e);
+    }
+    let codec = ProstCodec::<Order, Report>::default();
+    let path = PathAndQuery::from_static(rpc::STEPS);
+    let request = Request::new(UnboundedReceiverStream::new(queue));
+    let mut reports = match client.streaming(request, path, codec).await {
+        Ok(answer) => answer.into_inner(),
+        Err(status) => return rpc::lost(&status),
+    };
+    loop {
+        let report = match reports.message().await {
+            Ok(Some(report)) => report,
+            Ok(None) => return Failure::Lost("it has ended the stream of orders".to_owned()),
+            Err(status) => return rpc::lost(&status),
+        };
+        let ended = match report.fault {
+            Some(fault) => Err(fault),
+            None => Ok(report.results.unwrap_or_default()),
+        };
+        let Some(id) = report.callable else {
+            let refusal = ended.err().unwrap_or_default();
+            return Failure::Fault(refusal);
+        };
+        if let Some(fault) = waiting.take((id, report.run), ended)
+            && let Some(inbox) = master.upgrade().and_then(|task| task.master.inbox(id))
+        {
+            inbox.fail(report.run, fault);
+        }
+    }
+}
+
+impl Task {
+    /// The stream to a task.
+    fn link(self: &Arc<Self>, name: &TaskName) -> Result<Link, Fault> {
+        let channel = self.channel(name)?;
+        let mut links = locked(&self.master.links);
+        match links.get(name).filter(|link| !link.has_ended()) {
+            Some(link) => Ok(link.clone()),
+            None => {
+                let link = Link::open(self, name, channel);
+                links.insert(name.clone(), link.clone());
+                Ok(link)
+            }
+        }
+    }
+
+    /// Runs a part on another task, with inputs of its own. Outputs with their bytes come back; others go to the inbox of the program.
+    pub(crate) async fn step_on(
+        self: &Arc<Self>,
+        name: &TaskName,
+        (id, run): RunOf,
+        feeds: Vec<Tensor>,
+        inbox: &Arc<Inbox>,
+    ) -> Result<Vec<Value>, Fault> {
+        let link = self.link(name)?;
+        let values = Value::of_all(&feeds, &self.limits);
+        let outbox = self.outbox(name)?;
+        let failing = inbox.clone();
+        let lost = move |run: u64, fault: &Fault| failing.fail(run, fault.clone());
+        let opening = |i| Opening::of_feed(id, i);
+        send_apart(feeds, &values, run, opening, &outbox, Arc::new(lost));
+        let step = Step {
+            callable: Some(id),
+            run,
+            feeds: values,
+        };
+        Ok(link.step(step).await?.fetches)
+    }
+
+    /// Tells another task to give up a run, if there is a stream to it: without one, it has done so.
+    pub(crate) fn abort_on(&self, name: &TaskName, order: Abort) {
+        if let Some(link) = locked(&self.master.links).get(name) {
+            link.send(Order {
+                abort: Some(order),
+                ..Order::default()
+            });
+        }
+    }
+
+    /// Serves a master until its stream ends.
+    pub(crate) fn steps(
+        self: Arc<Self>,
+        orders: Streaming<Order>,
+    ) -> ReceiverStream<Result<Report, Status>> {
+        let (reports, out) = mpsc::channel(16);
+        tokio::spawn(self.obey(orders, reports));
+        ReceiverStream::new(out)
+    }
+
+    async fn obey(self: Arc<Self>, orders: Streaming<Order>, reports: mpsc::Sender<Said>) {
+        let mut stopping = self.stopping.clone();
+        let under_way = Arc::new(Mutex::new(HashSet::new()));
+        let ended = tokio::select! {
+            ended = self.obey_all(orders, &reports, &under_way) => ended,
+            _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
+        };
+        let lost = ended.clone().err().unwrap_or_else(|| {
+            Fault::new(ErrorKind::DeviceFailed, "the master has ended its stream")
+        });
+        for (id, run) in locked(&under_way).drain() {
+            if let Ok(hosted) = self.hosted(id) {
+                hosted.give_up(run, lost.clone());
+            }
+        }
+        if let Err(fault) = ended {
+            let report = Report {
+                fault: Some(fault),
+                ..Report::default()
+            };
+            // The master may be gone.
+            let _ = reports.send(Ok(report)).await;
+        }
+    }
+
+    /// Errors when the stream breaks, or its master is not of this cluster.
+    async fn obey_all(
+        self: &Arc<Self>,
+        mut orders: Streaming<Order>,
+        reports: &mpsc::Sender<Said>,
+        under_way: &Arc<Mutex<HashSet<RunOf>>>,
+    ) -> Result<(), Fault> {
+        let broken = |e: Status| Fault::new(ErrorKind::DeviceFailed, e.message());
+        let first = orders.message().await.map_err(broken)?;
+        let hello = given(first.and_then(|order| order.hello))?;
+        let master = self.master_of(&hello)?;
+        while let Some(order) = orders.message().await.map_err(broken)? {
+            if let Some(abort) = order.abort {
+                // An absent part has no runs.
+                let _ = self.abort(abort);
+            }
+            let Some(step) = order.step else { continue };
+            let of = (given(step.callable)?, step.run);
+            locked(under_way).insert(of);
+            let (task, master) = (self.clone(), master.clone());
+            let (reports, under_way) = (reports.clone(), under_way.clone());
+            tokio::spawn(async move {
+                let ran = task.step(step, &master, &reports).await;
+                locked(&under_way).remove(&of);
+                let (results, fault) = match ran {
+                    Ok(results) => (Some(results), None),
+                    Err(fault) => (None, Some(fault)),
+                };
+                let report = Report {
+                    callable: Some(of.0),
+                    run: of.1,
+                    fault,
+                    results,
+                };
+                // An absent master needs no report.
+                let _ = reports.send(Ok(report)).await;
+            });
+        }
+        Ok(())
+    }
+
+    /// The greeting task. Errors when it is not of this cluster, or has another program.
+    fn master_of(&self, hello: &Hello) -> Result<TaskName, Fault> {
+        self.greeted(hello)?;
+        let from = given(hello.from.clone())?;
+        let mut tasks = self.spec.tasks().map(|(name, _)| name);
+        let found = tasks.find(|name| name.to_string() == from);
+        let found = found.cloned();
+        found.ok_or_else(|| Fault::invalid(format!("{from} is not a task of the cluster")))
+    }
+
+    /// Runs a part for a master.
+    async fn step(
+        &self,
+        step: Step,
+        master: &TaskName,
+        reports: &mpsc::Sender<Said>,
+    ) -> Result<Results, Fault> {
+        let (id, run) = (given(step.callable)?, step.run);
+        let hosted = self.hosted(id)?;
+        let outbox = self.outbox(master)?;
+        let fetches = hosted.run(run, hosted.gathered(run, &step.feeds)).await?;
+        let values = Value::of_all(&fetches, &self.limits);
+        // The stream of reports ends though tensors are on their way.
+        let reports = reports.downgrade();
+        let lost = move |run: u64, fault: &Fault| {
+            let Some(reports) = reports.upgrade() else {
+                return;
+            };
+            let report = Report {
+                callable: Some(id),
+                run,
+                fault: Some(fault.clone()),
+                results: None,
+            };
+            // An absent master needs no report.
+            tokio::spawn(async move { reports.send(Ok(report)).await });
+        };
+        let opening = |i: usize| Opening::of_fetch(id, hosted.outputs[i]);
+        send_apart(fetches, &values, run, opening, &outbox, Arc::new(lost));
+        Ok(Results { fetches: values })
+    }
+}
+
+/// A message of a stream of reports.
+type Said = Result<Report, Status>;
+
+/// Puts the tensors whose bytes are not among the values on the way.
+fn send_apart(
+    tensors: Vec<Tensor>,
+    values: &[Value],
+    run: u64,
+    opening: impl Fn(usize) -> Opening,
+    outbox: &Outbox,
+    lost: crate::outbox::Lost,
+) {
+    let apart = tensors.into_iter().zip(values).enumerate();
+    for (i, (tensor, _)) in apart.filter(|(_, (_, value))| value.data.is_none()) {
+        outbox.send(Parcel {
+            bytes: Bytes::from_owner(TensorBytes(tensor)),
+            run,
+            opening: Arc::new(opening(i)),
+            lost: lost.clone(),
+        });
+    }
+}
