@@ -1,13 +1,13 @@
 //! Sessions on clusters of servers: the programs of TensorFlow's chapters on distribution, and what goes wrong.
 
 use crate::process::{Serving, gristmill, serving};
-use gristmill::distribute::{ClusterSpec, Server, TaskName, serve};
+use gristmill::distribute::{ClusterSpec, Server, TaskName, TaskState, VariableState, serve};
 use gristmill::ir::{Graph, GraphBuilder, ScalarOp};
 use gristmill::place::Fallback;
 use gristmill::place::setter::{ReplicaDeviceSetter, replica_device_setter};
 use gristmill::testing::Setup;
 use gristmill::train::{Sgd, Trainer, Training};
-use gristmill::{DType, ErrorKind, Options, Result, Session, TargetCpu, Tensor};
+use gristmill::{DType, ErrorKind, Executable, Options, Result, Session, TargetCpu, Tensor};
 use std::net::TcpListener;
 use std::path::Path;
 
@@ -201,6 +201,90 @@ fn a_variable_outlives_its_session_on_the_server() {
     assert_eq!(run(&local(), counter("/cpu:0"), &[]).unwrap(), [1.0]);
 }
 
+/// What a task says of its variables, `CONTAINER/NAME dtype[shape]`, or its error.
+fn variables(tasks: &[TaskState], name: (&str, u32)) -> Vec<String> {
+    let found = tasks.iter().find(|t| t.name == task(name)).unwrap();
+    match &found.state {
+        Err(e) => vec![e.to_string()],
+        Ok(running) => {
+            let text = |v: &VariableState| {
+                let shape = v.shape.as_ref().map_or("none".into(), |s| format!("{s:?}"));
+                format!("{}/{} {}{shape}", v.container, v.name, v.dtype)
+            };
+            running.variables.iter().map(text).collect()
+        }
+    }
+}
+
+#[test]
+fn variables_are_listed_and_set_to_initial_values() {
+    let spec = cluster(&FIVE[..3]);
+    let mut servers = serve_all(&spec);
+    let session = open(&spec, ("worker", 0)).unwrap();
+    let compiled = |device: &str, container: &str| {
+        let options = Options {
+            container: container.into(),
+            ..Options::default()
+        };
+        let compiled = session.compile(&counter(device), &options).unwrap();
+        compiled.for_inputs(&[]).unwrap()
+    };
+    let [first, second] = [("/job:ps/task:0", ""), ("/job:ps/task:1", "of my own")]
+        .map(|(device, container)| compiled(device, container));
+    let count = |counter: &Executable| counter.run(&[]).unwrap()["count"].as_slice::<f32>()[0];
+    assert_eq!(
+        [&first, &second, &first, &second].map(|c| count(c)),
+        [1.0, 1.0, 2.0, 2.0]
+    );
+    let tasks = session.cluster_tasks().unwrap();
+    assert_eq!(variables(&tasks, ("ps", 0)), ["/count f32[]"]);
+    assert_eq!(variables(&tasks, ("ps", 1)), ["of my own/count f32[]"]);
+    assert_eq!(variables(&tasks, ("worker", 0)), [""; 0]);
+    let devices = tasks
+        .iter()
+        .map(|t| t.state.as_ref().unwrap().devices.len());
+    assert_eq!(devices.collect::<Vec<_>>(), [1, 1, 1]);
+    // A container, then a model.
+    session.cluster_tasks_after_reset(&["of my own"]).unwrap();
+    assert_eq!([&first, &second].map(|c| count(c)), [3.0, 1.0]);
+    first.initialise().unwrap();
+    assert_eq!([&first, &second].map(|c| count(c)), [1.0, 2.0]);
+    // Variables of one model on two tasks, changed by others.
+    let sum = session
+        .compile(&three_six_nine(), &Options::default())
+        .unwrap();
+    let sum = sum.for_inputs(&[]).unwrap();
+    for (name, device) in [("v1", "/job:ps/task:0"), ("v2", "/job:ps/task:1")] {
+        let mut b = GraphBuilder::new(name);
+        let twice = b.with_device(device, |b| {
+            let v = b.variable(name, Tensor::from_slice(&[0.0f32], &[])?)?;
+            let twice = b.map(ScalarOp::Add, &[v, v])?;
+            b.assign_variable(name, twice)
+        });
+        b.output("v", twice.unwrap());
+        run(&session, b.finish().unwrap(), &[]).unwrap();
+    }
+    let s = |e: &Executable| e.run(&[]).unwrap()["s"].as_slice::<f32>()[0];
+    assert_eq!(s(&sum), 6.0);
+    sum.initialise().unwrap();
+    assert_eq!(s(&sum), 3.0);
+    // A local model does the same; a local session has no tasks.
+    let local = Setup::with_threads(1).session();
+    let here = local.compile(&counter(""), &Options::default()).unwrap();
+    let here = here.for_inputs(&[]).unwrap();
+    assert_eq!([count(&here), count(&here)], [1.0, 2.0]);
+    here.initialise().unwrap();
+    assert_eq!(count(&here), 1.0);
+    let none = local.cluster_tasks().unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::InvalidInput);
+    // A task without an answer has an error in its place.
+    drop(servers.remove(1));
+    let tasks = session.cluster_tasks_after_reset(&[""]).unwrap();
+    let lost = &variables(&tasks, ("ps", 1))[0];
+    assert!(lost.starts_with("lost /job:ps/task:1 at "), "{lost}");
+    assert_eq!(count(&first), 1.0);
+}
+
 #[test]
 fn what_a_cluster_does_not_do_is_said() {
     let spec = cluster(&FIVE[..3]);
@@ -356,6 +440,44 @@ fn three_processes_give_four() {
     ] {
         assert!(ran.stderr.contains(device), "{}", ran.stderr);
     }
+    let listed = gristmill(folder.path(), &["devices", "--session", &session]);
+    assert_eq!(listed.code, Some(0), "{}", listed.stderr);
+    for name in three {
+        let device = format!("  {}/device:CPU:0  ", task(name));
+        assert!(listed.stdout.contains(&device), "{}", listed.stdout);
+    }
+    // A counter from three processes of clients.
+    let one = counter("/job:ps/task:0/cpu:0").to_string();
+    std::fs::write(folder.path().join("counter.ir"), one).unwrap();
+    let count = |more: &[&str]| {
+        let args = [
+            "run",
+            "counter.ir",
+            "--session",
+            &session,
+            "--outputs",
+            "n.npz",
+        ];
+        let ran = gristmill(folder.path(), &[&args[..], more].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let n = gristmill::read_npz(folder.path().join("n.npz")).unwrap();
+        n[0].1.as_slice::<f32>()[0]
+    };
+    assert_eq!(
+        [count(&[]), count(&[]), count(&["--initialise"])],
+        [1.0, 2.0, 1.0]
+    );
+    let reset = ["variables", "--session", &session, "--reset", ""];
+    let listed = gristmill(folder.path(), &reset);
+    assert_eq!(listed.code, Some(0), "{}", listed.stderr);
+    let expected = format!(
+        "{}\n  count: f32[]\n{}\n  no variables\n{}\n  no variables\n",
+        task(three[0]),
+        task(three[1]),
+        task(three[2])
+    );
+    assert_eq!(listed.stdout, expected);
+    assert_eq!(count(&[]), 1.0);
     // A model without devices of its own, with pins: as on one machine.
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits/model.onnx");
     let args = ["run", model, "--set", "batch=3", "--outputs", "here.npz"];

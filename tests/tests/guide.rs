@@ -82,6 +82,7 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "place",
         "calibrate",
         "devices",
+        "variables",
         "server",
         "train",
         "check",

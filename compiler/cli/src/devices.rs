@@ -3,16 +3,18 @@
 use crate::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
 use crate::heading;
 use crate::output::outln;
+use crate::variables::tasks_json;
 use crate::{args, print_json};
 use clap::Args;
-use gristmill::Result;
 use gristmill::calibrate;
 use gristmill::calibrate::gpus::{self, GpuCalibration};
 use gristmill::codegen::cuda::nvrtc::{self, Nvrtc};
 use gristmill::cost::{DeviceProfile, store};
+use gristmill::distribute::TaskState;
 use gristmill::place::DeviceSet;
 use gristmill::place::emulated;
 use gristmill::place::gpus::described;
+use gristmill::{Result, Session, Settings};
 use gristmill_runtime::cpu::{self, CpuFacts};
 use gristmill_runtime::cuda::{self, CudaDevice};
 use gristmill_runtime::units::size;
@@ -25,6 +27,9 @@ pub struct DevicesArgs {
     /// Logical devices to show, as in `--devices` of the compiling verbs.
     #[arg(long, default_value = "cpu:1", value_name = "LIST", help_heading = heading::DEVICES)]
     devices: String,
+    /// List the devices of all tasks of a cluster, given the address of one, in place of this machine's.
+    #[arg(long, value_name = "grpc://HOST:PORT", conflicts_with = "devices", help_heading = heading::DEVICES)]
+    session: Option<String>,
     /// Print JSON.
     #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
@@ -32,6 +37,9 @@ pub struct DevicesArgs {
 
 /// Runs the verb.
 pub fn devices(args: &DevicesArgs) -> Result<()> {
+    if let Some(target) = &args.session {
+        return of_cluster(target, args.json);
+    }
     let machine = Machine::probe(args)?;
     if args.json {
         print_json("devices", machine.json());
@@ -39,6 +47,54 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         machine.print();
     }
     Ok(())
+}
+
+/// The devices of all tasks, with their names in the cluster.
+fn of_cluster(target: &str, as_json: bool) -> Result<()> {
+    let tasks = Session::open(target, &Settings::default())?.cluster_tasks()?;
+    if as_json {
+        let tasks = tasks.iter().map(|task| tasks_json(task, task_json(task)));
+        print_json("devices", json!({ "tasks": tasks.collect::<Vec<_>>() }));
+        return Ok(());
+    }
+    for task in &tasks {
+        match &task.state {
+            Err(e) => outln!("{}  {}  {e}", task.name, task.address),
+            Ok(running) => {
+                let incarnation = running.incarnation;
+                outln!(
+                    "{}  {}  incarnation {incarnation:016x}",
+                    task.name,
+                    task.address
+                );
+                for device in &running.devices {
+                    let bytes = Some(device.memory_bytes).filter(|bytes| *bytes > 0);
+                    outln!("  {}  {}", full_name(task, &device.name), memory(bytes));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A device of a task as `--pin` takes it.
+fn full_name(task: &TaskState, device: &str) -> String {
+    format!("{}{device}", task.name)
+}
+
+fn task_json(task: &TaskState) -> Value {
+    let running = task.state.as_ref().ok();
+    let devices = running.into_iter().flat_map(|running| &running.devices);
+    let devices = devices.map(|device| {
+        json!({
+            "name": full_name(task, &device.name),
+            "memory_bytes": Some(device.memory_bytes).filter(|bytes| *bytes > 0),
+        })
+    });
+    json!({
+        "incarnation": running.map(|running| format!("{:016x}", running.incarnation)),
+        "devices": devices.collect::<Vec<_>>(),
+    })
 }
 
 /// Everything that is known of this machine.

@@ -27,6 +27,7 @@ mod server;
 mod spinner;
 mod summary;
 mod train;
+mod variables;
 mod watchdog;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -89,6 +90,8 @@ enum Verb {
     Calibrate(calibrate::CalibrateArgs),
     /// Serve as one task of several machines.
     Server(server::ServerArgs),
+    /// List the variables on the tasks of a cluster, or set them to their initial values.
+    Variables(variables::VariablesArgs),
     /// List devices, drivers and compilers.
     Devices(devices::DevicesArgs),
     /// Print a script that completes verbs and flags in a shell.
@@ -130,6 +133,7 @@ fn run_verb(verb: Verb) -> Result<()> {
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Server(a) => server::server(&a),
+        Verb::Variables(a) => variables::variables(&a),
         Verb::Devices(a) => devices::devices(&a),
         Verb::Completions(a) => completions::completions(&a),
         Verb::Man(a) => man::man(&a),

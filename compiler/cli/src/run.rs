@@ -48,6 +48,9 @@ pub struct RunArgs {
         help_heading = heading::DEVICES
     )]
     session: Option<String>,
+    /// Set the variables of the model to their initial values before the run, on the tasks of --session.
+    #[arg(long, requires = "session", help_heading = heading::INPUTS)]
+    initialise: bool,
     /// Compare class labels (integers) with the arg-max of the first output over its last axis, and print the accuracy.
     #[arg(long, value_name = "FILE.npy", help_heading = heading::OUTPUT)]
     labels: Option<PathBuf>,
@@ -264,6 +267,9 @@ fn timed_run(args: &RunArgs, compiled: &Compiled, inputs: &Inputs) -> Result<(Ou
         true => args.compile.report_segment(number, &executable.lowered),
         false => Ok(()),
     };
+    if args.initialise {
+        compiled.for_inputs(&inputs.tensors)?.initialise()?;
+    }
     let started = Instant::now();
     let run = || compiled.run_watched(&inputs.tensors, &report);
     let outputs = within(args.inputs.timeout, run);

@@ -77,6 +77,14 @@ impl Executable {
         Ok(Outputs::of(names.zip(results).collect()))
     }
 
+    /// Sets the variables of the model to its initial values, between runs, wherever they are. Variables without an initial value keep theirs.
+    pub fn initialise(&self) -> Result<()> {
+        match &self.runner {
+            Runner::Here(lanes) => Ok(lanes.first().initialise()?),
+            Runner::Elsewhere(remote) => remote.initialise(),
+        }
+    }
+
     /// The executors. Errors with `Unsupported` where a cluster runs it.
     fn lanes(&self) -> Result<&Lanes> {
         match &self.runner {

@@ -10,7 +10,7 @@ use crate::place::{self, Fallback, Objective, Request};
 use crate::session::cluster::{Cluster, Remote};
 use crate::session::{Session, Settings};
 use crate::target::TargetCpu;
-use gristmill_remote::{Callable, Client, Limits};
+use gristmill_remote::{Callable, Client, Limits, TaskState};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::program::IoSpec;
 use std::sync::Arc;
@@ -43,6 +43,10 @@ struct OnTask {
 impl Cluster for OnTask {
     fn target(&self) -> &str {
         &self.target
+    }
+
+    fn tasks(&self, reset: &[&str]) -> Result<Vec<TaskState>> {
+        Ok(self.client.tasks(reset)?)
     }
 
     fn compile(&self, mut graph: Graph, options: &Options) -> Result<Box<dyn Remote>> {
@@ -115,6 +119,10 @@ impl Remote for Elsewhere {
 
     fn warnings(&self) -> &[String] {
         &self.callable.warnings
+    }
+
+    fn initialise(&self) -> Result<()> {
+        Ok(self.client.initialise(&self.callable)?)
     }
 
     fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {

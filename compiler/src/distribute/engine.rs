@@ -10,7 +10,7 @@ use gristmill_remote::{
     ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName,
     in_thread,
 };
-use gristmill_runtime::exec::{ExecOptions, Executor, Wire};
+use gristmill_runtime::exec::{ExecOptions, Executor, VariableState, Wire};
 use std::sync::Arc;
 
 /// Version of the program, and of the ops that graphs may have.
@@ -73,6 +73,18 @@ impl Engine for Compiler {
         in_thread(move || {
             let planned = plan::plan(&program, &devices, session.settings(), &known);
             Ok(planned?)
+        })
+    }
+
+    fn variables(&self) -> Result<Vec<VariableState>, Fault> {
+        Ok(self.session.resources().states())
+    }
+
+    fn reset(&self, containers: Vec<String>) -> Job<()> {
+        let resources = self.session.resources().clone();
+        in_thread(move || {
+            containers.iter().for_each(|name| resources.reset(name));
+            Ok(())
         })
     }
 

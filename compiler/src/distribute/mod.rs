@@ -31,12 +31,15 @@ mod constants;
 mod engine;
 mod plan;
 mod spread;
+mod tasks;
 mod text;
 
 pub use engine::serve;
-pub use gristmill_remote::{ClusterSpec, Server, TaskName};
+pub use gristmill_remote::{ClusterSpec, DeviceInfo, RunningTask, Server, TaskName};
+pub use gristmill_runtime::exec::VariableState;
 #[doc(hidden)]
 pub use spread::Spread;
+pub use tasks::TaskState;
 
 use crate::error::{Error, ErrorKind};
 use gristmill_remote::Fault;

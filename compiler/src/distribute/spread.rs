@@ -18,7 +18,7 @@ use gristmill_remote::{
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
-use gristmill_runtime::exec::Wire;
+use gristmill_runtime::exec::{VariableState, Wire};
 use std::net::TcpListener;
 use std::sync::Arc;
 
@@ -158,6 +158,14 @@ impl Engine for Fixed {
     fn plan(&self, _: Document, _: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
         let plan = self.plan.clone();
         Box::pin(async move { Ok(plan) })
+    }
+
+    fn variables(&self) -> Result<Vec<VariableState>, Fault> {
+        self.compiler.variables()
+    }
+
+    fn reset(&self, containers: Vec<String>) -> Job<()> {
+        self.compiler.reset(containers)
     }
 
     fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made> {

@@ -11,6 +11,10 @@ pub(crate) trait Cluster: Send + Sync {
     /// Its address, as the user gave it.
     fn target(&self) -> &str;
 
+    /// All tasks, after these containers were reset on each.
+    #[cfg(feature = "distributed")]
+    fn tasks(&self, reset: &[&str]) -> Result<Vec<gristmill_remote::TaskState>>;
+
     /// Compiles a graph of static shapes, with the pins of the options.
     fn compile(&self, graph: Graph, options: &Options) -> Result<Box<dyn Remote>>;
 }
@@ -26,6 +30,9 @@ pub(crate) trait Remote: Send + Sync {
 
     /// Wishes that could not be met, and warnings of compilation.
     fn warnings(&self) -> &[String];
+
+    /// Sets its variables to their initial values.
+    fn initialise(&self) -> Result<()>;
 
     /// Runs with inputs in order.
     fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;

@@ -2,9 +2,13 @@
 
 use crate::calls;
 use crate::contents::{self, Digest, Document};
-use crate::messages::{Call, DeviceInfo, Fault, Hello, Nothing, Prepare, Prepared, Welcome};
+use crate::messages::{
+    Call, DeviceInfo, Fault, Hello, Look, Nothing, Prepare, Prepared, TaskStatus, TaskStatuses,
+    Welcome,
+};
 use crate::rpc;
 use crate::server::network;
+use crate::status::TaskState;
 use crate::{Limits, TaskName};
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{ErrorKind, Tensor};
@@ -125,6 +129,23 @@ impl Client {
             let called = calls::call(&channel, digest, feeds, &limits).await;
             called.map_err(|failure| failure.fault(&who, &address))
         })
+    }
+
+    /// Sets the variables of a program to its initial values, on all its tasks.
+    pub fn initialise(&self, callable: &Callable) -> Result<(), Fault> {
+        let request = Call {
+            program: callable.digest.to_bytes(),
+            feeds: Vec::new(),
+        };
+        let Nothing {} = self.ask(rpc::INITIALISE, request, self.limits.run)?;
+        Ok(())
+    }
+
+    /// All tasks of the cluster, after these containers were set to initial values on each of them.
+    pub fn tasks(&self, reset: &[&str]) -> Result<Vec<TaskState>, Fault> {
+        let reset = reset.iter().map(|&name| name.to_owned()).collect();
+        let statuses: TaskStatuses = self.ask(rpc::STATUSES, Look { reset }, self.limits.run)?;
+        statuses.tasks.into_iter().map(TaskStatus::state).collect()
     }
 
     /// Tells the task that this client needs a program no more.

@@ -3,7 +3,7 @@
 use crate::TaskName;
 use crate::contents::Document;
 use crate::messages::{DeviceInfo, Fault};
-use gristmill_runtime::exec::{Executor, Received, RemoteEnd, Wire};
+use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState, Wire};
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{Error, Tensor};
 use std::future::Future;
@@ -39,6 +39,12 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Divides a client's program over devices of tasks; those of the first task are for nodes without a pin.
     fn plan(&self, program: Document, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan>;
+
+    /// The variables of this task.
+    fn variables(&self) -> Result<Vec<VariableState>, Fault>;
+
+    /// Sets all variables of containers to their initial values, between runs.
+    fn reset(&self, containers: Vec<String>) -> Job<()>;
 
     /// Compiles a part for this task. What leaves it goes to the wire.
     fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made>;
@@ -94,6 +100,9 @@ pub trait Part: Send + Sync + 'static {
     /// Runs once, as the run of this number.
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>>;
 
+    /// Sets its variables to their initial values, between runs.
+    fn initialise(self: Arc<Self>) -> Job<()>;
+
     /// Takes bytes of an arriving tensor: see [`Executor::receive`].
     fn receive(&self, end: usize, run: u64, offset: usize, bytes: &[u8])
     -> Result<Received, Error>;
@@ -123,6 +132,10 @@ impl Part for Executor {
             self.run_as(run, &feeds, &mut outputs)?;
             Ok(outputs)
         })
+    }
+
+    fn initialise(self: Arc<Self>) -> Job<()> {
+        in_thread(move || Ok(Executor::initialise(&self)?))
     }
 
     fn receive(

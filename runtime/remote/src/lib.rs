@@ -21,6 +21,7 @@ mod outbox;
 mod rpc;
 mod runs;
 mod server;
+mod status;
 mod steps;
 mod worker;
 
@@ -32,6 +33,7 @@ pub use limits::Limits;
 pub use messages::{DeviceInfo, Fault};
 pub use names::{global, local};
 pub use server::Server;
+pub use status::{RunningTask, TaskState};
 
 #[cfg(test)]
 mod tests;

@@ -148,7 +148,7 @@ impl Task {
     }
 
     /// The same work for each of several things, at once; results in their order.
-    async fn on_each<Q, A, F>(
+    pub(crate) async fn on_each<Q, A, F>(
         self: &Arc<Self>,
         of: Vec<Q>,
         work: impl Fn(Arc<Task>, Q) -> F,
@@ -193,7 +193,7 @@ impl Task {
     }
 
     /// Asks another task.
-    async fn ask<Q: prost::Message + 'static, A: prost::Message + Default>(
+    pub(crate) async fn ask<Q: prost::Message + 'static, A: prost::Message + Default>(
         &self,
         name: &TaskName,
         path: &'static str,
@@ -212,7 +212,7 @@ impl Task {
     }
 
     /// Another task's answer to a greeting: it has the same cluster and program.
-    async fn greet(&self, name: &TaskName) -> Result<Welcome, Fault> {
+    pub(crate) async fn greet(&self, name: &TaskName) -> Result<Welcome, Fault> {
         let asked = self.ask(name, rpc::HELLO, self.hello(name), self.limits.hello);
         asked.await
     }

@@ -469,6 +469,56 @@ pub(crate) struct Release {
     pub(crate) callable: Option<CallableId>,
 }
 
+/// A master's order to set the variables of a part to their initial values.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Initialise {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+}
+
+/// A question for the state of a task, or of all tasks.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Look {
+    /// Containers to reset before.
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) reset: Vec<String>,
+}
+
+/// A variable of a task.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct VariableInfo {
+    #[prost(string, tag = "1")]
+    pub(crate) container: String,
+    #[prost(string, tag = "2")]
+    pub(crate) name: String,
+    #[prost(string, tag = "3")]
+    pub(crate) dtype: String,
+    #[prost(bool, tag = "4")]
+    pub(crate) has_value: bool,
+    #[prost(uint64, repeated, tag = "5")]
+    pub(crate) shape: Vec<u64>,
+}
+
+/// The state of a task, or the reason for its silence.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct TaskStatus {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) task: Option<TaskAddress>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) fault: Option<Fault>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) welcome: Option<Welcome>,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) variables: Vec<VariableInfo>,
+}
+
+/// The state of all tasks of a cluster.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct TaskStatuses {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) tasks: Vec<TaskStatus>,
+}
+
 /// The first piece of a tensor on a stream: which it is. One of the three.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Opening {

@@ -156,6 +156,17 @@ impl Task {
         let (task, limits) = (self.clone(), self.limits.clone());
         match path.as_str() {
             rpc::HELLO => unary(&limits, request, |q| async move { task.greeted(&q) }).await,
+            rpc::STATUSES => {
+                unary(&limits, request, |q| async move { task.statuses(q).await }).await
+            }
+            rpc::INITIALISE => {
+                unary(
+                    &limits,
+                    request,
+                    |q| async move { task.initialise(q).await },
+                )
+                .await
+            }
             rpc::OFFER => unary(&limits, request, |q| async move { task.offered(q) }).await,
             rpc::PREPARE => unary(&limits, request, |q| async move { task.prepare(q).await }).await,
             rpc::CALL => {
@@ -182,6 +193,13 @@ impl Task {
                 unary(&limits, request, |q| async move { task.register(q).await }).await
             }
             rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders)).await,
+            rpc::STATUS => unary(&limits, request, |q| async move { task.status(q).await }).await,
+            rpc::INITIALISE_PART => {
+                unary(&limits, request, |q| async move {
+                    task.initialise_part(q).await
+                })
+                .await
+            }
             rpc::RELEASE => unary(&limits, request, |q| async move { task.released(q) }).await,
             rpc::TENSORS => {
                 let work = |stream| async move { task.tensors(stream).await };

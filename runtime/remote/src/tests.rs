@@ -3,7 +3,7 @@
 use crate::engine::in_thread;
 use crate::*;
 use gristmill_runtime::device::{DeviceKind, DeviceName};
-use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, Wire};
+use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, VariableState, Wire};
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::collections::BTreeMap;
@@ -150,6 +150,10 @@ impl Part for Relayed {
         }
     }
 
+    fn initialise(self: Arc<Self>) -> Job<()> {
+        self.0.clone().initialise()
+    }
+
     fn receive(&self, end: usize, run: u64, at: usize, bytes: &[u8]) -> Result<Received, Error> {
         self.0.receive(end, run, at, bytes)
     }
@@ -205,6 +209,14 @@ impl Engine for Relay {
             placement: program.clone(),
         };
         Box::pin(async move { Ok(plan) })
+    }
+
+    fn variables(&self) -> Result<Vec<VariableState>, Fault> {
+        Ok(Vec::new())
+    }
+
+    fn reset(&self, _: Vec<String>) -> Job<()> {
+        Box::pin(async { Ok(()) })
     }
 
     fn register(&self, part_text: Document, wire: Arc<dyn Wire>) -> Job<Made> {

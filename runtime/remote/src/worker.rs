@@ -120,6 +120,11 @@ impl Hosted {
         })
     }
 
+    /// Sets the part's variables to their initial values.
+    pub(crate) async fn initialise(&self) -> Result<(), Fault> {
+        self.part.clone().initialise().await
+    }
+
     /// Gives up a run.
     pub(crate) fn give_up(&self, run: u64, cause: Fault) {
         self.given_up.store(run, Ordering::Release);

@@ -87,7 +87,7 @@ use worker::Worker;
 pub use host::{HostThreads, Spawning, Task};
 pub use lanes::Lanes;
 pub use pool::Pool;
-pub use resources::{Resources, Transaction};
+pub use resources::{Resources, Transaction, VariableState};
 pub use wire::{Outgoing, Received, RemoteEnd, Wire};
 
 /// Options of an executor.
@@ -269,6 +269,11 @@ impl Executor {
     /// The program.
     pub fn program(&self) -> &Program {
         &self.shared.program
+    }
+
+    /// Sets the variables of the program to its initial values. Those without an initial value keep theirs. Waits for runs with variables.
+    pub fn initialise(&self) -> Result<(), Error> {
+        self.resources.initialise(&self.shared.program)
     }
 
     /// Threads of each device's kernels.

@@ -3,7 +3,7 @@
 use super::resident::{At, OnDevice, Place, Value};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::program::{Resident, VariableSpec, replica_of};
+use crate::program::{Program, Resident, VariableSpec, replica_of};
 #[cfg(feature = "safetensors")]
 use crate::safetensors::{self, Notes, Saved};
 use crate::sync::{alone, lock, shared};
@@ -34,6 +34,19 @@ pub struct Resources {
     overlap: RwLock<()>,
     /// Number of executors whose runs overlap: readers are apart from them.
     n_overlapping: AtomicUsize,
+}
+
+/// A variable without its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableState {
+    /// The container; empty for the variables of models without one.
+    pub container: String,
+    /// The name in the container.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape of the value; none before the first assignment.
+    pub shape: Option<Vec<usize>>,
 }
 
 /// One variable. Its value may have another shape after each run.
@@ -294,6 +307,38 @@ impl Resources {
         let variables = lock(&self.variables);
         let originals = variables.iter().filter(|(_, v)| v.original.is_none());
         originals.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Every variable without its value, by container and name. Does not wait for runs.
+    pub fn states(&self) -> Vec<VariableState> {
+        let variables = lock(&self.variables);
+        let originals = variables.iter().filter(|(_, v)| v.original.is_none());
+        let state = |((container, name), v): (&(String, String), &Arc<Variable>)| VariableState {
+            container: container.clone(),
+            name: name.clone(),
+            dtype: v.dtype,
+            shape: shared(&v.state).value.as_ref().map(|v| v.shape().to_vec()),
+        };
+        originals.map(state).collect()
+    }
+
+    /// Sets the variables of a program to its initial values, where it has them. Waits until no other run is in progress.
+    pub(super) fn initialise(&self, program: &Program) -> Result<(), Error> {
+        let transaction = self.begin();
+        self.initialise_all(program)?;
+        transaction.commit();
+        Ok(())
+    }
+
+    fn initialise_all(&self, program: &Program) -> Result<(), Error> {
+        let specs = program.variables.iter();
+        for spec in specs.filter(|spec| spec.initial.is_some()) {
+            let variable = self.declare(spec)?;
+            *alone(&variable.state) = State::of(spec.initial.as_ref());
+        }
+        let steps = program.partitions.iter().flat_map(|p| &p.steps);
+        let mut bodies = steps.flat_map(|step| step.kind.sub_programs());
+        bodies.try_for_each(|body| self.initialise_all(body))
     }
 
     /// Resets every variable of a container to its initial value. Variables without one count as never assigned.
