@@ -23,7 +23,7 @@
 //! The text of graphs and tensors cross the network, never code: each task compiles its part for its own devices. (Abadi et al., "TensorFlow:
 //! large-scale machine learning on heterogeneous distributed systems", 2015, section 3.3.)
 //!
-//! Not there yet: addresses beyond this machine, assignments to variables over several tasks, shared batches, training, and extents
+//! Not there yet: addresses beyond this machine, assignments on more than one task in a run, shared batches, training, and extents
 //! known in a run only.
 
 mod client;

@@ -125,8 +125,13 @@ pub(super) fn plan(
     let divided = pipeline::partitioned_anywhere(fused, config)?;
     let of_task = by_task(divided.partitions, tasks)?;
     check_state(&of_task)?;
+    let is_shared = of_task.len() > 1;
     let shares = of_task.into_iter();
-    let shares = shares.map(|(task, parts)| {
+    let shares = shares.map(|(task, mut parts)| {
+        // A run over several tasks changes nothing before all of them are done.
+        parts
+            .iter_mut()
+            .for_each(|part| part.updates_in_place &= !is_shared);
         let share = share(task, parts, &divided.interface, &wishes, known)?;
         Ok(Arc::new(share))
     });
@@ -154,7 +159,7 @@ fn by_task(
     Ok(of_task)
 }
 
-/// Errors when variables are assigned, and several tasks have a part: if one failed, others might have assigned already.
+/// Errors when several tasks assign variables: one might be lost between the commits of others.
 fn check_state(of_task: &BTreeMap<&TaskName, Vec<Part>>) -> Result<()> {
     let is_assignment = |op: &Op| matches!(op, Op::AssignVariable { .. });
     let assigns = |part: &Part| {
@@ -162,16 +167,19 @@ fn check_state(of_task: &BTreeMap<&TaskName, Vec<Part>>) -> Result<()> {
         let found = nodes.find(|(_, node)| is_assignment(&node.op));
         found.map(|(_, node)| node.origin.clone())
     };
-    let parts = of_task.values().flatten();
-    match parts.filter_map(assigns).next() {
-        Some(origin) if of_task.len() > 1 => {
-            let message =
-                "a step over several tasks assigns a variable, which is not supported yet";
-            let error = Error::unsupported(message).at_origin(&origin);
-            Err(error.hint("pin the nodes of this model to devices of one task"))
-        }
-        _ => Ok(()),
-    }
+    let first_of = |parts: &Vec<Part>| parts.iter().filter_map(assigns).next();
+    let assigning = of_task
+        .iter()
+        .filter_map(|(task, parts)| Some((task, first_of(parts)?)));
+    let assigning: Vec<_> = assigning.collect();
+    let [(one, _), (other, origin), ..] = assigning.as_slice() else {
+        return Ok(());
+    };
+    let message = format!(
+        "a model assigns variables on {one} and {other}; on more than one task this is not supported yet"
+    );
+    let error = Error::unsupported(message).at_origin(origin);
+    Err(error.hint("pin the variables that it assigns to devices of one task"))
 }
 
 /// The share of a task, with its names of devices.

@@ -121,6 +121,7 @@ fn plan(
     for (number, part) in parts.iter().enumerate() {
         let mut part = part.clone();
         part.device = in_cluster(&part.device);
+        part.updates_in_place &= parts.len() < 2;
         rename(&mut part.graph, &in_cluster)?;
         let wishes = Wishes::of(options);
         let share = share(&task(number), vec![part], &whole, &wishes, &known);

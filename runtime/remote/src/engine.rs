@@ -3,6 +3,7 @@
 use crate::TaskName;
 use crate::contents::Document;
 use crate::messages::{DeviceInfo, Fault};
+use crate::turn::{StateUse, Turn};
 use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState, Wire};
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{Error, Tensor};
@@ -97,6 +98,12 @@ pub trait Part: Send + Sync + 'static {
     /// Tensors from other tasks, by the index of [`Part::receive`].
     fn incoming(&self) -> Vec<RemoteEnd>;
 
+    /// What it does with variables.
+    fn state_use(&self) -> StateUse;
+
+    /// Takes a turn on its variables, once the runs before it have ended.
+    fn hold(self: Arc<Self>) -> Job<Turn>;
+
     /// Runs once, as the run of this number.
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>>;
 
@@ -122,6 +129,18 @@ impl Part for Executor {
 
     fn incoming(&self) -> Vec<RemoteEnd> {
         Executor::incoming(self).cloned().collect()
+    }
+
+    fn state_use(&self) -> StateUse {
+        match Executor::state_use(self) {
+            [_, true] => StateUse::Assigns,
+            [true, false] => StateUse::Reads,
+            [false, false] => StateUse::None,
+        }
+    }
+
+    fn hold(self: Arc<Self>) -> Job<Turn> {
+        Turn::of(self)
     }
 
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {

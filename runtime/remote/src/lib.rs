@@ -23,6 +23,7 @@ mod runs;
 mod server;
 mod status;
 mod steps;
+mod turn;
 mod worker;
 
 pub use client::{Callable, Client};
@@ -34,6 +35,7 @@ pub use messages::{DeviceInfo, Fault};
 pub use names::{global, local};
 pub use server::Server;
 pub use status::{RunningTask, TaskState};
+pub use turn::{StateUse, Turn};
 
 #[cfg(test)]
 mod tests;

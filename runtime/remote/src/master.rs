@@ -50,12 +50,21 @@ pub(crate) struct Callable {
 pub(crate) struct State {
     /// None before the program is divided, and when tasks refuse it.
     plan: Option<Arc<Plan>>,
-    /// Its name in the tasks; none before it is registered, and after a task was lost.
-    pub(crate) id: Option<CallableId>,
-    /// What a run gives.
-    outputs: Option<Arc<Inbox>>,
-    /// Number of runs under this name.
+    /// None before the program is registered, and after a task was lost.
+    installed: Option<Arc<Installed>>,
+    /// Number of runs under its name.
     pub(crate) run: u64,
+}
+
+/// A program on its tasks.
+pub(crate) struct Installed {
+    pub(crate) plan: Arc<Plan>,
+    /// Its name in the tasks.
+    pub(crate) id: CallableId,
+    /// What a run gives.
+    pub(crate) outputs: Arc<Inbox>,
+    /// The shares whose turns a run takes before it begins, in order; true if it assigns variables there.
+    pub(crate) turns: Vec<(Arc<Share>, bool)>,
     /// Warnings of the tasks.
     warnings: Vec<String>,
 }
@@ -63,9 +72,12 @@ pub(crate) struct State {
 impl State {
     /// Takes what the tasks have of the program.
     pub(crate) fn take_parts(&mut self) -> Option<(CallableId, Vec<TaskName>)> {
-        let id = self.id.take()?;
-        let shares = self.plan.iter().flat_map(|plan| &plan.shares);
-        Some((id, shares.map(|share| share.task.clone()).collect()))
+        let installed = self.installed.take()?;
+        let shares = installed.plan.shares.iter();
+        Some((
+            installed.id,
+            shares.map(|share| share.task.clone()).collect(),
+        ))
     }
 }
 
@@ -92,12 +104,13 @@ impl Task {
 
     async fn prepared(self: &Arc<Self>, callable: &Callable) -> Result<Prepared, Fault> {
         let mut state = callable.state.lock().await;
-        let (plan, ..) = self.registered(&callable.document, &mut state).await?;
+        let installed = self.registered(&callable.document, &mut state).await?;
+        let plan = &installed.plan;
         Ok(Prepared {
             inputs: plan.inputs.iter().map(Io::of).collect(),
             outputs: plan.outputs.iter().map(Io::of).collect(),
             placement: plan.placement.clone(),
-            warnings: [plan.warnings.clone(), state.warnings.clone()].concat(),
+            warnings: [plan.warnings.clone(), installed.warnings.clone()].concat(),
         })
     }
 
@@ -222,13 +235,13 @@ impl Task {
         self: &Arc<Self>,
         program: &Document,
         state: &mut State,
-    ) -> Result<(Arc<Plan>, CallableId, Arc<Inbox>), Fault> {
+    ) -> Result<Arc<Installed>, Fault> {
         let plan = match &state.plan {
             Some(plan) => plan.clone(),
             None => Arc::new(self.divided(program).await?),
         };
-        if let (Some(id), Some(outputs)) = (state.id, &state.outputs) {
-            return Ok((plan, id, outputs.clone()));
+        if let Some(installed) = &state.installed {
+            return Ok(installed.clone());
         }
         // Whoever refuses it may have other devices than it had.
         state.plan = None;
@@ -236,44 +249,48 @@ impl Task {
             master: self.incarnation,
             number: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
         };
-        let warnings = self.register_all(&plan, id).await?;
+        let tasks = self.register_all(&plan, id).await?;
         let outputs = Arc::new(Inbox::new(plan.outputs.clone()));
         let receiver = Arc::downgrade(&outputs);
         locked(&self.master.inboxes).insert(id, receiver);
+        let own = tasks.iter().flat_map(|(name, registered)| {
+            let own = registered.warnings.iter();
+            own.map(move |warning| format!("{name}: {warning}"))
+        });
+        let installed = Arc::new(Installed {
+            id,
+            outputs,
+            turns: turns(&plan, &tasks),
+            warnings: own.collect(),
+            plan: plan.clone(),
+        });
         *state = State {
-            plan: Some(plan.clone()),
-            id: Some(id),
-            outputs: Some(outputs.clone()),
+            plan: Some(plan),
+            installed: Some(installed.clone()),
             run: 0,
-            warnings,
         };
-        Ok((plan, id, outputs))
+        Ok(installed)
     }
 
-    /// Compiles the parts of a program on their tasks; gives the warnings. After an error no task has a part.
+    /// Compiles the parts of a program on their tasks; gives what these say, in the order of the shares. After an error no task has a part.
     async fn register_all(
         self: &Arc<Self>,
         plan: &Plan,
         id: CallableId,
-    ) -> Result<Vec<String>, Fault> {
+    ) -> Result<Vec<(TaskName, Registered)>, Fault> {
         let shares = plan.shares.clone();
         let names: Vec<TaskName> = shares.iter().map(|share| share.task.clone()).collect();
         let answers = self.on_each(shares, |task, share| task.register_on(share, id));
-        let (mut ends, mut warnings) = (Vec::new(), Vec::new());
-        let mut failed = None;
+        let (mut tasks, mut failed) = (Vec::new(), None);
         for (name, answer) in names.iter().zip(answers.await) {
             match answer {
-                Ok(registered) => {
-                    let own = registered.warnings.iter().map(|w| format!("{name}: {w}"));
-                    warnings.extend(own);
-                    ends.push((name.clone(), registered));
-                }
+                Ok(registered) => tasks.push((name.clone(), registered)),
                 Err(fault) => failed = failed.or(Some(fault.context(name))),
             }
         }
-        let checked = failed.map_or_else(|| check_ends(&ends), Err);
+        let checked = failed.map_or_else(|| check_ends(&tasks), Err);
         match checked {
-            Ok(()) => Ok(warnings),
+            Ok(()) => Ok(tasks),
             Err(fault) => {
                 self.forget_parts(id, names).await;
                 Err(fault)
@@ -351,6 +368,21 @@ impl Task {
             }
         }
     }
+}
+
+/// The shares whose turns a run takes before it begins, in the order of their tasks' names, which is the same for all masters: then runs never
+/// wait for each other in a circle. A part that is alone takes its turn itself; so does one that only reads where no other has variables.
+fn turns(plan: &Plan, tasks: &[(TaskName, Registered)]) -> Vec<(Arc<Share>, bool)> {
+    let all = plan.shares.iter().zip(tasks);
+    let with = all.filter(|(_, (_, registered))| registered.has_variables);
+    let with = with.map(|(share, (_, registered))| (share.clone(), registered.assigns));
+    let mut with: Vec<(Arc<Share>, bool)> = with.collect();
+    let is_reading_one = with.len() < 2 && !with.iter().any(|(_, assigns)| *assigns);
+    if plan.shares.len() < 2 || is_reading_one {
+        return Vec::new();
+    }
+    with.sort_by(|(a, _), (b, _)| a.task.cmp(&b.task));
+    with
 }
 
 /// Errors unless each tensor from a task arrives in another one, with the same size.

@@ -390,6 +390,10 @@ pub(crate) struct Registered {
     pub(crate) incoming: Vec<End>,
     #[prost(string, repeated, tag = "3")]
     pub(crate) warnings: Vec<String>,
+    #[prost(bool, tag = "4")]
+    pub(crate) has_variables: bool,
+    #[prost(bool, tag = "5")]
+    pub(crate) assigns: bool,
 }
 
 /// An end of a transfer, with names of devices in the task that has it.
@@ -427,7 +431,18 @@ pub(crate) struct Step {
     pub(crate) feeds: Vec<Value>,
 }
 
-/// A message on a master's stream to a task. One of the three; the first is a greeting.
+/// A master's order to take the turn of a run, or to commit the run in its turn.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct TurnOrder {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) run: u64,
+    #[prost(bool, tag = "3")]
+    pub(crate) is_commit: bool,
+}
+
+/// A message on a master's stream to a task. One of the four; the first is a greeting.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Order {
     #[prost(message, optional, tag = "1")]
@@ -436,9 +451,11 @@ pub(crate) struct Order {
     pub(crate) step: Option<Step>,
     #[prost(message, optional, tag = "3")]
     pub(crate) abort: Option<Abort>,
+    #[prost(message, optional, tag = "4")]
+    pub(crate) turn: Option<TurnOrder>,
 }
 
-/// A message on a task's stream to a master: the end of a step, an output lost on the way after it, or, without a program, a refusal of the stream.
+/// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way after it, or, without a program, a refusal of the stream.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Report {
     #[prost(message, optional, tag = "1")]

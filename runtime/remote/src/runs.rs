@@ -2,11 +2,13 @@
 
 use crate::contents::Digest;
 use crate::engine::{Plan, Share};
-use crate::inbox::Inbox;
-use crate::messages::{Abort, CallableId, Fault};
+use crate::master::Installed;
+use crate::messages::{Abort, Fault};
 use crate::server::Task;
+use crate::steps::RunOf;
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{ErrorKind, Tensor};
+use std::future::Future;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -14,11 +16,14 @@ use tokio::time::Instant;
 /// A run of a program on all its tasks.
 #[derive(Clone)]
 pub(crate) struct Run {
-    id: CallableId,
     number: u64,
-    plan: Arc<Plan>,
-    /// The outputs so far.
-    outputs: Arc<Inbox>,
+    of: Arc<Installed>,
+}
+
+impl Run {
+    fn key(&self) -> RunOf {
+        (self.of.id, self.number)
+    }
 }
 
 impl Task {
@@ -30,17 +35,13 @@ impl Task {
     ) -> Result<Vec<Tensor>, Fault> {
         let callable = self.callable(digest)?;
         let mut state = callable.state.lock().await;
-        let (plan, id, outputs) = self.registered(&callable.document, &mut state).await?;
-        check_feeds(&plan, &feeds)?;
+        let of = self.registered(&callable.document, &mut state).await?;
+        check_feeds(&of.plan, &feeds)?;
         state.run += 1;
-        let run = Run {
-            id,
-            number: state.run,
-            plan,
-            outputs,
-        };
-        let ran = self.run_all(&run, feeds).await;
-        run.outputs.end(run.number);
+        let number = state.run;
+        let run = Run { number, of };
+        let ran = self.run_in_turn(&run, feeds).await;
+        run.of.outputs.end(run.number);
         let (fault, is_lost) = match ran {
             Ok(fetches) => return Ok(fetches),
             Err(failed) => failed,
@@ -50,6 +51,72 @@ impl Task {
             self.forget_parts(id, names).await;
         }
         Err(fault)
+    }
+
+    /// A run with the turns that it needs. Errors as [`Task::run_all`].
+    async fn run_in_turn(
+        self: &Arc<Self>,
+        run: &Run,
+        feeds: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, (Fault, bool)> {
+        let mut done = Ok(());
+        for (share, _) in &run.of.turns {
+            done = self.in_time(self.turn(run, share, false)).await;
+            if done.is_err() {
+                break;
+            }
+        }
+        let fetches = match done {
+            Ok(()) => Some(self.run_all(run, feeds).await?),
+            Err(_) => None,
+        };
+        if fetches.is_some() && !run.of.turns.is_empty() {
+            done = self.commit(run).await;
+        }
+        match (done, fetches) {
+            (Ok(()), Some(fetches)) => Ok(fetches),
+            (done, _) => {
+                let fault = done.err().unwrap_or_default();
+                self.abort_all(run, &fault);
+                let is_lost = fault.category() == ErrorKind::DeviceFailed;
+                Err((fault, is_lost))
+            }
+        }
+    }
+
+    /// Takes the turn of a task, or commits the run there.
+    async fn turn(
+        self: &Arc<Self>,
+        run: &Run,
+        share: &Share,
+        is_commit: bool,
+    ) -> Result<(), Fault> {
+        let done = match share.task == self.name {
+            true => self.hosted(run.of.id)?.turn(run.number, is_commit).await,
+            false => self.turn_on(&share.task, run.key(), is_commit).await,
+        };
+        done.map_err(|fault| fault.context(&share.task))
+    }
+
+    /// Commits a run on all tasks whose turns it has. Where it has only read, nothing can go wrong any more.
+    async fn commit(self: &Arc<Self>, run: &Run) -> Result<(), Fault> {
+        let shares = run.of.turns.clone();
+        let committed = self.on_each(shares, |task, (share, assigns)| {
+            let run = run.clone();
+            async move {
+                let committed = task.in_time(task.turn(&run, &share, true)).await;
+                match assigns {
+                    true => committed,
+                    false => Ok(()),
+                }
+            }
+        });
+        committed.await.into_iter().collect()
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+        let done = tokio::time::timeout(self.limits.run, work).await;
+        done.unwrap_or_else(|_| Err(too_long(self.limits.run)))
     }
 
     /// The steps of a run, at once. The first failure ends all others. Errors with the first failure of its own, not one in consequence of
@@ -75,7 +142,7 @@ impl Task {
                         Err(fault) => fault,
                     },
                 },
-                fault = run.outputs.failure(run.number), if !has_failed => fault,
+                fault = run.of.outputs.failure(run.number), if !has_failed => fault,
                 // Silent tasks are given up.
                 () = tokio::time::sleep_until(deadline) => match has_failed {
                     true => break,
@@ -95,7 +162,7 @@ impl Task {
     /// Begins the steps of a run.
     fn begin(self: &Arc<Self>, run: &Run, feeds: Vec<Tensor>) -> JoinSet<Result<(), Fault>> {
         let mut running = JoinSet::new();
-        for share in &run.plan.shares {
+        for share in &run.of.plan.shares {
             let own = share.inputs.iter().map(|&i| feeds[i].clone()).collect();
             running.spawn(self.clone().run_share(run.clone(), share.clone(), own));
         }
@@ -104,7 +171,7 @@ impl Task {
 
     /// The outputs of a run whose steps have all ended well: large ones may be on their way.
     async fn fetched(&self, run: &Run, deadline: Instant) -> Result<Vec<Tensor>, Fault> {
-        let gathered = run.outputs.gather(run.number);
+        let gathered = run.of.outputs.gather(run.number);
         let gathered = tokio::time::timeout_at(deadline, gathered).await;
         gathered.unwrap_or_else(|_| Err(too_long(self.limits.run)))
     }
@@ -127,10 +194,10 @@ impl Task {
     }
 
     async fn run_here(&self, run: &Run, share: &Share, feeds: Vec<Tensor>) -> Result<(), Fault> {
-        let hosted = self.hosted(run.id)?;
+        let hosted = self.hosted(run.of.id)?;
         let fetches = hosted.run(run.number, async { Ok(feeds) }).await?;
         for (&output, tensor) in share.outputs.iter().zip(fetches) {
-            run.outputs.put(output, run.number, tensor);
+            run.of.outputs.put(output, run.number, tensor);
         }
         Ok(())
     }
@@ -141,8 +208,8 @@ impl Task {
         share: &Share,
         feeds: Vec<Tensor>,
     ) -> Result<(), Fault> {
-        let of = (run.id, run.number);
-        let values = self.step_on(&share.task, of, feeds, &run.outputs).await?;
+        let values = self.step_on(&share.task, run.key(), feeds, &run.of.outputs);
+        let values = values.await?;
         if values.len() != share.outputs.len() {
             let (n, expected) = (values.len(), share.outputs.len());
             return Err(Fault::invalid(format!(
@@ -150,9 +217,9 @@ impl Task {
             )));
         }
         for (&output, value) in share.outputs.iter().zip(&values) {
-            check_type("output", &run.plan.outputs[output], &value.spec()?)?;
+            check_type("output", &run.of.plan.outputs[output], &value.spec()?)?;
             if let Some(tensor) = value.tensor()? {
-                run.outputs.put(output, run.number, tensor);
+                run.of.outputs.put(output, run.number, tensor);
             }
         }
         Ok(())
@@ -160,9 +227,9 @@ impl Task {
 
     /// Tells all tasks to give up a run, and does not wait for them.
     fn abort_all(&self, run: &Run, cause: &Fault) {
-        for share in &run.plan.shares {
+        for share in &run.of.plan.shares {
             let order = Abort {
-                callable: Some(run.id),
+                callable: Some(run.of.id),
                 run: run.number,
                 cause: Some(cause.clone()),
             };

@@ -140,8 +140,14 @@ impl Task {
         let callable = self.callable(&Digest::from_bytes(&request.program)?)?;
         // No run of the program goes on meanwhile.
         let mut state = callable.state.lock().await;
-        let (plan, id, _) = self.registered(&callable.document, &mut state).await?;
-        let names = plan.shares.iter().map(|share| share.task.clone()).collect();
+        let installed = self.registered(&callable.document, &mut state).await?;
+        let id = installed.id;
+        let names = installed
+            .plan
+            .shares
+            .iter()
+            .map(|share| share.task.clone())
+            .collect();
         let answers = self.on_each(names, |task, name| async move {
             let order = Initialise { callable: Some(id) };
             let done = match name == task.name {

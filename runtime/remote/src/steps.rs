@@ -7,7 +7,7 @@ use crate::TaskName;
 use crate::contents::TensorBytes;
 use crate::inbox::Inbox;
 use crate::messages::{
-    Abort, CallableId, Fault, Hello, Opening, Order, Report, Results, Step, Value,
+    Abort, CallableId, Fault, Hello, Opening, Order, Report, Results, Step, TurnOrder, Value,
 };
 use crate::outbox::{Outbox, Parcel};
 use crate::rpc::{self, Failure};
@@ -16,7 +16,7 @@ use crate::worker::{given, locked};
 use bytes::Bytes;
 use gristmill_runtime::{ErrorKind, Tensor};
 use http::uri::PathAndQuery;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
@@ -25,7 +25,7 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 /// A run of a callable.
-type RunOf = (CallableId, u64);
+pub(crate) type RunOf = (CallableId, u64);
 
 /// A master's stream to a task.
 #[derive(Clone)]
@@ -74,18 +74,14 @@ impl Link {
         locked(&self.waiting.0).is_err()
     }
 
-    /// Orders a run, and waits for its end.
-    async fn step(&self, step: Step) -> Ended {
-        let of = (given(step.callable)?, step.run);
+    /// Gives an order about a run, and waits for the answer.
+    async fn ask(&self, of: RunOf, order: Order) -> Ended {
         let (sender, receiver) = oneshot::channel();
         match &mut *locked(&self.waiting.0) {
             Ok(waiting) => waiting.insert(of, sender),
             Err(fault) => return Err(fault.clone()),
         };
-        self.send(Order {
-            step: Some(step),
-            ..Order::default()
-        });
+        self.send(order);
         let lost = |_| Err(Fault::new(ErrorKind::DeviceFailed, "the server ends"));
         receiver.await.unwrap_or_else(lost)
     }
@@ -191,7 +187,30 @@ impl Task {
             run,
             feeds: values,
         };
-        Ok(link.step(step).await?.fetches)
+        let order = Order {
+            step: Some(step),
+            ..Order::default()
+        };
+        Ok(link.ask((id, run), order).await?.fetches)
+    }
+
+    /// Has another task take the turn of a run, or commit it.
+    pub(crate) async fn turn_on(
+        self: &Arc<Self>,
+        name: &TaskName,
+        (id, run): RunOf,
+        is_commit: bool,
+    ) -> Result<(), Fault> {
+        let turn = TurnOrder {
+            callable: Some(id),
+            run,
+            is_commit,
+        };
+        let order = Order {
+            turn: Some(turn),
+            ..Order::default()
+        };
+        self.link(name)?.ask((id, run), order).await.map(|_| ())
     }
 
     /// Tells another task to give up a run, if there is a stream to it: without one, it has done so.
@@ -216,15 +235,15 @@ impl Task {
 
     async fn obey(self: Arc<Self>, orders: Streaming<Order>, reports: mpsc::Sender<Said>) {
         let mut stopping = self.stopping.clone();
-        let under_way = Arc::new(Mutex::new(HashSet::new()));
+        let mut last = HashMap::new();
         let ended = tokio::select! {
-            ended = self.obey_all(orders, &reports, &under_way) => ended,
+            ended = self.obey_all(orders, &reports, &mut last) => ended,
             _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
         };
         let lost = ended.clone().err().unwrap_or_else(|| {
             Fault::new(ErrorKind::DeviceFailed, "the master has ended its stream")
         });
-        for (id, run) in locked(&under_way).drain() {
+        for (id, run) in last {
             if let Ok(hosted) = self.hosted(id) {
                 hosted.give_up(run, lost.clone());
             }
@@ -244,40 +263,59 @@ impl Task {
         self: &Arc<Self>,
         mut orders: Streaming<Order>,
         reports: &mpsc::Sender<Said>,
-        under_way: &Arc<Mutex<HashSet<RunOf>>>,
+        last: &mut HashMap<CallableId, u64>,
     ) -> Result<(), Fault> {
         let broken = |e: Status| Fault::new(ErrorKind::DeviceFailed, e.message());
         let first = orders.message().await.map_err(broken)?;
         let hello = given(first.and_then(|order| order.hello))?;
         let master = self.master_of(&hello)?;
-        while let Some(order) = orders.message().await.map_err(broken)? {
-            if let Some(abort) = order.abort {
+        while let Some(mut order) = orders.message().await.map_err(broken)? {
+            if let Some(abort) = order.abort.take() {
                 // An absent part has no runs.
                 let _ = self.abort(abort);
             }
-            let Some(step) = order.step else { continue };
-            let of = (given(step.callable)?, step.run);
-            locked(under_way).insert(of);
-            let (task, master) = (self.clone(), master.clone());
-            let (reports, under_way) = (reports.clone(), under_way.clone());
-            tokio::spawn(async move {
-                let ran = task.step(step, &master, &reports).await;
-                locked(&under_way).remove(&of);
-                let (results, fault) = match ran {
-                    Ok(results) => (Some(results), None),
-                    Err(fault) => (None, Some(fault)),
-                };
-                let report = Report {
-                    callable: Some(of.0),
-                    run: of.1,
-                    fault,
-                    results,
-                };
-                // An absent master needs no report.
-                let _ = reports.send(Ok(report)).await;
-            });
+            let of = match (&order.step, &order.turn) {
+                (Some(step), _) => (given(step.callable)?, step.run),
+                (None, Some(turn)) => (given(turn.callable)?, turn.run),
+                (None, None) => continue,
+            };
+            last.insert(of.0, of.1);
+            let (master, reports) = (master.clone(), reports.clone());
+            tokio::spawn(self.clone().obey_one(order, of, master, reports));
         }
         Ok(())
+    }
+
+    /// Does what an order about a run says, and reports.
+    async fn obey_one(
+        self: Arc<Self>,
+        order: Order,
+        (id, run): RunOf,
+        master: TaskName,
+        reports: mpsc::Sender<Said>,
+    ) {
+        let done = match (order.step, order.turn) {
+            (Some(step), _) => self.step(step, &master, &reports).await,
+            (None, turn) => self.take_turn(turn.unwrap_or_default()).await,
+        };
+        let (results, fault) = match done {
+            Ok(results) => (Some(results), None),
+            Err(fault) => (None, Some(fault)),
+        };
+        let report = Report {
+            callable: Some(id),
+            run,
+            fault,
+            results,
+        };
+        // An absent master needs no report.
+        let _ = reports.send(Ok(report)).await;
+    }
+
+    async fn take_turn(&self, order: TurnOrder) -> Result<Results, Fault> {
+        let hosted = self.hosted(given(order.callable)?)?;
+        hosted.turn(order.run, order.is_commit).await?;
+        Ok(Results::default())
     }
 
     /// The greeting task. Errors when it is not of this cluster, or has another program.

@@ -139,6 +139,14 @@ impl Part for Relayed {
         Part::incoming(&*self.0)
     }
 
+    fn state_use(&self) -> StateUse {
+        Part::state_use(&*self.0)
+    }
+
+    fn hold(self: Arc<Self>) -> Job<Turn> {
+        self.0.clone().hold()
+    }
+
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
         match &self.1 {
             Some(fails) if fails.load(Ordering::SeqCst) => in_thread(move || {

@@ -10,6 +10,7 @@ use crate::messages::{
 use crate::names::task_of;
 use crate::outbox::{Outbox, PartWire};
 use crate::server::Task;
+use crate::turn::{StateUse, Turn};
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::collections::HashMap;
 use std::future::Future;
@@ -36,6 +37,8 @@ pub(crate) struct Hosted {
     pub(crate) outputs: Vec<u32>,
     /// The last run that its master gave up.
     given_up: AtomicU64,
+    /// The run that has the turn of the part's variables.
+    turn: Mutex<Option<(u64, Turn)>>,
 }
 
 /// Where pieces of a stream go.
@@ -101,7 +104,10 @@ impl Hosted {
     ) -> Result<Vec<Tensor>, Fault> {
         let ran = match feeds.await {
             Ok(feeds) => {
-                let ran = self.part.clone().run(run, feeds.clone()).await;
+                let ran = match self.turn_of(run) {
+                    Some(turn) => turn.run(run, feeds.clone()).await,
+                    None => self.part.clone().run(run, feeds.clone()).await,
+                };
                 feeds.into_iter().for_each(|feed| self.feeds.recycle(feed));
                 ran
             }
@@ -120,6 +126,34 @@ impl Hosted {
         })
     }
 
+    /// The turn that a run holds.
+    fn turn_of(&self, run: u64) -> Option<Turn> {
+        let turn = locked(&self.turn);
+        turn.as_ref()
+            .filter(|(of, _)| *of == run)
+            .map(|(_, turn)| turn.clone())
+    }
+
+    /// Takes the turn of a run, or commits the run in its turn.
+    pub(crate) async fn turn(&self, run: u64, is_commit: bool) -> Result<(), Fault> {
+        if is_commit {
+            let held = locked(&self.turn).take_if(|(of, _)| *of == run);
+            let gone = || Fault::new(ErrorKind::DeviceFailed, "the turn of a run was given up");
+            let (_, turn) = held.ok_or_else(gone)?;
+            return turn.commit().await;
+        }
+        let held = tokio::select! {
+            held = self.part.clone().hold() => held?,
+            fault = self.feeds.failure(run) => return Err(fault.derived()),
+        };
+        let mut turn = locked(&self.turn);
+        if self.given_up.load(Ordering::Acquire) == run {
+            return Err(Fault::invalid("the run was given up").derived());
+        }
+        *turn = Some((run, held));
+        Ok(())
+    }
+
     /// Sets the part's variables to their initial values.
     pub(crate) async fn initialise(&self) -> Result<(), Fault> {
         self.part.clone().initialise().await
@@ -128,6 +162,7 @@ impl Hosted {
     /// Gives up a run.
     pub(crate) fn give_up(&self, run: u64, cause: Fault) {
         self.given_up.store(run, Ordering::Release);
+        locked(&self.turn).take_if(|(of, _)| *of == run);
         self.feeds.fail(run, cause.clone());
         self.part.abort(run, cause.into());
     }
@@ -151,6 +186,7 @@ impl Task {
         let wire = Arc::new(PartWire::default());
         let made = self.engine.register(document.clone(), wire.clone()).await?;
         let Made { part, warnings } = made;
+        let state_use = part.state_use();
         let outgoing: Vec<End> = part.outgoing().iter().map(End::of).collect();
         let incoming: Vec<End> = part.incoming().iter().map(End::of).collect();
         let ways = outgoing.iter().map(|end| self.way(end));
@@ -162,12 +198,15 @@ impl Task {
             _document: document,
             incoming: incoming.clone(),
             given_up: AtomicU64::new(0),
+            turn: Mutex::default(),
         };
         locked(&self.worker.parts).insert(id, Arc::new(hosted));
         Ok(Registered {
             outgoing,
             incoming,
             warnings,
+            has_variables: state_use >= StateUse::Reads,
+            assigns: state_use == StateUse::Assigns,
         })
     }
 

@@ -432,13 +432,22 @@ impl Executor {
     /// [`Executor::run`] as a part of a transaction on the variables that it uses.
     ///
     /// Errors with `Internal` when it assigns variables in place, which a transaction could not take back, or has replicas of variables.
-    pub fn run_in(&self, _: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+    pub fn run_in(&self, turn: &Transaction, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        self.run_part(turn, inputs, None)
+    }
+
+    fn run_part(
+        &self,
+        _: &Transaction,
+        inputs: &[Tensor],
+        run: Option<u64>,
+    ) -> Result<Vec<Tensor>, Error> {
         if self.residents.is_in_place() || !self.replicas.is_empty() {
             let message = "a part of a run assigns variables in place, or has replicas of them";
             return Err(Error::internal(message));
         }
         let mut outputs = self.new_outputs()?;
-        self.run_within(self.checked(inputs, &mut outputs)?, None)?;
+        self.run_within(self.checked(inputs, &mut outputs)?, run)?;
         Ok(outputs)
     }
 

@@ -9,9 +9,9 @@
 //! if no run is under way (its tensor is received as soon as it begins), one for an earlier run is dropped. Peer gone: whoever notices
 //! calls [`Executor::abort`].
 
-use super::Executor;
 use super::rendezvous::Rendezvous;
 use super::wait::Event;
+use super::{Executor, Transaction};
 use crate::driver::HostMemory;
 use crate::error::{Error, ErrorKind};
 use crate::program::Key;
@@ -316,6 +316,32 @@ impl Executor {
     pub fn run_as(&self, run: u64, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         let checked = self.checked(inputs, outputs);
         let ran = checked.and_then(|operands| self.run_committed(operands, Some(run)));
+        if ran.is_err() {
+            self.shared.rendezvous.end_run(run);
+        }
+        ran
+    }
+
+    /// True if runs use variables, and if they assign some.
+    pub fn state_use(&self) -> [bool; 2] {
+        [self.has_state, self.assigns]
+    }
+
+    /// Begins a turn on the variables for [`Executor::run_in_turn`]: see [`Resources::begin_as`](super::Resources::begin_as).
+    pub fn begin_turn(&self) -> Transaction<'_> {
+        self.resources.begin_as(self.assigns)
+    }
+
+    /// [`Executor::run_as`] within a turn, whose commit makes the assignments visible.
+    ///
+    /// Errors with `Internal` as [`Executor::run_in`] as well.
+    pub fn run_in_turn(
+        &self,
+        turn: &Transaction<'_>,
+        run: u64,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>, Error> {
+        let ran = self.run_part(turn, inputs, Some(run));
         if ran.is_err() {
             self.shared.rendezvous.end_run(run);
         }
