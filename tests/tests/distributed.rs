@@ -285,7 +285,8 @@ fn variables_are_listed_and_set_to_initial_values() {
     assert_eq!(count(&first), 1.0);
 }
 
-/// Adds to a variable on one task 1 and, from another task, the least of another variable and 0; `index` picks an element of a list of three there.
+/// Adds to a variable on one task 1 and, from another task, the least of another variable and 0. `index` picks an element of a list of three
+/// there.
 fn add_from(own: (&str, &str), other: (&str, &str)) -> Graph {
     let mut b = GraphBuilder::new("add_from");
     let index = b.input("index", DType::I64, [0usize; 0]);
@@ -295,9 +296,9 @@ fn add_from(own: (&str, &str), other: (&str, &str)) -> Graph {
         let list = b.constant(Tensor::from_slice(&[0.0f32, 0.0, 0.0], &[3])?);
         let op = Op::Gather { axis: 0 };
         let picked = b.add(op, &[list, index])?;
+        b.output("picked", picked[0]);
         let none = b.scalar(DType::F32, 0.0);
-        let nothing = b.map(ScalarOp::Min, &[v, none])?;
-        b.map(ScalarOp::Add, &[nothing, picked[0]])
+        b.map(ScalarOp::Min, &[v, none])
     });
     let next = b.with_device(own.1, |b| {
         let v = b.variable(own.0, zero())?;
@@ -310,28 +311,53 @@ fn add_from(own: (&str, &str), other: (&str, &str)) -> Graph {
     b.finish().unwrap()
 }
 
+/// Adds 1 to a variable on one task, and picks an element of a list of three on another.
+fn count_and_pick(own: (&str, &str), other: &str) -> Graph {
+    let mut b = GraphBuilder::new("count_and_pick");
+    let index = b.input("index", DType::I64, [0usize; 0]);
+    let next = b.with_device(own.1, |b| {
+        let v = b.variable(own.0, Tensor::from_slice(&[0.0f32], &[])?)?;
+        let one = b.scalar(DType::F32, 1.0);
+        let sum = b.map(ScalarOp::Add, &[v, one])?;
+        b.assign_variable(own.0, sum)
+    });
+    b.output("next", next.unwrap());
+    let picked = b.with_device(other, |b| {
+        let list = b.constant(Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3])?);
+        b.add(Op::Gather { axis: 0 }, &[list, index])
+    });
+    b.output("picked", picked.unwrap()[0]);
+    b.finish().unwrap()
+}
+
 #[test]
 fn a_step_over_tasks_assigns_once_all_are_done() {
     let spec = cluster(&FIVE[..3]);
     let _servers = serve_all(&spec);
     let [v, w] = [("v", "/job:ps/task:0"), ("w", "/job:ps/task:1")];
     let session = open(&spec, ("worker", 0)).unwrap();
-    let compiled = session
-        .compile(&add_from(v, w), &Options::default())
-        .unwrap();
-    let run = |index: i64| {
-        let index = Tensor::from_slice(&[index], &[]).unwrap();
-        let ran = compiled.run([("index", index)]);
-        ran.map(|outputs| outputs["next"].as_slice::<f32>()[0])
-    };
-    assert_eq!([run(0).unwrap(), run(2).unwrap()], [1.0, 2.0]);
-    // The other task fails after or before the first one is done: nothing is assigned.
-    for _ in 0..20 {
-        let failed = run(7).unwrap_err();
-        assert_eq!(failed.kind(), ErrorKind::InvalidInput, "{failed}");
-        assert!(failed.to_string().contains("/job:ps/task:1"), "{failed}");
+    // The assigned value depends on the other task, or on nothing there: then its part may be done when the other one fails.
+    let mut expected = 0.0;
+    for graph in [add_from(v, w), count_and_pick(v, w.1)] {
+        let compiled = session.compile(&graph, &Options::default()).unwrap();
+        let run = |index: i64| {
+            let index = Tensor::from_slice(&[index], &[]).unwrap();
+            let ran = compiled.run([("index", index)]);
+            ran.map(|outputs| outputs["next"].as_slice::<f32>()[0])
+        };
+        expected += 2.0;
+        assert_eq!(
+            [run(0).unwrap(), run(2).unwrap()],
+            [expected - 1.0, expected]
+        );
+        for _ in 0..20 {
+            let failed = run(7).unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::InvalidInput, "{failed}");
+            assert!(failed.to_string().contains("/job:ps/task:1"), "{failed}");
+        }
+        expected += 1.0;
+        assert_eq!(run(1).unwrap(), expected);
     }
-    assert_eq!(run(1).unwrap(), 3.0);
 }
 
 #[test]
