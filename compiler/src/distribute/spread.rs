@@ -19,7 +19,6 @@ use gristmill_remote::{
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
 use gristmill_runtime::exec::{VariableState, Wire};
-use std::net::TcpListener;
 use std::sync::Arc;
 
 /// The partitions of a program, each on a server of its own, joined over the loopback device.
@@ -35,7 +34,7 @@ impl Spread {
     pub fn of(lowered: &Lowered, settings: &Settings, options: &Options) -> Result<Spread> {
         let parts = &lowered.partitions;
         let devices: Vec<DeviceName> = parts.iter().map(|part| part.device.clone()).collect();
-        let cluster = cluster(devices.len())?;
+        let cluster = ClusterSpec::local((0..devices.len()).map(task))?;
         let plan = plan(parts, lowered, &devices, options)?;
         let mut servers = Vec::new();
         for (number, device) in devices.iter().enumerate() {
@@ -81,20 +80,6 @@ fn task(number: usize) -> TaskName {
         job: "device".to_owned(),
         task: number as u32,
     }
-}
-
-/// As many tasks at free ports.
-fn cluster(n: usize) -> Result<ClusterSpec> {
-    let free = || TcpListener::bind("127.0.0.1:0");
-    let fail = |e: std::io::Error| crate::Error::invalid(format!("no free port: {e}"));
-    let listeners = (0..n).map(|_| free().map_err(fail));
-    let listeners = listeners.collect::<Result<Vec<TcpListener>>>()?;
-    let mut tasks = Vec::new();
-    for (number, listener) in listeners.iter().enumerate() {
-        let address = listener.local_addr().map_err(fail)?;
-        tasks.push((task(number), address.to_string()));
-    }
-    Ok(ClusterSpec::new(tasks)?)
 }
 
 /// Each partition as the share of its task.

@@ -26,7 +26,8 @@ impl Session {
     /// Sets all variables of containers to their initial values, on every task of the session's cluster, and lists the tasks. Each task waits for
     /// its runs. A variable without an initial value counts as never assigned. The empty name is the container of models without one.
     ///
-    /// Errors as [`Session::cluster_tasks`]; a task without an answer has an error in the list, and its variables as they were.
+    /// Errors as [`Session::cluster_tasks`]; a task without an answer has an error in the list, and may reset its
+    /// variables later.
     pub fn cluster_tasks_after_reset(&self, containers: &[&str]) -> Result<Vec<TaskState>> {
         let Some(cluster) = self.cluster() else {
             let message = "a session of this process has no tasks";

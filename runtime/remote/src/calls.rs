@@ -49,8 +49,15 @@ async fn assembled<M: Pieced>(
     let mut n_missing = n_apart(&specs, values, limits)?;
     let inbox = Inbox::new(specs);
     for (slot, value) in values.iter().enumerate() {
-        if let Some(tensor) = value.tensor()? {
-            inbox.put(slot, ONLY_RUN, tensor);
+        let spec = &inbox.specs()[slot];
+        let is_empty = checked_size_bytes(spec.dtype, &spec.shape)? == 0;
+        match value.tensor()? {
+            Some(tensor) => inbox.put(slot, ONLY_RUN, tensor),
+            // No piece comes for it.
+            None if is_empty => {
+                inbox.put(slot, ONLY_RUN, Tensor::zeros(spec.dtype, &spec.shape)?);
+            }
+            None => {}
         }
     }
     while n_missing > 0 {
@@ -193,8 +200,9 @@ impl Task {
         let (answers, out) = mpsc::channel(2);
         tokio::spawn(async move {
             let mut stopping = self.stopping.clone();
+            let is_wanted = || !answers.is_closed();
             let called = tokio::select! {
-                called = self.called(parts) => called,
+                called = self.called(parts, &is_wanted) => called,
                 _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
             };
             let (fault, fetches) = match called {
@@ -226,11 +234,12 @@ impl Task {
     async fn called(
         self: &Arc<Self>,
         mut parts: Streaming<CallPart>,
+        is_wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Tensor>, Fault> {
         let first = parts.message().await.map_err(|s| broken(&s))?;
         let call = given(first.and_then(|part| part.call))?;
         let digest = Digest::from_bytes(&call.program)?;
         let feeds = assembled(&call.feeds, &mut parts, &self.limits).await?;
-        self.call(&digest, feeds).await
+        self.call(&digest, feeds, is_wanted).await
     }
 }

@@ -1,12 +1,18 @@
 //! A cluster: jobs, their tasks, and the addresses of these.
 
-use gristmill_runtime::Error;
+use gristmill_runtime::{Error, ErrorKind};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The job of a process without a cluster.
 const LOCAL_JOB: &str = "localhost";
+
+/// Ports of [`ClusterSpec::local`].
+const FIRST_PORT: u16 = 10_000;
+const N_PORTS: u16 = 20_000;
 
 /// A task of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,6 +105,26 @@ impl ClusterSpec {
             ),
         };
         Err(Error::invalid(message))
+    }
+
+    /// Tasks on this machine, at ports that are free now: below 32768, where systems take none for connections.
+    ///
+    /// Errors with `DeviceFailed` when there are not enough.
+    pub fn local(names: impl IntoIterator<Item = TaskName>) -> Result<ClusterSpec, Error> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Processes begin at different ports.
+        let first = std::process::id().wrapping_mul(61);
+        let mut ports = (0..N_PORTS).map(|_| {
+            let next = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+            FIRST_PORT + (next % u32::from(N_PORTS)) as u16
+        });
+        let mut free = || ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+        let mut tasks = Vec::new();
+        for name in names {
+            let none = || Error::new(ErrorKind::DeviceFailed, "no port of this machine is free");
+            tasks.push((name, format!("127.0.0.1:{}", free().ok_or_else(none)?)));
+        }
+        ClusterSpec::new(tasks)
     }
 
     /// SHA-256 of the tasks and addresses, in hexadecimal digits: the same for the same cluster, however it was written down.

@@ -218,9 +218,9 @@ impl Store {
 
     /// A document whose contents are here; they stay as long as it does.
     pub(crate) fn document(&self, contents: &Contents, limits: &Limits) -> Result<Document, Fault> {
-        let mut entries = locked(&self.0);
-        let mut held = |content: &Content| {
+        let held = |content: &Content| {
             let digest = content.digest()?;
+            let mut entries = locked(&self.0);
             let entry = entries.get_mut(&digest).ok_or_else(|| {
                 let message = format!("contents {digest} did not come");
                 Fault::new(ErrorKind::DeviceFailed, message).with_hint("try again")
@@ -228,7 +228,7 @@ impl Store {
             entry.touched = Instant::now();
             Ok::<_, Fault>((digest, entry.bytes.clone()))
         };
-        let (_, text) = held(given(contents.text.as_ref())?)?;
+        let (digest, text) = held(given(contents.text.as_ref())?)?;
         if text.len() > limits.text_bytes {
             let (n, most) = (text.len(), limits.text_bytes);
             let message = format!("a text of {n} bytes, more than {most}");
@@ -246,7 +246,18 @@ impl Store {
             };
             constants.insert(digest, constant);
         }
-        Ok(Document::new(text, constants))
+        Ok(Document {
+            text: text.into(),
+            digest,
+            constants: Arc::new(constants),
+        })
+    }
+
+    fn held_bytes(&self) -> usize {
+        locked(&self.0)
+            .values()
+            .map(|entry| entry.bytes.len())
+            .sum()
     }
 }
 
@@ -317,15 +328,21 @@ impl Task {
     }
 
     /// Takes contents until their stream ends.
-    pub(crate) async fn put(&self, mut stream: Streaming<Chunk>) -> Result<Nothing, Fault> {
+    pub(crate) async fn put(
+        self: &Arc<Self>,
+        mut stream: Streaming<Chunk>,
+    ) -> Result<Nothing, Fault> {
         let mut arriving: Option<Arriving> = None;
         // Held as long as others are on their way.
         let mut arrived = Vec::new();
-        let broken = |e: tonic::Status| Fault::new(ErrorKind::DeviceFailed, e.message());
-        while let Some(chunk) = stream.message().await.map_err(broken)? {
+        while let Some(chunk) = self.next_chunk(&mut stream).await? {
             if let Some(content) = &chunk.content {
                 if arriving.is_some() {
                     return Err(Fault::invalid("contents came before the last ones ended"));
+                }
+                let size = usize::try_from(content.size_bytes).unwrap_or(usize::MAX);
+                if self.store.held_bytes().saturating_add(size) > self.limits.store_bytes {
+                    self.clone().evict_idle(0).await;
                 }
                 arriving = Some(Arriving::new(content, &self.limits)?);
             }
@@ -341,6 +358,20 @@ impl Task {
         match arriving {
             None => Ok(Nothing {}),
             Some(_) => Err(Fault::invalid("a stream ended within contents")),
+        }
+    }
+}
+
+impl Task {
+    async fn next_chunk(&self, stream: &mut Streaming<Chunk>) -> Result<Option<Chunk>, Fault> {
+        let silent = |_| Fault::new(ErrorKind::DeviceFailed, "the sender of contents is silent");
+        let broken = |e: tonic::Status| Fault::new(ErrorKind::DeviceFailed, e.message());
+        let next = tokio::time::timeout(self.limits.prepare, stream.message()).await;
+        let chunk = next.map_err(silent)?.map_err(broken)?;
+        let is_empty = |c: &Chunk| c.data.is_empty() && c.content.is_none();
+        match chunk.as_ref().is_some_and(is_empty) {
+            true => Err(Fault::invalid("a chunk of contents is empty")),
+            false => Ok(chunk),
         }
     }
 }

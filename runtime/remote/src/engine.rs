@@ -107,6 +107,9 @@ pub trait Part: Send + Sync + 'static {
     /// Runs once, as the run of this number.
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>>;
 
+    /// Uses up the number of a run without a run: see [`Executor::skip`].
+    fn skip(&self, run: u64);
+
     /// Sets its variables to their initial values, between runs.
     fn initialise(self: Arc<Self>) -> Job<()>;
 
@@ -151,6 +154,10 @@ impl Part for Executor {
             self.run_as(run, &feeds, &mut outputs)?;
             Ok(outputs)
         })
+    }
+
+    fn skip(&self, run: u64) {
+        Executor::skip(self, run);
     }
 
     fn initialise(self: Arc<Self>) -> Job<()> {

@@ -55,6 +55,10 @@ impl Inbox {
         }
     }
 
+    pub(crate) fn specs(&self) -> &[IoSpec] {
+        &self.specs
+    }
+
     /// Does something for a run, which then is the one under way. Nothing for a run that has ended, or failed.
     fn during<T>(&self, run: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let state = &mut *locked(&self.state);

@@ -3,7 +3,7 @@
 use crate::TaskName;
 use crate::callables::Callables;
 use crate::contents::{self, Digest, Document};
-use crate::engine::{Plan, Share};
+use crate::engine::{Plan, Share, in_thread};
 use crate::inbox::Inbox;
 use crate::messages::{
     Call, CallableId, DeviceInfo, End, Fault, Io, Nothing, Prepare, Prepared, Register, Registered,
@@ -19,6 +19,7 @@ use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
@@ -65,6 +66,8 @@ pub(crate) struct Installed {
     pub(crate) outputs: Arc<Inbox>,
     /// The shares whose turns a run takes before it begins, in order; true if it assigns variables there.
     pub(crate) turns: Vec<(Arc<Share>, bool)>,
+    /// The start of each task, as it was then.
+    incarnations: Vec<(TaskName, u64)>,
     /// Warnings of the tasks.
     warnings: Vec<String>,
 }
@@ -84,6 +87,29 @@ impl State {
 impl Task {
     /// Divides and compiles a program for one more client; a program of the same text is the same one.
     pub(crate) async fn prepare(self: &Arc<Self>, request: Prepare) -> Result<Prepared, Fault> {
+        let (sender, prepared) = oneshot::channel();
+        let task = self.clone();
+        // Goes on when the client has gone, so that nothing is half done; then the program has one client less.
+        tokio::spawn(async move {
+            let digest = request
+                .program
+                .as_ref()
+                .and_then(|c| c.text.as_ref()?.digest().ok());
+            let prepared = task.prepare_held(request).await;
+            if let (Err(Ok(_)), Some(digest)) = (sender.send(prepared), digest) {
+                task.let_go(&digest).await;
+            }
+        });
+        let panicked = |_| {
+            Err(Fault::new(
+                ErrorKind::Internal,
+                "a task of the server panicked",
+            ))
+        };
+        prepared.await.unwrap_or_else(panicked)
+    }
+
+    async fn prepare_held(self: &Arc<Self>, request: Prepare) -> Result<Prepared, Fault> {
         let contents = given(request.program)?;
         let digest = given(contents.text.as_ref())?.digest()?;
         let known = locked(&self.master.callables).hold(&digest);
@@ -95,7 +121,11 @@ impl Task {
                 callables.add(document, &self.limits)?
             }
         };
-        let prepared = self.prepared(&callable).await;
+        let mut prepared = self.prepared(&callable).await;
+        if matches!(&prepared, Err(fault) if fault.category() == ErrorKind::OutOfMemory) {
+            self.clone().evict_idle(0).await;
+            prepared = self.prepared(&callable).await;
+        }
         if prepared.is_err() {
             self.let_go(&digest).await;
         }
@@ -104,6 +134,7 @@ impl Task {
 
     async fn prepared(self: &Arc<Self>, callable: &Callable) -> Result<Prepared, Fault> {
         let mut state = callable.state.lock().await;
+        self.renew(&mut state).await;
         let installed = self.registered(&callable.document, &mut state).await?;
         let plan = &installed.plan;
         Ok(Prepared {
@@ -114,10 +145,29 @@ impl Task {
         })
     }
 
+    /// Forgets the parts of a program if one of its tasks was restarted.
+    pub(crate) async fn renew(self: &Arc<Self>, state: &mut State) {
+        let Some(installed) = state.installed.clone() else {
+            return;
+        };
+        let others = installed
+            .incarnations
+            .iter()
+            .filter(|(name, _)| *name != self.name);
+        let checks = self.on_each(others.cloned().collect(), |task, (name, number)| async move {
+            Ok(task.greet(&name).await?.incarnation == number)
+        });
+        let is_current = checks.await.into_iter().all(|check| check == Ok(true));
+        if !is_current && let Some((id, names)) = state.take_parts() {
+            self.forget_parts(id, names).await;
+        }
+    }
+
     /// Divides a program over the tasks that it names, and this one.
     async fn divided(self: &Arc<Self>, program: &Document) -> Result<Plan, Fault> {
         let mut names = vec![self.name.clone()];
-        for name in self.engine.tasks(program)? {
+        let (engine, own) = (self.engine.clone(), program.clone());
+        for name in in_thread(move || engine.tasks(&own)).await? {
             self.spec.address(&name).map_err(Fault::from)?;
             if !names.contains(&name) {
                 names.push(name);
@@ -261,6 +311,10 @@ impl Task {
             id,
             outputs,
             turns: turns(&plan, &tasks),
+            incarnations: tasks
+                .iter()
+                .map(|(name, r)| (name.clone(), r.incarnation))
+                .collect(),
             warnings: own.collect(),
             plan: plan.clone(),
         });
@@ -306,7 +360,8 @@ impl Task {
     ) -> Result<Registered, Fault> {
         if share.task == self.name {
             let part = share.part.clone();
-            return self.compile(id, part, Vec::new()).await;
+            let outputs = share.outputs.iter().map(|&i| i as u32);
+            return self.compile(id, part, outputs.collect()).await;
         }
         let channel = self.channel(&share.task)?;
         let brought = contents::bring(&channel, &share.part, &self.limits).await;
@@ -356,11 +411,15 @@ impl Task {
 
     /// Counts one client less, and forgets the programs that were idle for longest.
     async fn let_go(self: &Arc<Self>, digest: &Digest) {
-        let idle = {
-            let mut callables = locked(&self.master.callables);
-            callables.let_go(digest);
-            callables.take_idle(self.limits.idle_callables)
-        };
+        locked(&self.master.callables).let_go(digest);
+        // Goes on even if the client does not wait.
+        let evicting = tokio::spawn(self.clone().evict_idle(self.limits.idle_callables));
+        let _ = evicting.await;
+    }
+
+    /// Forgets programs without a client but the `most` that were used last.
+    pub(crate) async fn evict_idle(self: Arc<Self>, most: usize) {
+        let idle = locked(&self.master.callables).take_idle(most);
         for callable in idle {
             let parts = callable.state.lock().await.take_parts();
             if let Some((id, names)) = parts {
@@ -371,14 +430,13 @@ impl Task {
 }
 
 /// The shares whose turns a run takes before it begins, in the order of their tasks' names, which is the same for all masters: then runs never
-/// wait for each other in a circle. A part that is alone takes its turn itself; so does one that only reads where no other has variables.
+/// wait for each other in a circle. A part that is alone takes its turn itself.
 fn turns(plan: &Plan, tasks: &[(TaskName, Registered)]) -> Vec<(Arc<Share>, bool)> {
     let all = plan.shares.iter().zip(tasks);
     let with = all.filter(|(_, (_, registered))| registered.has_variables);
     let with = with.map(|(share, (_, registered))| (share.clone(), registered.assigns));
     let mut with: Vec<(Arc<Share>, bool)> = with.collect();
-    let is_reading_one = with.len() < 2 && !with.iter().any(|(_, assigns)| *assigns);
-    if plan.shares.len() < 2 || is_reading_one {
+    if plan.shares.len() < 2 {
         return Vec::new();
     }
     with.sort_by(|(a, _), (b, _)| a.task.cmp(&b.task));

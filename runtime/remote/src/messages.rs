@@ -394,6 +394,9 @@ pub(crate) struct Registered {
     pub(crate) has_variables: bool,
     #[prost(bool, tag = "5")]
     pub(crate) assigns: bool,
+    /// The start of the task that has the part.
+    #[prost(fixed64, tag = "6")]
+    pub(crate) incarnation: u64,
 }
 
 /// An end of a transfer, with names of devices in the task that has it.
@@ -453,6 +456,9 @@ pub(crate) struct Order {
     pub(crate) abort: Option<Abort>,
     #[prost(message, optional, tag = "4")]
     pub(crate) turn: Option<TurnOrder>,
+    /// Number of the order on its stream, from 1 on.
+    #[prost(uint64, tag = "5")]
+    pub(crate) number: u64,
 }
 
 /// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way after it, or, without a program, a refusal of the stream.
@@ -466,6 +472,9 @@ pub(crate) struct Report {
     pub(crate) fault: Option<Fault>,
     #[prost(message, optional, tag = "4")]
     pub(crate) results: Option<Results>,
+    /// Number of the order that has ended; 0 for an output lost on the way.
+    #[prost(uint64, tag = "5")]
+    pub(crate) number: u64,
 }
 
 /// A master's order to give up a run.

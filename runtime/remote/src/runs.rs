@@ -27,20 +27,25 @@ impl Run {
 }
 
 impl Task {
-    /// Runs a program once.
+    /// Runs a program once. A run that nobody wants any more commits nothing.
     pub(crate) async fn call(
         self: &Arc<Self>,
         digest: &Digest,
         feeds: Vec<Tensor>,
+        is_wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Tensor>, Fault> {
         let callable = self.callable(digest)?;
         let mut state = callable.state.lock().await;
+        // A client may have gone while others ran the program.
+        if !is_wanted() {
+            return Err(gone());
+        }
         let of = self.registered(&callable.document, &mut state).await?;
         check_feeds(&of.plan, &feeds)?;
         state.run += 1;
         let number = state.run;
         let run = Run { number, of };
-        let ran = self.run_in_turn(&run, feeds).await;
+        let ran = self.run_in_turn(&run, feeds, is_wanted).await;
         run.of.outputs.end(run.number);
         let (fault, is_lost) = match ran {
             Ok(fetches) => return Ok(fetches),
@@ -58,6 +63,7 @@ impl Task {
         self: &Arc<Self>,
         run: &Run,
         feeds: Vec<Tensor>,
+        is_wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut done = Ok(());
         for (share, _) in &run.of.turns {
@@ -71,7 +77,10 @@ impl Task {
             Err(_) => None,
         };
         if fetches.is_some() && !run.of.turns.is_empty() {
-            done = self.commit(run).await;
+            done = match is_wanted() {
+                true => self.commit(run).await,
+                false => Err(gone()),
+            };
         }
         match (done, fetches) {
             (Ok(()), Some(fetches)) => Ok(fetches),
@@ -268,6 +277,10 @@ fn panicked(e: &tokio::task::JoinError) -> Fault {
         ErrorKind::Internal,
         format!("a task of the server panicked: {e}"),
     )
+}
+
+fn gone() -> Fault {
+    Fault::invalid("the client has gone")
 }
 
 fn too_long(limit: std::time::Duration) -> Fault {

@@ -140,6 +140,7 @@ impl Task {
         let callable = self.callable(&Digest::from_bytes(&request.program)?)?;
         // No run of the program goes on meanwhile.
         let mut state = callable.state.lock().await;
+        self.renew(&mut state).await;
         let installed = self.registered(&callable.document, &mut state).await?;
         let id = installed.id;
         let names = installed

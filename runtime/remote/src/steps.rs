@@ -17,6 +17,7 @@ use bytes::Bytes;
 use gristmill_runtime::{ErrorKind, Tensor};
 use http::uri::PathAndQuery;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
@@ -32,10 +33,12 @@ pub(crate) type RunOf = (CallableId, u64);
 pub(crate) struct Link {
     orders: mpsc::UnboundedSender<Order>,
     waiting: Arc<Waiting>,
+    /// Number of the last order with an answer.
+    last: Arc<AtomicU64>,
 }
 
-/// Runs without an end so far; once the stream has ended, the reason.
-struct Waiting(Mutex<Result<HashMap<RunOf, oneshot::Sender<Ended>>, Fault>>);
+/// Orders without an answer so far, by number; once the stream has ended, the reason.
+struct Waiting(Mutex<Result<HashMap<u64, oneshot::Sender<Ended>>, Fault>>);
 
 /// The end of a run on a task.
 type Ended = Result<Results, Fault>;
@@ -52,6 +55,7 @@ impl Link {
         let link = Link {
             orders,
             waiting: waiting.clone(),
+            last: Arc::default(),
         };
         link.send(hello);
         let (master, who) = (Arc::downgrade(task), who.clone());
@@ -75,10 +79,15 @@ impl Link {
     }
 
     /// Gives an order about a run, and waits for the answer.
-    async fn ask(&self, of: RunOf, order: Order) -> Ended {
+    async fn ask(&self, mut order: Order) -> Ended {
+        order.number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (sender, receiver) = oneshot::channel();
         match &mut *locked(&self.waiting.0) {
-            Ok(waiting) => waiting.insert(of, sender),
+            Ok(waiting) => {
+                // Of those whose askers have gone, no more than one per order stays.
+                waiting.retain(|_, sender| !sender.is_closed());
+                waiting.insert(order.number, sender);
+            }
             Err(fault) => return Err(fault.clone()),
         };
         self.send(order);
@@ -88,16 +97,15 @@ impl Link {
 }
 
 impl Waiting {
-    /// Takes the end of a run; gives an error back if nobody waits for it any more.
-    fn take(&self, of: RunOf, ended: Ended) -> Option<Fault> {
+    /// Takes the answer to an order.
+    fn take(&self, number: u64, ended: Ended) {
         let found = match &mut *locked(&self.0) {
-            Ok(waiting) => waiting.remove(&of),
+            Ok(waiting) => waiting.remove(&number),
             Err(_) => None,
         };
-        match found {
+        if let Some(sender) = found {
             // Whoever waited may have gone.
-            Some(sender) => sender.send(ended).err().and_then(Result::err),
-            None => ended.err(),
+            let _ = sender.send(ended);
         }
     }
 
@@ -136,20 +144,31 @@ async fn read(
             Ok(None) => return Failure::Lost("it has ended the stream of orders".to_owned()),
             Err(status) => return rpc::lost(&status),
         };
-        let ended = match report.fault {
-            Some(fault) => Err(fault),
-            None => Ok(report.results.unwrap_or_default()),
-        };
-        let Some(id) = report.callable else {
-            let refusal = ended.err().unwrap_or_default();
+        if let Some(refusal) = dispatch(report, master, waiting) {
             return Failure::Fault(refusal);
-        };
-        if let Some(fault) = waiting.take((id, report.run), ended)
-            && let Some(inbox) = master.upgrade().and_then(|task| task.master.inbox(id))
-        {
-            inbox.fail(report.run, fault);
         }
     }
+}
+
+/// Gives a report to whoever waits for it. An error if it refuses the stream.
+fn dispatch(report: Report, master: &Weak<Task>, waiting: &Waiting) -> Option<Fault> {
+    let ended = match report.fault {
+        Some(fault) => Err(fault),
+        None => Ok(report.results.unwrap_or_default()),
+    };
+    let Some(id) = report.callable else {
+        return Some(ended.err().unwrap_or_default());
+    };
+    match (report.number, ended) {
+        (0, Err(fault)) => {
+            let inbox = master.upgrade().and_then(|task| task.master.inbox(id));
+            inbox
+                .iter()
+                .for_each(|inbox| inbox.fail(report.run, fault.clone()));
+        }
+        (number, ended) => waiting.take(number, ended),
+    }
+    None
 }
 
 impl Task {
@@ -178,8 +197,13 @@ impl Task {
         let link = self.link(name)?;
         let values = Value::of_all(&feeds, &self.limits);
         let outbox = self.outbox(name)?;
-        let failing = inbox.clone();
-        let lost = move |run: u64, fault: &Fault| failing.fail(run, fault.clone());
+        let failing = Arc::downgrade(inbox);
+        let lost = move |run: u64, fault: &Fault| {
+            let inbox = failing.upgrade();
+            inbox
+                .iter()
+                .for_each(|inbox| inbox.fail(run, fault.clone()));
+        };
         let opening = |i| Opening::of_feed(id, i);
         send_apart(feeds, &values, run, opening, &outbox, Arc::new(lost));
         let step = Step {
@@ -191,7 +215,7 @@ impl Task {
             step: Some(step),
             ..Order::default()
         };
-        Ok(link.ask((id, run), order).await?.fetches)
+        Ok(link.ask(order).await?.fetches)
     }
 
     /// Has another task take the turn of a run, or commit it.
@@ -210,7 +234,7 @@ impl Task {
             turn: Some(turn),
             ..Order::default()
         };
-        self.link(name)?.ask((id, run), order).await.map(|_| ())
+        self.link(name)?.ask(order).await.map(|_| ())
     }
 
     /// Tells another task to give up a run, if there is a stream to it: without one, it has done so.
@@ -294,10 +318,20 @@ impl Task {
         master: TaskName,
         reports: mpsc::Sender<Said>,
     ) {
-        let done = match (order.step, order.turn) {
-            (Some(step), _) => self.step(step, &master, &reports).await,
-            (None, turn) => self.take_turn(turn.unwrap_or_default()).await,
+        let (number, said) = (order.number, reports.clone());
+        let doing = tokio::spawn(async move {
+            match (order.step, order.turn) {
+                (Some(step), _) => self.step(step, &master, &said).await,
+                (None, turn) => self.take_turn(turn.unwrap_or_default()).await,
+            }
+        });
+        let panicked = |e| {
+            Err(Fault::new(
+                ErrorKind::Internal,
+                format!("a run panicked: {e}"),
+            ))
         };
+        let done = doing.await.unwrap_or_else(panicked);
         let (results, fault) = match done {
             Ok(results) => (Some(results), None),
             Err(fault) => (None, Some(fault)),
@@ -307,6 +341,7 @@ impl Task {
             run,
             fault,
             results,
+            number,
         };
         // An absent master needs no report.
         let _ = reports.send(Ok(report)).await;
@@ -339,6 +374,12 @@ impl Task {
         let hosted = self.hosted(id)?;
         let outbox = self.outbox(master)?;
         let fetches = hosted.run(run, hosted.gathered(run, &step.feeds)).await?;
+        if fetches.len() != hosted.outputs.len() {
+            let (n, expected) = (fetches.len(), hosted.outputs.len());
+            return Err(Fault::invalid(format!(
+                "{n} outputs, where the master has {expected}"
+            )));
+        }
         let values = Value::of_all(&fetches, &self.limits);
         // The stream of reports ends though tensors are on their way.
         let reports = reports.downgrade();
@@ -350,7 +391,7 @@ impl Task {
                 callable: Some(id),
                 run,
                 fault: Some(fault.clone()),
-                results: None,
+                ..Report::default()
             };
             // An absent master needs no report.
             tokio::spawn(async move { reports.send(Ok(report)).await });

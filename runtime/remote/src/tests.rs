@@ -7,7 +7,6 @@ use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, Variab
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -158,6 +157,10 @@ impl Part for Relayed {
         }
     }
 
+    fn skip(&self, run: u64) {
+        self.0.skip(run);
+    }
+
     fn initialise(self: Arc<Self>) -> Job<()> {
         self.0.clone().initialise()
     }
@@ -253,15 +256,8 @@ impl Engine for Relay {
     }
 }
 
-/// Addresses that are free now.
 fn cluster(tasks: &[&str]) -> ClusterSpec {
-    let listeners = tasks
-        .iter()
-        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    let listeners: Vec<TcpListener> = listeners.collect();
-    let address = |l: &TcpListener| l.local_addr().unwrap().to_string();
-    let names = tasks.iter().map(|text| task(text));
-    ClusterSpec::new(names.zip(listeners.iter().map(address))).unwrap()
+    ClusterSpec::local(tasks.iter().map(|text| task(text))).unwrap()
 }
 
 fn limits() -> Limits {
@@ -535,10 +531,20 @@ fn a_restarted_task_is_noticed_and_the_next_run_works() {
             began.elapsed()
         );
     }
-    let _second = start(&spec, THREE[1], &fails).unwrap();
+    let second = start(&spec, THREE[1], &fails).unwrap();
     for callable in &there_and_not {
         let y = client.call(callable, &[values(3.0)]).unwrap();
         assert_eq!(y[0].as_bytes(), values(3.0).as_bytes());
+    }
+    // A client that comes after another restart meets no error.
+    drop(second);
+    let _second = start(&spec, THREE[1], &fails).unwrap();
+    let other = connect(&spec, THREE[0]).unwrap();
+    for order in [[0, 1], [1, 0]] {
+        let program = order.map(|i| THREE[i]).join(" ");
+        let callable = other.prepare(&Document::from(program)).unwrap();
+        let y = other.call(&callable, &[values(4.0)]).unwrap();
+        assert_eq!(y[0].as_bytes(), values(4.0).as_bytes());
     }
 }
 

@@ -37,6 +37,9 @@ pub(crate) struct Hosted {
     pub(crate) outputs: Vec<u32>,
     /// The last run that its master gave up.
     given_up: AtomicU64,
+    /// The last begun run, and the last one with a turn.
+    last_run: AtomicU64,
+    last_turn: AtomicU64,
     /// The run that has the turn of the part's variables.
     turn: Mutex<Option<(u64, Turn)>>,
 }
@@ -102,24 +105,31 @@ impl Hosted {
         run: u64,
         feeds: impl Future<Output = Result<Vec<Tensor>, Fault>>,
     ) -> Result<Vec<Tensor>, Fault> {
+        self.last_run.fetch_max(run, Ordering::AcqRel);
         let ran = match feeds.await {
             Ok(feeds) => {
+                let had_turn = self.last_turn.load(Ordering::Acquire) == run;
                 let ran = match self.turn_of(run) {
                     Some(turn) => turn.run(run, feeds.clone()).await,
+                    None if had_turn => {
+                        self.part.skip(run);
+                        Err(Fault::new(
+                            ErrorKind::DeviceFailed,
+                            "the turn of a run was given up",
+                        ))
+                    }
                     None => self.part.clone().run(run, feeds.clone()).await,
                 };
                 feeds.into_iter().for_each(|feed| self.feeds.recycle(feed));
                 ran
             }
             Err(fault) => {
-                // The number is used up, as others count on it: without inputs the run fails at once.
-                self.part.abort(run, fault.clone().into());
-                let _ = self.part.clone().run(run, Vec::new()).await;
+                self.part.skip(run);
                 Err(fault)
             }
         };
         self.feeds.end(run);
-        let follows = self.given_up.load(Ordering::Acquire) == run;
+        let follows = self.given_up.load(Ordering::Acquire) >= run;
         ran.map_err(|fault| match follows {
             true => fault.derived(),
             false => fault,
@@ -142,14 +152,16 @@ impl Hosted {
             let (_, turn) = held.ok_or_else(gone)?;
             return turn.commit().await;
         }
+        self.last_run.fetch_max(run, Ordering::AcqRel);
         let held = tokio::select! {
             held = self.part.clone().hold() => held?,
             fault = self.feeds.failure(run) => return Err(fault.derived()),
         };
         let mut turn = locked(&self.turn);
-        if self.given_up.load(Ordering::Acquire) == run {
+        if self.given_up.load(Ordering::Acquire) >= run {
             return Err(Fault::invalid("the run was given up").derived());
         }
+        self.last_turn.store(run, Ordering::Release);
         *turn = Some((run, held));
         Ok(())
     }
@@ -161,10 +173,11 @@ impl Hosted {
 
     /// Gives up a run.
     pub(crate) fn give_up(&self, run: u64, cause: Fault) {
-        self.given_up.store(run, Ordering::Release);
-        locked(&self.turn).take_if(|(of, _)| *of == run);
+        self.given_up.fetch_max(run, Ordering::AcqRel);
         self.feeds.fail(run, cause.clone());
         self.part.abort(run, cause.into());
+        // Last: a run without its turn would take another one.
+        locked(&self.turn).take_if(|(of, _)| *of <= run);
     }
 }
 
@@ -198,6 +211,8 @@ impl Task {
             _document: document,
             incoming: incoming.clone(),
             given_up: AtomicU64::new(0),
+            last_run: AtomicU64::new(0),
+            last_turn: AtomicU64::new(0),
             turn: Mutex::default(),
         };
         locked(&self.worker.parts).insert(id, Arc::new(hosted));
@@ -207,6 +222,7 @@ impl Task {
             warnings,
             has_variables: state_use >= StateUse::Reads,
             assigns: state_use == StateUse::Assigns,
+            incarnation: self.incarnation,
         })
     }
 
@@ -249,7 +265,12 @@ impl Task {
 
     /// Forgets a part.
     pub(crate) fn release(&self, id: CallableId) {
-        locked(&self.worker.parts).remove(&id);
+        let released = locked(&self.worker.parts).remove(&id);
+        if let Some(hosted) = released {
+            let message = "the master has released the program";
+            let run = hosted.last_run.load(Ordering::Acquire);
+            hosted.give_up(run, Fault::new(ErrorKind::DeviceFailed, message));
+        }
     }
 
     /// Forgets a part for its master.
@@ -271,7 +292,8 @@ impl Task {
             }
             let goal = goals.get(piece.number as usize);
             let goal = goal.ok_or_else(|| Fault::invalid("a tensor was not opened"))?;
-            goal.take(piece)?;
+            // Its run has failed then; others on the stream go on.
+            let _ = goal.take(piece);
         }
         Ok(Nothing {})
     }
