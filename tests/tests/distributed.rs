@@ -559,7 +559,7 @@ fn three_processes_give_four() {
     let listed = gristmill(folder.path(), &["devices", "--session", &session]);
     assert_eq!(listed.code, Some(0), "{}", listed.stderr);
     for name in three {
-        let device = format!("  {}/device:CPU:0  ", task(name));
+        let device = format!("  {}/device:CPU:0\n", task(name));
         assert!(listed.stdout.contains(&device), "{}", listed.stdout);
     }
     // A counter from three processes of clients.

@@ -68,8 +68,10 @@ fn of_cluster(target: &str, as_json: bool) -> Result<()> {
                     task.address
                 );
                 for device in &running.devices {
+                    // Memory of the host is not told.
                     let bytes = Some(device.memory_bytes).filter(|bytes| *bytes > 0);
-                    outln!("  {}  {}", full_name(task, &device.name), memory(bytes));
+                    let bytes = bytes.map_or(String::new(), |n| format!("  {}", size(n)));
+                    outln!("  {}{bytes}", full_name(task, &device.name));
                 }
             }
         }
