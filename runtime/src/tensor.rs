@@ -467,14 +467,7 @@ impl Tensor {
                 self.dtype
             )));
         }
-        if dtype == DType::Bool {
-            return Tensor::from_bytes(dtype, &self.shape, self.as_bytes());
-        }
-        Ok(Tensor {
-            dtype,
-            shape: self.shape.clone(),
-            data: self.data.clone(),
-        })
+        self.reinterpreted(dtype, &self.shape)
     }
 
     /// The same bytes as elements of another dtype, `dtype[shape]`, without a copy. To `bool`, other values than 0 become 1, in a copy.

@@ -194,7 +194,7 @@ fn a_variable_outlives_its_session_on_the_server() {
     assert_eq!(run(&local(), counter("/cpu:0"), &[]).unwrap(), [1.0]);
 }
 
-/// What a task says of its variables, `CONTAINER/NAME dtype[shape]`, or its error.
+/// Variables of a task, `CONTAINER/NAME dtype[shape]`, or its error.
 fn variables(tasks: &[TaskState], name: (&str, u32)) -> Vec<String> {
     let found = tasks.iter().find(|t| t.name == task(name)).unwrap();
     match &found.state {

@@ -95,13 +95,9 @@ async fn next_piece<M: Pieced>(stream: &mut Streaming<M>, limits: &Limits) -> Re
         let message = format!("no byte of a tensor for {:?}", limits.prepare);
         Fault::new(ErrorKind::DeviceFailed, message)
     };
-    let part = next.map_err(late)?.map_err(|status| broken(&status))?;
+    let part = next.map_err(late)?.map_err(rpc::broken)?;
     let piece = part.and_then(M::piece).filter(|p| !p.data.is_empty());
     piece.ok_or_else(|| Fault::invalid("tensors ended before their last byte"))
-}
-
-fn broken(status: &Status) -> Fault {
-    Fault::new(ErrorKind::DeviceFailed, status.message())
 }
 
 /// Sends the tensors whose bytes are not among the values.
@@ -236,7 +232,7 @@ impl Task {
         mut parts: Streaming<CallPart>,
         is_wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Tensor>, Fault> {
-        let first = parts.message().await.map_err(|s| broken(&s))?;
+        let first = parts.message().await.map_err(rpc::broken)?;
         let call = given(first.and_then(|part| part.call))?;
         let digest = Digest::from_bytes(&call.program)?;
         let feeds = assembled(&call.feeds, &mut parts, &self.limits).await?;

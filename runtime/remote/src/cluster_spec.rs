@@ -1,7 +1,7 @@
 //! A cluster: jobs, their tasks, and the addresses of these.
 
+use crate::contents::Digest;
 use gristmill_runtime::{Error, ErrorKind};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::TcpListener;
@@ -129,12 +129,9 @@ impl ClusterSpec {
 
     /// SHA-256 of the tasks and addresses, in hexadecimal digits: the same for the same cluster, however it was written down.
     pub fn digest(&self) -> String {
-        let mut hash = Sha256::new();
-        for (name, address) in &self.tasks {
-            hash.update(format!("{name} {address}\n"));
-        }
-        let digits = hash.finalize();
-        digits.iter().map(|byte| format!("{byte:02x}")).collect()
+        let tasks = self.tasks.iter();
+        let lines = tasks.map(|(name, address)| format!("{name} {address}\n"));
+        Digest::of(lines.collect::<String>().as_bytes()).to_string()
     }
 
     /// The tasks that two specifications disagree about, a line each: what one of them has, and what another one has.

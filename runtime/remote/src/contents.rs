@@ -365,9 +365,8 @@ impl Task {
 impl Task {
     async fn next_chunk(&self, stream: &mut Streaming<Chunk>) -> Result<Option<Chunk>, Fault> {
         let silent = |_| Fault::new(ErrorKind::DeviceFailed, "the sender of contents is silent");
-        let broken = |e: tonic::Status| Fault::new(ErrorKind::DeviceFailed, e.message());
         let next = tokio::time::timeout(self.limits.prepare, stream.message()).await;
-        let chunk = next.map_err(silent)?.map_err(broken)?;
+        let chunk = next.map_err(silent)?.map_err(rpc::broken)?;
         let is_empty = |c: &Chunk| c.data.is_empty() && c.content.is_none();
         match chunk.as_ref().is_some_and(is_empty) {
             true => Err(Fault::invalid("a chunk of contents is empty")),

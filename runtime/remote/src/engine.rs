@@ -98,7 +98,7 @@ pub trait Part: Send + Sync + 'static {
     /// Tensors from other tasks, by the index of [`Part::receive`].
     fn incoming(&self) -> Vec<RemoteEnd>;
 
-    /// What it does with variables.
+    /// Its use of variables.
     fn state_use(&self) -> StateUse;
 
     /// Takes a turn on its variables, once the runs before it have ended.

@@ -62,7 +62,7 @@ pub(crate) struct Installed {
     pub(crate) plan: Arc<Plan>,
     /// Its name in the tasks.
     pub(crate) id: CallableId,
-    /// What a run gives.
+    /// Outputs of the run under way.
     pub(crate) outputs: Arc<Inbox>,
     /// The shares whose turns a run takes before it begins, in order; true if it assigns variables there.
     pub(crate) turns: Vec<(Arc<Share>, bool)>,

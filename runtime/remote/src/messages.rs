@@ -293,7 +293,7 @@ pub(crate) struct Missing {
 /// Bytes of contents. Those of one follow each other.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Chunk {
-    /// What begins.
+    /// The text or constant, in its first chunk.
     #[prost(message, optional, tag = "1")]
     pub(crate) content: Option<Content>,
     #[prost(bytes = "bytes", tag = "2")]

@@ -28,7 +28,7 @@ const QUEUED: usize = 2;
 pub(crate) struct Parcel {
     pub(crate) bytes: Bytes,
     pub(crate) run: u64,
-    /// What it is to the receiver.
+    /// Its meaning to the receiver.
     pub(crate) opening: Arc<Opening>,
     /// Ends its run if it is lost.
     pub(crate) lost: Lost,

@@ -124,6 +124,11 @@ pub(crate) fn of_status(status: &Status) -> Failure {
     }
 }
 
+/// The error of a stream that breaks.
+pub(crate) fn broken(status: Status) -> Fault {
+    Fault::new(ErrorKind::DeviceFailed, status.message())
+}
+
 /// The innermost cause of a failed connection says most.
 pub(crate) fn lost(error: &dyn std::error::Error) -> Failure {
     let mut innermost = error;

@@ -289,11 +289,10 @@ impl Task {
         reports: &mpsc::Sender<Said>,
         last: &mut HashMap<CallableId, u64>,
     ) -> Result<(), Fault> {
-        let broken = |e: Status| Fault::new(ErrorKind::DeviceFailed, e.message());
-        let first = orders.message().await.map_err(broken)?;
+        let first = orders.message().await.map_err(rpc::broken)?;
         let hello = given(first.and_then(|order| order.hello))?;
         let master = self.master_of(&hello)?;
-        while let Some(mut order) = orders.message().await.map_err(broken)? {
+        while let Some(mut order) = orders.message().await.map_err(rpc::broken)? {
             if let Some(abort) = order.abort.take() {
                 // An absent part has no runs.
                 let _ = self.abort(abort);

@@ -10,7 +10,7 @@ use gristmill_runtime::{ErrorKind, Tensor};
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
-/// How a part uses variables.
+/// Use of variables by a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StateUse {
     /// Not at all.

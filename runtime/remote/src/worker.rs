@@ -9,6 +9,7 @@ use crate::messages::{
 };
 use crate::names::task_of;
 use crate::outbox::{Outbox, PartWire};
+use crate::rpc;
 use crate::server::Task;
 use crate::turn::{StateUse, Turn};
 use gristmill_runtime::{ErrorKind, Tensor};
@@ -53,27 +54,28 @@ enum Goal {
 }
 
 impl Goal {
-    /// Takes a piece, unless its program is gone. After an error its run fails.
-    fn take(&self, piece: Piece) -> Result<(), Fault> {
+    /// Takes a piece, unless its program is gone. After an error its run fails, and others on the stream go on.
+    fn take(&self, piece: Piece) {
         let run = piece.run;
         match self {
             Goal::End(hosted, end) => {
                 let Some(hosted) = hosted.upgrade() else {
-                    return Ok(());
+                    return;
                 };
                 let offset = usize::try_from(piece.offset).unwrap_or(usize::MAX);
                 let taken = hosted.part.receive(*end, run, offset, &piece.data);
-                taken.map(|_| ()).map_err(|e| {
-                    hosted.part.abort(run, e.clone());
-                    e.into()
-                })
+                if let Err(e) = taken {
+                    hosted.part.abort(run, e);
+                }
             }
             Goal::Slot(inbox, slot) => {
                 let Some(inbox) = inbox.upgrade() else {
-                    return Ok(());
+                    return;
                 };
                 let taken = inbox.receive(*slot, run, piece.offset, &piece.data);
-                taken.inspect_err(|fault| inbox.fail(run, fault.clone()))
+                if let Err(fault) = taken {
+                    inbox.fail(run, fault);
+                }
             }
         }
     }
@@ -282,8 +284,7 @@ impl Task {
     /// Takes tensors of another task until its stream ends.
     pub(crate) async fn tensors(&self, mut stream: Streaming<Piece>) -> Result<Nothing, Fault> {
         let mut goals: Vec<Goal> = Vec::new();
-        let broken = |e: tonic::Status| Fault::new(ErrorKind::DeviceFailed, e.message());
-        while let Some(mut piece) = stream.message().await.map_err(broken)? {
+        while let Some(mut piece) = stream.message().await.map_err(rpc::broken)? {
             if let Some(opening) = piece.opening.take() {
                 if piece.number as usize != goals.len() {
                     return Err(Fault::invalid("tensors of a stream are not in order"));
@@ -292,8 +293,7 @@ impl Task {
             }
             let goal = goals.get(piece.number as usize);
             let goal = goal.ok_or_else(|| Fault::invalid("a tensor was not opened"))?;
-            // Its run has failed then; others on the stream go on.
-            let _ = goal.take(piece);
+            goal.take(piece);
         }
         Ok(Nothing {})
     }
