@@ -278,6 +278,80 @@ fn variables_are_listed_and_set_to_initial_values() {
     assert_eq!(count(&first), 1.0);
 }
 
+/// `count` of one task, assigned, times `factor` of another task.
+fn scaled_count() -> Graph {
+    let mut b = GraphBuilder::new("scaled_count");
+    let factor = b.with_device("/job:ps/task:1", |b| {
+        b.variable("factor", Tensor::from_slice(&[10.0f32], &[])?)
+    });
+    let product = b.with_device("/job:ps/task:0", |b| {
+        let count = b.variable("count", Tensor::from_slice(&[0.0f32], &[])?)?;
+        let one = b.scalar(DType::F32, 1.0);
+        let next = b.map(ScalarOp::Add, &[count, one])?;
+        let next = b.assign_variable("count", next)?;
+        b.map(ScalarOp::Mul, &[next, factor?])
+    });
+    b.output("product", product.unwrap());
+    b.finish().unwrap()
+}
+
+#[test]
+fn variables_of_a_restarted_task_are_lost_until_they_are_set() {
+    let spec = cluster(&FIVE[..3]);
+    let settings = Setup::with_threads(1).settings;
+    let mut servers = serve_all(&spec);
+    let sessions = [0, 1].map(|_| open(&spec, ("worker", 0)).unwrap());
+    let compiled = |session: &Session, graph: &Graph| {
+        let compiled = session.compile(graph, &Options::default()).unwrap();
+        compiled.for_inputs(&[]).unwrap()
+    };
+    let run = |model: &Executable| {
+        let outputs = model.run(&[])?;
+        let (_, value) = outputs.iter().next().unwrap();
+        Ok::<f32, gristmill::Error>(value.as_slice::<f32>()[0])
+    };
+    let scaled = sessions.each_ref().map(|s| compiled(s, &scaled_count()));
+    let plain = counter("/job:ps/task:0/cpu:0");
+    let plain = sessions.each_ref().map(|s| compiled(s, &plain));
+    assert_eq!(run(&scaled[0]).unwrap(), 10.0);
+    assert_eq!(run(&plain[0]).unwrap(), 2.0);
+    // The second session has not used the count so far.
+    drop(servers.remove(0));
+    let lost = run(&scaled[0]).unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::DeviceFailed);
+    assert!(
+        lost.to_string().contains("lost /job:ps/task:0 at "),
+        "{lost}"
+    );
+    servers.push(serve(spec.clone(), task(FIVE[0]), &settings).unwrap());
+    let without = "/job:ps/task:0 was restarted, and the values of \"count\" that this session has used are lost \
+        (try: set the model's variables to their initial values, or open another session)";
+    for model in [&scaled[0], &plain[0], &scaled[0]] {
+        let error = run(model).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeviceFailed);
+        assert_eq!(error.to_string(), without);
+    }
+    assert_eq!(run(&plain[1]).unwrap(), 1.0);
+    assert_eq!(run(&scaled[1]).unwrap(), 20.0);
+    // What the other session has done counts, until the first one sets its values.
+    assert!(run(&plain[0]).is_err());
+    plain[0].initialise().unwrap();
+    assert_eq!(run(&scaled[0]).unwrap(), 10.0);
+    assert_eq!(run(&plain[1]).unwrap(), 2.0);
+    // A reset of the container is as good.
+    let last = servers.pop();
+    drop(last);
+    servers.push(serve(spec.clone(), task(FIVE[0]), &settings).unwrap());
+    for model in &plain {
+        assert_eq!(run(model).unwrap_err().to_string(), without);
+    }
+    sessions[1].cluster_tasks_after_reset(&[""]).unwrap();
+    assert_eq!(run(&plain[1]).unwrap(), 1.0);
+    assert_eq!(run(&plain[0]).unwrap_err().to_string(), without);
+    let third = open(&spec, ("ps", 1)).unwrap();
+    assert_eq!(run(&compiled(&third, &scaled_count())).unwrap(), 20.0);
+}
+
 /// Adds to a variable on one task 1 and, from another task, the least of another variable and 0. `index` picks an element of a list of three
 /// there.
 fn add_from(own: (&str, &str), other: (&str, &str)) -> Graph {

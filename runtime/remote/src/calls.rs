@@ -129,15 +129,37 @@ async fn send_apart<M>(
     }
 }
 
+/// The client that waits for a run.
+pub(crate) struct Caller<'a> {
+    pub(crate) session: u64,
+    answers: &'a mpsc::Sender<Result<ResultPart, Status>>,
+}
+
+impl Caller<'_> {
+    pub(crate) fn has_gone(&self) -> bool {
+        self.answers.is_closed()
+    }
+
+    /// Waits until it has gone.
+    pub(crate) async fn gone(&self) {
+        self.answers.closed().await;
+    }
+}
+
 /// Runs a program on a task.
 pub(crate) async fn call(
     channel: &Channel,
-    program: Digest,
+    (session, program): (u64, Digest),
     feeds: Vec<Tensor>,
     limits: &Limits,
 ) -> Result<Vec<Tensor>, Failure> {
     let (parts, queue) = mpsc::channel(2);
-    tokio::spawn(ask(program, feeds, limits.clone(), parts));
+    let call = Call {
+        program: program.to_bytes(),
+        feeds: Value::of_all(&feeds, limits),
+        session,
+    };
+    tokio::spawn(ask(call, feeds, limits.clone(), parts));
     let first = tokio::time::timeout(limits.run, begin(channel, queue, limits)).await;
     let (mut answer, first) = first.map_err(|_| Failure::Silent(limits.run))??;
     if let Some(fault) = first.fault {
@@ -149,13 +171,10 @@ pub(crate) async fn call(
 }
 
 /// Sends a call with its inputs.
-async fn ask(program: Digest, feeds: Vec<Tensor>, limits: Limits, parts: mpsc::Sender<CallPart>) {
-    let values = Value::of_all(&feeds, &limits);
+async fn ask(call: Call, feeds: Vec<Tensor>, limits: Limits, parts: mpsc::Sender<CallPart>) {
+    let values = call.feeds.clone();
     let call = CallPart {
-        call: Some(Call {
-            program: program.to_bytes(),
-            feeds: values.clone(),
-        }),
+        call: Some(call),
         ..CallPart::default()
     };
     let message = |piece| CallPart {
@@ -196,9 +215,8 @@ impl Task {
         let (answers, out) = mpsc::channel(2);
         tokio::spawn(async move {
             let mut stopping = self.stopping.clone();
-            let is_wanted = || !answers.is_closed();
             let called = tokio::select! {
-                called = self.called(parts, &is_wanted) => called,
+                called = self.called(parts, &answers) => called,
                 _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
             };
             let (fault, fetches) = match called {
@@ -230,12 +248,15 @@ impl Task {
     async fn called(
         self: &Arc<Self>,
         mut parts: Streaming<CallPart>,
-        is_wanted: &(dyn Fn() -> bool + Sync),
+        answers: &mpsc::Sender<Result<ResultPart, Status>>,
     ) -> Result<Vec<Tensor>, Fault> {
         let first = parts.message().await.map_err(rpc::broken)?;
         let call = given(first.and_then(|part| part.call))?;
         let digest = Digest::from_bytes(&call.program)?;
+        let session = call.session;
+        self.master.sessions.check(session)?;
         let feeds = assembled(&call.feeds, &mut parts, &self.limits).await?;
-        self.call(&digest, feeds, is_wanted).await
+        self.call(&digest, feeds, &Caller { session, answers })
+            .await
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::calls;
 use crate::contents::{self, Digest, Document};
+use crate::lease::Lease;
 use crate::messages::{
     Call, DeviceInfo, Fault, Hello, Look, Nothing, Prepare, Prepared, TaskStatus, TaskStatuses,
     Welcome,
@@ -23,6 +24,7 @@ pub struct Client {
     channel: Channel,
     limits: Limits,
     welcome: Welcome,
+    pub(crate) lease: Lease,
 }
 
 /// A client's program, compiled by a task.
@@ -64,29 +66,25 @@ impl Client {
             ));
         }
         let (given, asked) = (limits.clone(), address.to_owned());
-        let (channel, welcome) = wait(async move {
+        let (channel, lease, welcome) = wait(async move {
             // A channel needs the threads of the network to be made.
             let channel = rpc::channel(&asked, &given)?;
             let hello = Hello::new(version);
-            let answered = rpc::call(&channel, rpc::HELLO, hello, given.hello, &given).await;
-            let welcome: Welcome = answered.map_err(|f| f.fault("the task", &asked))?;
-            Ok((channel, welcome))
+            let (lease, welcome) = Lease::begin(&channel, hello, &asked, &given).await?;
+            Ok((channel, lease, welcome))
         })?;
         Ok(Client {
             address: address.to_owned(),
             channel,
             limits,
             welcome,
+            lease,
         })
     }
 
     /// The task at the other end.
     pub fn task(&self) -> TaskName {
-        let task = self.welcome.task.clone().unwrap_or_default();
-        TaskName {
-            job: task.job,
-            task: task.task,
-        }
+        self.welcome.name()
     }
 
     /// The devices of this task.
@@ -96,6 +94,7 @@ impl Client {
 
     /// Divides and compiles a program over the tasks named in it.
     pub fn prepare(&self, program: &Document) -> Result<Callable, Fault> {
+        self.lease.check()?;
         let (channel, document, limits) =
             (self.channel.clone(), program.clone(), self.limits.clone());
         let (who, address) = (self.task().to_string(), self.address.clone());
@@ -105,6 +104,7 @@ impl Client {
         })?;
         let request = Prepare {
             program: Some(program.contents()),
+            session: self.lease.session,
         };
         let prepared: Prepared = self.ask(rpc::PREPARE, request, self.limits.prepare)?;
         let specs = |io: &[crate::messages::Io]| {
@@ -123,7 +123,8 @@ impl Client {
     /// Runs a program once.
     pub fn call(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, Fault> {
         let (channel, limits) = (self.channel.clone(), self.limits.clone());
-        let (digest, feeds) = (callable.digest, feeds.to_vec());
+        self.lease.check()?;
+        let (digest, feeds) = ((self.lease.session, callable.digest), feeds.to_vec());
         let (who, address) = (self.task().to_string(), self.address.clone());
         wait(async move {
             let called = calls::call(&channel, digest, feeds, &limits).await;
@@ -133,10 +134,7 @@ impl Client {
 
     /// Sets the variables of a program to its initial values, on all its tasks.
     pub fn initialise(&self, callable: &Callable) -> Result<(), Fault> {
-        let request = Call {
-            program: callable.digest.to_bytes(),
-            feeds: Vec::new(),
-        };
+        let request = self.about(callable);
         let Nothing {} = self.ask(rpc::INITIALISE, request, self.limits.run)?;
         Ok(())
     }
@@ -144,18 +142,25 @@ impl Client {
     /// All tasks of the cluster, after these containers were set to initial values on each of them.
     pub fn tasks(&self, reset: &[&str]) -> Result<Vec<TaskState>, Fault> {
         let reset = reset.iter().map(|&name| name.to_owned()).collect();
-        let statuses: TaskStatuses = self.ask(rpc::STATUSES, Look { reset }, self.limits.run)?;
+        let session = self.lease.session;
+        let look = Look { reset, session };
+        let statuses: TaskStatuses = self.ask(rpc::STATUSES, look, self.limits.run)?;
         statuses.tasks.into_iter().map(TaskStatus::state).collect()
     }
 
     /// Tells the task that this client needs a program no more.
     pub fn forget(&self, callable: &Callable) -> Result<(), Fault> {
-        let request = Call {
-            program: callable.digest.to_bytes(),
-            feeds: Vec::new(),
-        };
+        let request = self.about(callable);
         let Nothing {} = self.ask(rpc::FORGET, request, self.limits.hello)?;
         Ok(())
+    }
+
+    fn about(&self, callable: &Callable) -> Call {
+        Call {
+            program: callable.digest.to_bytes(),
+            feeds: Vec::new(),
+            session: self.lease.session,
+        }
     }
 
     fn ask<Q: prost::Message + 'static, A: prost::Message + Default + 'static>(
@@ -170,6 +175,22 @@ impl Client {
             let answered = rpc::call(&channel, path, question, at_most, &limits).await;
             answered.map_err(|failure| failure.fault(&who, &address))
         })
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let closing = (
+            self.lease.session,
+            self.channel.clone(),
+            self.limits.clone(),
+        );
+        // Without an answer the session ends by itself.
+        let _ = wait(async move {
+            let (session, channel, limits) = closing;
+            Lease::close(session, channel, limits).await;
+            Ok(())
+        });
     }
 }
 

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
@@ -208,12 +208,9 @@ impl Store {
         Ok(entries.entry(digest).or_insert(entry).bytes.clone())
     }
 
-    /// Lets go of what nobody uses, now and then.
-    pub(crate) async fn keep_tidy(&self, limits: &Limits) {
-        loop {
-            tokio::time::sleep(limits.unclaimed / 4).await;
-            sweep(&mut locked(&self.0), limits);
-        }
+    /// Lets go of what nobody has used for a while.
+    pub(crate) fn tidy(&self, limits: &Limits) {
+        sweep(&mut locked(&self.0), limits);
     }
 
     /// A document whose contents are here; they stay as long as it does.

@@ -5,7 +5,7 @@ use crate::contents::Document;
 use crate::messages::{DeviceInfo, Fault};
 use crate::turn::{StateUse, Turn};
 use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState, Wire};
-use gristmill_runtime::program::IoSpec;
+use gristmill_runtime::program::{IoSpec, VariableSpec};
 use gristmill_runtime::{Error, Tensor};
 use std::future::Future;
 use std::pin::Pin;
@@ -101,6 +101,9 @@ pub trait Part: Send + Sync + 'static {
     /// Its use of variables.
     fn state_use(&self) -> StateUse;
 
+    /// Its variables.
+    fn variables(&self) -> Vec<VariableState>;
+
     /// Takes a turn on its variables, once the runs before it have ended.
     fn hold(self: Arc<Self>) -> Job<Turn>;
 
@@ -140,6 +143,17 @@ impl Part for Executor {
             [true, false] => StateUse::Reads,
             [false, false] => StateUse::None,
         }
+    }
+
+    fn variables(&self) -> Vec<VariableState> {
+        let specs = self.program().variables.iter();
+        let state = |spec: &VariableSpec| VariableState {
+            container: spec.container.clone(),
+            name: spec.name.clone(),
+            dtype: spec.dtype,
+            shape: None,
+        };
+        specs.map(state).collect()
     }
 
     fn hold(self: Arc<Self>) -> Job<Turn> {

@@ -21,6 +21,8 @@ pub struct Limits {
     pub callables: usize,
     /// Most idle programs: a task keeps them though no client uses them.
     pub idle_callables: usize,
+    /// Most transfers, inputs and outputs of programs on a stream of tensors: what it has opened stays with it. Then another stream follows.
+    pub openings: usize,
     /// Time to connect.
     pub connect: Duration,
     /// Time for a task's first answer.
@@ -31,6 +33,14 @@ pub struct Limits {
     pub run: Duration,
     /// Time for the tasks to end a run after it was given up.
     pub abort: Duration,
+    /// Most sessions of clients.
+    pub sessions: usize,
+    /// Time for which a task keeps what a silent client or master has there.
+    pub lease: Duration,
+    /// Most tries to open a broken stream of a session again.
+    pub tries: u32,
+    /// Longest wait between two of them; the first is 0.1 s, and each is twice the one before.
+    pub longest_wait: Duration,
     /// Interval of questions whether the other side is alive, and the time for an answer.
     pub keep_alive: Duration,
     /// See [`Limits::keep_alive`].
@@ -48,11 +58,16 @@ impl Default for Limits {
             unclaimed: Duration::from_secs(60),
             callables: 1024,
             idle_callables: 16,
+            openings: 1024,
             connect: Duration::from_secs(5),
             hello: Duration::from_secs(10),
             prepare: Duration::from_secs(60),
             run: Duration::from_secs(600),
             abort: Duration::from_secs(3),
+            sessions: 64,
+            lease: Duration::from_secs(30),
+            tries: 10,
+            longest_wait: Duration::from_secs(30),
             keep_alive: Duration::from_secs(1),
             keep_alive_timeout: Duration::from_secs(2),
         }

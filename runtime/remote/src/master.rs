@@ -7,10 +7,11 @@ use crate::engine::{Plan, Share, in_thread};
 use crate::inbox::Inbox;
 use crate::messages::{
     Call, CallableId, DeviceInfo, End, Fault, Io, Nothing, Prepare, Prepared, Register, Registered,
-    Release, Welcome,
+    Release, VariableInfo, Welcome,
 };
 use crate::rpc::{self, Failure};
 use crate::server::Task;
+use crate::sessions::Sessions;
 use crate::steps::Link;
 use crate::worker::{given, locked};
 use gristmill_runtime::ErrorKind;
@@ -29,6 +30,7 @@ pub(crate) struct Master {
     callables: Mutex<Callables>,
     channels: Mutex<HashMap<TaskName, Channel>>,
     pub(crate) links: Mutex<HashMap<TaskName, Link>>,
+    pub(crate) sessions: Sessions,
     /// Outputs of programs under way.
     inboxes: Mutex<HashMap<CallableId, Weak<Inbox>>>,
 }
@@ -55,6 +57,8 @@ pub(crate) struct State {
     installed: Option<Arc<Installed>>,
     /// Number of runs under its name.
     pub(crate) run: u64,
+    /// True once the task has forgotten the program.
+    is_forgotten: bool,
 }
 
 /// A program on its tasks.
@@ -66,10 +70,28 @@ pub(crate) struct Installed {
     pub(crate) outputs: Arc<Inbox>,
     /// The shares whose turns a run takes before it begins, in order; true if it assigns variables there.
     pub(crate) turns: Vec<(Arc<Share>, bool)>,
-    /// The start of each task, as it was then.
-    incarnations: Vec<(TaskName, u64)>,
+    pub(crate) tasks: Vec<OnTask>,
     /// Warnings of the tasks.
     warnings: Vec<String>,
+}
+
+/// A program's part on a task.
+pub(crate) struct OnTask {
+    pub(crate) name: TaskName,
+    /// The start of the task when it got the part.
+    pub(crate) incarnation: u64,
+    /// Its variables, by container and name.
+    pub(crate) variables: Vec<(String, String)>,
+    /// The stream of orders to it; none within a task.
+    link: Option<Link>,
+}
+
+impl Installed {
+    /// True if a task may have forgotten its part.
+    fn is_broken(&self) -> bool {
+        let mut links = self.tasks.iter().filter_map(|task| task.link.as_ref());
+        links.any(Link::has_ended)
+    }
 }
 
 impl State {
@@ -95,8 +117,22 @@ impl Task {
                 .program
                 .as_ref()
                 .and_then(|c| c.text.as_ref()?.digest().ok());
-            let prepared = task.prepare_held(request).await;
-            if let (Err(Ok(_)), Some(digest)) = (sender.send(prepared), digest) {
+            let (session, sessions) = (request.session, &task.master.sessions);
+            let mut prepared = match sessions.check(session) {
+                Ok(()) => task.prepare_held(request).await,
+                Err(fault) => Err(fault),
+            };
+            let Some(digest) = digest.filter(|_| prepared.is_ok()) else {
+                let _ = sender.send(prepared);
+                return;
+            };
+            let held = sessions.hold(session, digest);
+            let was_held = held.is_ok();
+            if let Err(fault) = held {
+                prepared = Err(fault);
+            }
+            let is_taken = sender.send(prepared).is_ok();
+            if !was_held || !is_taken && sessions.let_go(session, &digest) {
                 task.let_go(&digest).await;
             }
         });
@@ -150,11 +186,9 @@ impl Task {
         let Some(installed) = state.installed.clone() else {
             return;
         };
-        let others = installed
-            .incarnations
-            .iter()
-            .filter(|(name, _)| *name != self.name);
-        let checks = self.on_each(others.cloned().collect(), |task, (name, number)| async move {
+        let others = installed.tasks.iter().filter(|on| on.name != self.name);
+        let others = others.map(|on| (on.name.clone(), on.incarnation)).collect();
+        let checks = self.on_each(others, |task, (name, number)| async move {
             Ok(task.greet(&name).await?.incarnation == number)
         });
         let is_current = checks.await.into_iter().all(|check| check == Ok(true));
@@ -286,13 +320,18 @@ impl Task {
         program: &Document,
         state: &mut State,
     ) -> Result<Arc<Installed>, Fault> {
+        if state.is_forgotten {
+            return Err(self.absent(&program.digest()));
+        }
+        match &state.installed {
+            Some(installed) if !installed.is_broken() => return Ok(installed.clone()),
+            Some(_) => self.forget_broken(state),
+            None => {}
+        }
         let plan = match &state.plan {
             Some(plan) => plan.clone(),
             None => Arc::new(self.divided(program).await?),
         };
-        if let Some(installed) = &state.installed {
-            return Ok(installed.clone());
-        }
         // Whoever refuses it may have other devices than it had.
         state.plan = None;
         let id = CallableId {
@@ -300,30 +339,51 @@ impl Task {
             number: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
         };
         let tasks = self.register_all(&plan, id).await?;
-        let outputs = Arc::new(Inbox::new(plan.outputs.clone()));
-        let receiver = Arc::downgrade(&outputs);
-        locked(&self.master.inboxes).insert(id, receiver);
+        let installed = Arc::new(self.installed(&plan, id, &tasks));
+        let outputs = Arc::downgrade(&installed.outputs);
+        locked(&self.master.inboxes).insert(id, outputs);
+        *state = State {
+            plan: Some(plan),
+            installed: Some(installed.clone()),
+            ..State::default()
+        };
+        Ok(installed)
+    }
+
+    /// Forgets the parts of a program where a task may have forgotten its own.
+    fn forget_broken(self: &Arc<Self>, state: &mut State) {
+        if let Some((id, names)) = state.take_parts() {
+            // A task without an answer forgets by itself; nobody waits for it.
+            let task = self.clone();
+            tokio::spawn(async move { task.forget_parts(id, names).await });
+        }
+    }
+
+    /// A program whose tasks have compiled their parts.
+    fn installed(
+        &self,
+        plan: &Arc<Plan>,
+        id: CallableId,
+        tasks: &[(TaskName, Registered)],
+    ) -> Installed {
         let own = tasks.iter().flat_map(|(name, registered)| {
             let own = registered.warnings.iter();
             own.map(move |warning| format!("{name}: {warning}"))
         });
-        let installed = Arc::new(Installed {
+        let on_task = |(name, registered): &(TaskName, Registered)| OnTask {
+            name: name.clone(),
+            incarnation: registered.incarnation,
+            variables: registered.variables.iter().map(VariableInfo::key).collect(),
+            link: locked(&self.master.links).get(name).cloned(),
+        };
+        Installed {
             id,
-            outputs,
-            turns: turns(&plan, &tasks),
-            incarnations: tasks
-                .iter()
-                .map(|(name, r)| (name.clone(), r.incarnation))
-                .collect(),
+            outputs: Arc::new(Inbox::new(plan.outputs.clone())),
+            turns: turns(plan, tasks),
+            tasks: tasks.iter().map(on_task).collect(),
             warnings: own.collect(),
             plan: plan.clone(),
-        });
-        *state = State {
-            plan: Some(plan),
-            installed: Some(installed.clone()),
-            run: 0,
-        };
-        Ok(installed)
+        }
     }
 
     /// Compiles the parts of a program on their tasks; gives what these say, in the order of the shares. After an error no task has a part.
@@ -363,6 +423,8 @@ impl Task {
             let outputs = share.outputs.iter().map(|&i| i as u32);
             return self.compile(id, part, outputs.collect()).await;
         }
+        // Open before the task has the part: as long as the stream is, the task keeps it.
+        self.link(&share.task)?;
         let channel = self.channel(&share.task)?;
         let brought = contents::bring(&channel, &share.part, &self.limits).await;
         brought.map_err(|failure| self.fault_of(&share.task, failure))?;
@@ -397,20 +459,25 @@ impl Task {
     /// A program of a client.
     pub(crate) fn callable(&self, digest: &Digest) -> Result<Arc<Callable>, Fault> {
         let found = locked(&self.master.callables).get(digest);
-        found.ok_or_else(|| {
-            let message = format!("{} does not have program {digest}", self.name);
-            Fault::invalid(message).with_hint("compile it again: the task may have been restarted")
-        })
+        found.ok_or_else(|| self.absent(digest))
+    }
+
+    fn absent(&self, digest: &Digest) -> Fault {
+        let message = format!("{} does not have program {digest}", self.name);
+        Fault::invalid(message).with_hint("compile it again")
     }
 
     /// Notes that a client needs a program no more.
     pub(crate) async fn forget(self: &Arc<Self>, request: Call) -> Result<Nothing, Fault> {
-        self.let_go(&Digest::from_bytes(&request.program)?).await;
+        let digest = Digest::from_bytes(&request.program)?;
+        if self.master.sessions.let_go(request.session, &digest) {
+            self.let_go(&digest).await;
+        }
         Ok(Nothing {})
     }
 
     /// Counts one client less, and forgets the programs that were idle for longest.
-    async fn let_go(self: &Arc<Self>, digest: &Digest) {
+    pub(crate) async fn let_go(self: &Arc<Self>, digest: &Digest) {
         locked(&self.master.callables).let_go(digest);
         // Goes on even if the client does not wait.
         let evicting = tokio::spawn(self.clone().evict_idle(self.limits.idle_callables));
@@ -421,7 +488,9 @@ impl Task {
     pub(crate) async fn evict_idle(self: Arc<Self>, most: usize) {
         let idle = locked(&self.master.callables).take_idle(most);
         for callable in idle {
-            let parts = callable.state.lock().await.take_parts();
+            let mut state = callable.state.lock().await;
+            state.is_forgotten = true;
+            let parts = state.take_parts();
             if let Some((id, names)) = parts {
                 self.forget_parts(id, names).await;
             }

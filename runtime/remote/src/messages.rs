@@ -1,6 +1,6 @@
 //! Messages between tasks and clients: protocol buffers, written by hand. Fields keep their numbers; a new meaning gets a new number.
 
-use crate::Limits;
+use crate::{Limits, TaskName};
 use bytes::Bytes;
 use gristmill_runtime::exec::RemoteEnd;
 use gristmill_runtime::program::IoSpec;
@@ -153,6 +153,9 @@ pub(crate) struct Hello {
     /// Its cluster; a client has none.
     #[prost(message, repeated, tag = "5")]
     pub(crate) cluster: Vec<TaskAddress>,
+    /// Its start; 0 for a client.
+    #[prost(fixed64, tag = "6")]
+    pub(crate) incarnation: u64,
 }
 
 /// A task's answer to [`Hello`].
@@ -169,6 +172,37 @@ pub(crate) struct Welcome {
     pub(crate) devices: Vec<DeviceInfo>,
     #[prost(message, repeated, tag = "5")]
     pub(crate) cluster: Vec<TaskAddress>,
+    /// The session of a client; 0 where none was asked for.
+    #[prost(fixed64, tag = "6")]
+    pub(crate) session: u64,
+}
+
+impl Welcome {
+    /// The task that answers.
+    pub(crate) fn name(&self) -> TaskName {
+        let task = self.task.clone().unwrap_or_default();
+        TaskName {
+            job: task.job,
+            task: task.task,
+        }
+    }
+}
+
+/// The first word of a client on the stream of its session.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Attend {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) hello: Option<Hello>,
+    /// The session whose stream broke; 0 for a new one.
+    #[prost(fixed64, tag = "2")]
+    pub(crate) session: u64,
+}
+
+/// The last word of a client about its session.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Close {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) session: u64,
 }
 
 /// A device of a task.
@@ -305,6 +339,8 @@ pub(crate) struct Chunk {
 pub(crate) struct Prepare {
     #[prost(message, optional, tag = "1")]
     pub(crate) program: Option<Contents>,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) session: u64,
 }
 
 /// A program that a task can run.
@@ -329,6 +365,8 @@ pub(crate) struct Call {
     pub(crate) program: Bytes,
     #[prost(message, repeated, tag = "2")]
     pub(crate) feeds: Vec<Value>,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) session: u64,
 }
 
 /// A message of a client's run: first the call, then pieces of its inputs.
@@ -397,6 +435,9 @@ pub(crate) struct Registered {
     /// The start of the task that has the part.
     #[prost(fixed64, tag = "6")]
     pub(crate) incarnation: u64,
+    /// The part's variables.
+    #[prost(message, repeated, tag = "7")]
+    pub(crate) variables: Vec<VariableInfo>,
 }
 
 /// An end of a transfer, with names of devices in the task that has it.
@@ -508,6 +549,9 @@ pub(crate) struct Look {
     /// Containers to reset before.
     #[prost(string, repeated, tag = "1")]
     pub(crate) reset: Vec<String>,
+    /// The session of the client that asks.
+    #[prost(fixed64, tag = "2")]
+    pub(crate) session: u64,
 }
 
 /// A variable of a task.

@@ -98,7 +98,9 @@ impl Wire for PartWire {
 /// An open stream.
 struct Open {
     pieces: mpsc::Sender<Piece>,
-    end: JoinHandle<Fault>,
+    /// The reason of its end; none if it has been let end.
+    end: JoinHandle<Option<Fault>>,
+    channel: Channel,
     /// Numbers on it of what was opened.
     numbers: HashMap<Arc<Opening>, u32>,
     /// The last run of each with a tensor on it.
@@ -112,6 +114,7 @@ async fn carry(
     mut parcels: mpsc::UnboundedReceiver<Parcel>,
 ) {
     let mut open: Option<Open> = None;
+    let open_on = |channel| Open::new(channel, &who, &address);
     loop {
         let parcel = match &mut open {
             None => parcels.recv().await,
@@ -126,9 +129,15 @@ async fn carry(
         };
         let Some(parcel) = parcel else { return };
         let stream = match open.take() {
-            Some(stream) => stream,
-            None => match Open::new(&who, &address, &limits) {
-                Ok(stream) => stream,
+            Some(stream) if stream.numbers.len() < limits.openings => stream,
+            Some(stream) => {
+                let channel = stream.channel.clone();
+                tokio::spawn(stream.let_end());
+                open_on(channel)
+            }
+            // A connection of its own: whoever does not read tensors does not hold up orders.
+            None => match rpc::channel(&address, &limits) {
+                Ok(channel) => open_on(channel),
                 Err(fault) => {
                     (parcel.lost)(parcel.run, &fault);
                     continue;
@@ -140,21 +149,29 @@ async fn carry(
 }
 
 impl Open {
-    fn new(who: &str, address: &str, limits: &Limits) -> Result<Open, Fault> {
-        // A connection of its own: whoever does not read tensors does not hold up orders.
-        let channel = rpc::channel(address, limits)?;
+    fn new(channel: Channel, who: &str, address: &str) -> Open {
         let (pieces, queue) = mpsc::channel(QUEUED);
-        let (who, address) = (who.to_owned(), address.to_owned());
+        let (own, who, address) = (channel.clone(), who.to_owned(), address.to_owned());
         let end = tokio::spawn(async move {
-            let ended = stream(channel, queue).await;
-            ended.fault(&who, &address)
+            let ended = stream(own, queue).await;
+            ended.map(|failure| failure.fault(&who, &address))
         });
-        Ok(Open {
+        Open {
             pieces,
             end,
+            channel,
             numbers: HashMap::new(),
             runs: HashMap::new(),
-        })
+        }
+    }
+
+    /// Ends the stream once its tensors are there.
+    async fn let_end(mut self) {
+        // No more pieces come.
+        self.pieces = mpsc::channel(1).0;
+        if let Some(fault) = (&mut self.end).await.unwrap_or_else(|e| Some(panicked(&e))) {
+            self.abort_runs(&fault);
+        }
     }
 
     /// Sends a tensor; gives the stream back unless it has ended.
@@ -195,8 +212,16 @@ impl Open {
 }
 
 /// The reason for the end of a stream.
-fn ended(fault: Result<Fault, JoinError>) -> Fault {
-    fault.unwrap_or_else(|e| Fault::new(ErrorKind::Internal, format!("a stream panicked: {e}")))
+fn ended(fault: Result<Option<Fault>, JoinError>) -> Fault {
+    let early = || Fault::new(ErrorKind::DeviceFailed, "a task takes no more tensors");
+    match fault {
+        Ok(fault) => fault.unwrap_or_else(early),
+        Err(e) => panicked(&e),
+    }
+}
+
+fn panicked(e: &JoinError) -> Fault {
+    Fault::new(ErrorKind::Internal, format!("a stream panicked: {e}"))
 }
 
 fn abort(part: &Weak<dyn Part>, run: u64, fault: &Fault) {
@@ -205,20 +230,17 @@ fn abort(part: &Weak<dyn Part>, run: u64, fault: &Fault) {
     }
 }
 
-/// The life of a stream: it ends with a reason.
-async fn stream(channel: Channel, queue: mpsc::Receiver<Piece>) -> rpc::Failure {
+/// The life of a stream. The reason of its end; none if all pieces were taken.
+async fn stream(channel: Channel, queue: mpsc::Receiver<Piece>) -> Option<rpc::Failure> {
     let mut client = tonic::client::Grpc::new(channel);
     if let Err(e) = client.ready().await {
-        return rpc::lost(&e);
+        return Some(rpc::lost(&e));
     }
     let codec = ProstCodec::<Piece, Reply>::default();
     let path = PathAndQuery::from_static(rpc::TENSORS);
     let request = Request::new(ReceiverStream::new(queue));
     match client.client_streaming(request, path, codec).await {
-        Err(status) => rpc::lost(&status),
-        Ok(reply) => match reply.into_inner().fault {
-            Some(fault) => rpc::Failure::Fault(fault),
-            None => rpc::Failure::Lost("it takes no more tensors".to_owned()),
-        },
+        Err(status) => Some(rpc::lost(&status)),
+        Ok(reply) => reply.into_inner().fault.map(rpc::Failure::Fault),
     }
 }

@@ -19,6 +19,8 @@ pub(crate) const HELLO: &str = "/gristmill.v1.Task/Hello";
 pub(crate) const OFFER: &str = "/gristmill.v1.Task/Offer";
 pub(crate) const PUT: &str = "/gristmill.v1.Task/Put";
 pub(crate) const PREPARE: &str = "/gristmill.v1.Task/Prepare";
+pub(crate) const ATTEND: &str = "/gristmill.v1.Task/Attend";
+pub(crate) const CLOSE: &str = "/gristmill.v1.Task/Close";
 pub(crate) const CALL: &str = "/gristmill.v1.Task/Call";
 pub(crate) const FORGET: &str = "/gristmill.v1.Task/Forget";
 pub(crate) const REGISTER: &str = "/gristmill.v1.Task/Register";
@@ -107,7 +109,11 @@ pub(crate) async fn call<Q: Message + 'static, A: Message + Default>(
         replied.map_err(|status| of_status(&status))
     };
     let replied = tokio::time::timeout(at_most, asked).await;
-    let reply = replied.map_err(|_| Failure::Silent(at_most))??.into_inner();
+    answer(replied.map_err(|_| Failure::Silent(at_most))??.into_inner())
+}
+
+/// The answer in a reply.
+pub(crate) fn answer<A: Message + Default>(reply: Reply) -> Result<A, Failure> {
     match reply.fault {
         Some(fault) => Err(Failure::Fault(fault)),
         None => A::decode(reply.body).map_err(|e| Failure::Lost(format!("a broken reply: {e}"))),

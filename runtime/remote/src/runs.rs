@@ -1,5 +1,6 @@
 //! Runs of programs: a master tells all tasks at once, and collects the outputs.
 
+use crate::calls::Caller;
 use crate::contents::Digest;
 use crate::engine::{Plan, Share};
 use crate::master::Installed;
@@ -27,25 +28,27 @@ impl Run {
 }
 
 impl Task {
-    /// Runs a program once. A run that nobody wants any more commits nothing.
+    /// Runs a program once. A run that nobody wants any more is given up, and commits nothing.
     pub(crate) async fn call(
         self: &Arc<Self>,
         digest: &Digest,
         feeds: Vec<Tensor>,
-        is_wanted: &(dyn Fn() -> bool + Sync),
+        caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, Fault> {
         let callable = self.callable(digest)?;
         let mut state = callable.state.lock().await;
         // A client may have gone while others ran the program.
-        if !is_wanted() {
+        if caller.has_gone() {
             return Err(gone());
         }
         let of = self.registered(&callable.document, &mut state).await?;
+        let sessions = &self.master.sessions;
+        sessions.check_variables(caller.session, &of)?;
         check_feeds(&of.plan, &feeds)?;
         state.run += 1;
         let number = state.run;
         let run = Run { number, of };
-        let ran = self.run_in_turn(&run, feeds, is_wanted).await;
+        let ran = self.run_in_turn(&run, feeds, caller).await;
         run.of.outputs.end(run.number);
         let (fault, is_lost) = match ran {
             Ok(fetches) => return Ok(fetches),
@@ -63,7 +66,7 @@ impl Task {
         self: &Arc<Self>,
         run: &Run,
         feeds: Vec<Tensor>,
-        is_wanted: &(dyn Fn() -> bool + Sync),
+        caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut done = Ok(());
         for (share, _) in &run.of.turns {
@@ -73,13 +76,13 @@ impl Task {
             }
         }
         let fetches = match done {
-            Ok(()) => Some(self.run_all(run, feeds).await?),
+            Ok(()) => Some(self.run_all(run, feeds, caller).await?),
             Err(_) => None,
         };
         if fetches.is_some() && !run.of.turns.is_empty() {
-            done = match is_wanted() {
-                true => self.commit(run).await,
-                false => Err(gone()),
+            done = match caller.has_gone() {
+                false => self.commit(run).await,
+                true => Err(gone()),
             };
         }
         match (done, fetches) {
@@ -134,6 +137,7 @@ impl Task {
         self: &Arc<Self>,
         run: &Run,
         feeds: Vec<Tensor>,
+        caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut running = self.begin(run, feeds);
         let mut failed = Failed::default();
@@ -152,6 +156,7 @@ impl Task {
                     },
                 },
                 fault = run.of.outputs.failure(run.number), if !has_failed => fault,
+                () = caller.gone(), if !has_failed => gone(),
                 // Silent tasks are given up.
                 () = tokio::time::sleep_until(deadline) => match has_failed {
                     true => break,

@@ -92,6 +92,7 @@ impl Task {
             incarnation: self.incarnation,
             devices: self.engine.devices(),
             cluster: self.addresses(),
+            session: 0,
         }
     }
 
@@ -138,6 +139,7 @@ impl Task {
             from: Some(self.name.to_string()),
             to: Some(to.to_string()),
             cluster: self.addresses(),
+            incarnation: self.incarnation,
             ..Hello::new(self.engine.version())
         }
     }
@@ -146,6 +148,17 @@ impl Task {
     pub(crate) fn is_stopping(&self) -> Fault {
         let message = format!("{} is shutting down", self.name);
         Fault::new(ErrorKind::DeviceFailed, message)
+    }
+
+    /// Lets go now and then of what nobody needs any more.
+    async fn keep_tidy(self: Arc<Self>) {
+        loop {
+            let soon = self.limits.unclaimed.min(self.limits.lease) / 4;
+            tokio::time::sleep(soon).await;
+            self.store.tidy(&self.limits);
+            self.end_expired().await;
+            self.release_expired();
+        }
     }
 
     async fn answer(
@@ -167,6 +180,11 @@ impl Task {
                 )
                 .await
             }
+            rpc::ATTEND => {
+                let most = limits.text_bytes;
+                both_ways(most, request, |words| task.attend(words)).await
+            }
+            rpc::CLOSE => unary(&limits, request, |q| async move { task.close(q).await }).await,
             rpc::OFFER => unary(&limits, request, |q| async move { task.offered(q) }).await,
             rpc::PREPARE => unary(&limits, request, |q| async move { task.prepare(q).await }).await,
             rpc::CALL => {
@@ -381,7 +399,7 @@ impl Server {
         let address = spec.address(&name)?.to_owned();
         let listener = listen(&name, &address)?;
         let network = network()?;
-        let incarnation = incarnation();
+        let incarnation = random();
         let (stop, stopping) = watch::channel(false);
         let task = Arc::new(Task {
             spec,
@@ -456,7 +474,7 @@ async fn serve(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
         let _ = stopping.wait_for(|stops| *stops).await;
     };
     let tidied = task.clone();
-    let tidy = async move { tidied.store.keep_tidy(&tidied.limits).await };
+    let tidy = async move { tidied.keep_tidy().await };
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(limits.keep_alive))
         .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
@@ -492,10 +510,10 @@ fn listen(name: &TaskName, address: &str) -> Result<TcpListener, Error> {
     Ok(listener)
 }
 
-/// A random number, as the standard library seeds its maps.
-fn incarnation() -> u64 {
+/// A random number but 0, as the standard library seeds its maps.
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
-    hasher.finish()
+    hasher.finish().max(1)
 }

@@ -36,6 +36,11 @@ pub struct RunningTask {
 }
 
 impl VariableInfo {
+    /// Its container and name.
+    pub(crate) fn key(&self) -> (String, String) {
+        (self.container.clone(), self.name.clone())
+    }
+
     pub(crate) fn of(variable: VariableState) -> VariableInfo {
         VariableInfo {
             container: variable.container,
@@ -121,6 +126,10 @@ impl Task {
         });
         let mut tasks = Vec::new();
         for (name, answer) in names.into_iter().zip(answers.await) {
+            if answer.is_ok() && !order.reset.is_empty() {
+                let sessions = &self.master.sessions;
+                sessions.note_reset(order.session, &name, &order.reset);
+            }
             let address = self.spec.address(&name).map_err(Fault::from)?;
             tasks.push(answer.unwrap_or_else(|fault| TaskStatus {
                 task: Some(TaskAddress {
@@ -137,6 +146,8 @@ impl Task {
 
     /// Sets the variables of a program to its initial values, on all its tasks.
     pub(crate) async fn initialise(self: &Arc<Self>, request: Call) -> Result<Nothing, Fault> {
+        let sessions = &self.master.sessions;
+        sessions.check(request.session)?;
         let callable = self.callable(&Digest::from_bytes(&request.program)?)?;
         // No run of the program goes on meanwhile.
         let mut state = callable.state.lock().await;
@@ -161,7 +172,9 @@ impl Task {
             done.map_err(|fault| fault.context(&name))
         });
         let done: Result<Vec<Nothing>, Fault> = answers.await.into_iter().collect();
-        done.map(|_| Nothing {})
+        done?;
+        sessions.note_values(request.session, &installed)?;
+        Ok(Nothing {})
     }
 
     /// The same for the variables of a part.

@@ -74,7 +74,7 @@ impl Link {
         let _ = self.orders.send(order);
     }
 
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         locked(&self.waiting.0).is_err()
     }
 
@@ -173,7 +173,7 @@ fn dispatch(report: Report, master: &Weak<Task>, waiting: &Waiting) -> Option<Fa
 
 impl Task {
     /// The stream to a task.
-    fn link(self: &Arc<Self>, name: &TaskName) -> Result<Link, Fault> {
+    pub(crate) fn link(self: &Arc<Self>, name: &TaskName) -> Result<Link, Fault> {
         let channel = self.channel(name)?;
         let mut links = locked(&self.master.links);
         match links.get(name).filter(|link| !link.has_ended()) {
@@ -259,18 +259,21 @@ impl Task {
 
     async fn obey(self: Arc<Self>, orders: Streaming<Order>, reports: mpsc::Sender<Said>) {
         let mut stopping = self.stopping.clone();
-        let mut last = HashMap::new();
+        let mut runs = LastRuns::default();
         let ended = tokio::select! {
-            ended = self.obey_all(orders, &reports, &mut last) => ended,
+            ended = self.obey_all(orders, &reports, &mut runs) => ended,
             _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
         };
         let lost = ended.clone().err().unwrap_or_else(|| {
             Fault::new(ErrorKind::DeviceFailed, "the master has ended its stream")
         });
-        for (id, run) in last {
+        for (id, run) in runs.of {
             if let Ok(hosted) = self.hosted(id) {
                 hosted.give_up(run, lost.clone());
             }
+        }
+        if let Some(master) = runs.master {
+            self.worker.masters.leave(master);
         }
         if let Err(fault) = ended {
             let report = Report {
@@ -287,11 +290,14 @@ impl Task {
         self: &Arc<Self>,
         mut orders: Streaming<Order>,
         reports: &mpsc::Sender<Said>,
-        last: &mut HashMap<CallableId, u64>,
+        runs: &mut LastRuns,
     ) -> Result<(), Fault> {
         let first = orders.message().await.map_err(rpc::broken)?;
         let hello = given(first.and_then(|order| order.hello))?;
         let master = self.master_of(&hello)?;
+        let replaced = self.worker.masters.enter(&master, hello.incarnation)?;
+        runs.master = Some(hello.incarnation);
+        self.release_all(replaced, "its master was restarted");
         while let Some(mut order) = orders.message().await.map_err(rpc::broken)? {
             if let Some(abort) = order.abort.take() {
                 // An absent part has no runs.
@@ -302,7 +308,7 @@ impl Task {
                 (None, Some(turn)) => (given(turn.callable)?, turn.run),
                 (None, None) => continue,
             };
-            last.insert(of.0, of.1);
+            runs.note(of, self);
             let (master, reports) = (master.clone(), reports.clone());
             tokio::spawn(self.clone().obey_one(order, of, master, reports));
         }
@@ -398,6 +404,26 @@ impl Task {
         let opening = |i: usize| Opening::of_fetch(id, hosted.outputs[i]);
         send_apart(fetches, &values, run, opening, &outbox, Arc::new(lost));
         Ok(Results { fetches: values })
+    }
+}
+
+/// The last run of each program of a stream.
+#[derive(Default)]
+struct LastRuns {
+    of: HashMap<CallableId, u64>,
+    /// Once it has greeted.
+    master: Option<u64>,
+    /// Number of programs at which released ones are looked for.
+    most: usize,
+}
+
+impl LastRuns {
+    fn note(&mut self, (id, run): RunOf, task: &Task) {
+        if self.of.len() > self.most {
+            self.of.retain(|id, _| task.hosted(*id).is_ok());
+            self.most = 2 * self.of.len() + 16;
+        }
+        self.of.insert(id, run);
     }
 }
 

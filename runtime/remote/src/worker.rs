@@ -4,8 +4,10 @@ use crate::TaskName;
 use crate::contents::Document;
 use crate::engine::{Made, Part};
 use crate::inbox::Inbox;
+use crate::masters::Masters;
 use crate::messages::{
     Abort, CallableId, End, Fault, Nothing, Opening, Piece, Register, Registered, Release, Value,
+    VariableInfo,
 };
 use crate::names::task_of;
 use crate::outbox::{Outbox, PartWire};
@@ -22,6 +24,7 @@ use tonic::Streaming;
 /// The compiled parts of a task.
 #[derive(Default)]
 pub(crate) struct Worker {
+    pub(crate) masters: Masters,
     parts: Mutex<HashMap<CallableId, Arc<Hosted>>>,
     outboxes: Mutex<HashMap<String, Outbox>>,
 }
@@ -188,7 +191,9 @@ impl Task {
     pub(crate) async fn register(&self, order: Register) -> Result<Registered, Fault> {
         let document = self.store.document(&given(order.part)?, &self.limits)?;
         let id = given(order.callable)?;
-        self.compile(id, document, order.outputs).await
+        let registered = self.compile(id, document, order.outputs).await;
+        self.worker.masters.note(id.master);
+        registered
     }
 
     /// Compiles a part.
@@ -202,6 +207,7 @@ impl Task {
         let made = self.engine.register(document.clone(), wire.clone()).await?;
         let Made { part, warnings } = made;
         let state_use = part.state_use();
+        let variables = part.variables().into_iter().map(VariableInfo::of).collect();
         let outgoing: Vec<End> = part.outgoing().iter().map(End::of).collect();
         let incoming: Vec<End> = part.incoming().iter().map(End::of).collect();
         let ways = outgoing.iter().map(|end| self.way(end));
@@ -225,6 +231,7 @@ impl Task {
             has_variables: state_use >= StateUse::Reads,
             assigns: state_use == StateUse::Assigns,
             incarnation: self.incarnation,
+            variables,
         })
     }
 
@@ -267,12 +274,33 @@ impl Task {
 
     /// Forgets a part.
     pub(crate) fn release(&self, id: CallableId) {
+        self.release_because(id, "the master has released the program");
+    }
+
+    fn release_because(&self, id: CallableId, message: &str) {
         let released = locked(&self.worker.parts).remove(&id);
         if let Some(hosted) = released {
-            let message = "the master has released the program";
             let run = hosted.last_run.load(Ordering::Acquire);
             hosted.give_up(run, Fault::new(ErrorKind::DeviceFailed, message));
         }
+    }
+
+    /// Forgets all parts of masters.
+    pub(crate) fn release_all(&self, masters: Vec<u64>, why: &str) {
+        if masters.is_empty() {
+            return;
+        }
+        let parts = locked(&self.worker.parts);
+        let of_these = parts.keys().filter(|id| masters.contains(&id.master));
+        let ids: Vec<CallableId> = of_these.copied().collect();
+        drop(parts);
+        ids.into_iter().for_each(|id| self.release_because(id, why));
+    }
+
+    /// Forgets the parts of masters whose lease is over.
+    pub(crate) fn release_expired(&self) {
+        let gone = self.worker.masters.take_expired(&self.limits);
+        self.release_all(gone, "its master is gone");
     }
 
     /// Forgets a part for its master.
@@ -288,6 +316,11 @@ impl Task {
             if let Some(opening) = piece.opening.take() {
                 if piece.number as usize != goals.len() {
                     return Err(Fault::invalid("tensors of a stream are not in order"));
+                }
+                let most = 2 * self.limits.openings;
+                if goals.len() >= most {
+                    let message = format!("a stream opens more than {most} tensors");
+                    return Err(Fault::invalid(message));
                 }
                 goals.push(self.goal(opening)?);
             }

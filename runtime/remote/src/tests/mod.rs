@@ -2,6 +2,8 @@
 
 use crate::engine::in_thread;
 use crate::*;
+mod leases;
+
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, VariableState, Wire};
 use gristmill_runtime::program::*;
@@ -21,6 +23,19 @@ struct Relay {
     fails: Arc<AtomicBool>,
     /// Number of constants that were asked for to be sent to other tasks.
     n_sent: Arc<AtomicUsize>,
+    /// Number of parts on this task.
+    n_parts: Arc<AtomicUsize>,
+}
+
+impl Relay {
+    fn new(fails: &Arc<AtomicBool>) -> Relay {
+        Relay {
+            version: "1.0",
+            fails: fails.clone(),
+            n_sent: Arc::default(),
+            n_parts: Arc::default(),
+        }
+    }
 }
 
 /// A constant with these bytes that counts how often they are asked for.
@@ -122,8 +137,14 @@ fn part(before: Option<&str>, after: Option<&str>) -> Program {
     }
 }
 
-/// An executor, or a failure in its place.
-struct Relayed(Arc<Executor>, Option<Arc<AtomicBool>>);
+/// An executor, or a failure in its place, which counts itself.
+struct Relayed(Arc<Executor>, Option<Arc<AtomicBool>>, Arc<AtomicUsize>);
+
+impl Drop for Relayed {
+    fn drop(&mut self) {
+        self.2.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 impl Part for Relayed {
     fn inputs(&self) -> Vec<IoSpec> {
@@ -140,6 +161,10 @@ impl Part for Relayed {
 
     fn state_use(&self) -> StateUse {
         Part::state_use(&*self.0)
+    }
+
+    fn variables(&self) -> Vec<VariableState> {
+        Part::variables(&*self.0)
     }
 
     fn hold(self: Arc<Self>) -> Job<Turn> {
@@ -235,7 +260,7 @@ impl Engine for Relay {
             let bytes = part_text.constant(digest).unwrap();
             assert_eq!(Digest::of(bytes.as_bytes()), *digest);
         }
-        let fails = self.fails.clone();
+        let (fails, n_parts) = (self.fails.clone(), self.n_parts.clone());
         in_thread(move || {
             let words: Vec<&str> = part_text.text().split(' ').collect();
             let (i, stages) = (words[0].parse::<usize>().unwrap(), &words[1..]);
@@ -249,7 +274,10 @@ impl Engine for Relay {
             let executor = Arc::new(Executor::new(program, &options)?);
             let fails = stages[i].ends_with('!').then_some(fails);
             Ok(Made {
-                part: Arc::new(Relayed(executor, fails)),
+                part: {
+                    n_parts.fetch_add(1, Ordering::SeqCst);
+                    Arc::new(Relayed(executor, fails, n_parts))
+                },
                 warnings: vec![format!("of part {i}")],
             })
         })
@@ -268,13 +296,8 @@ fn limits() -> Limits {
 }
 
 fn start(spec: &ClusterSpec, name: &str, fails: &Arc<AtomicBool>) -> Result<Server, Error> {
-    let fails = fails.clone();
-    let engine = Relay {
-        version: "1.0",
-        fails,
-        n_sent: Arc::default(),
-    };
-    Server::start(spec.clone(), task(name), Arc::new(engine), limits())
+    let engine = Arc::new(Relay::new(fails));
+    Server::start(spec.clone(), task(name), engine, limits())
 }
 
 fn connect(spec: &ClusterSpec, name: &str) -> Result<Client, Fault> {
@@ -338,9 +361,8 @@ fn constants_reach_each_task_once_whatever_their_size() {
     };
     let servers = THREE.map(|name| {
         let engine = Relay {
-            version: "1.0",
-            fails: Arc::default(),
             n_sent: n_sent.clone(),
+            ..Relay::new(&Arc::default())
         };
         Server::start(spec.clone(), task(name), Arc::new(engine), limits.clone()).unwrap()
     });
@@ -404,13 +426,8 @@ fn damaged_and_oversized_contents_are_refused() {
         text_bytes: 1 << 10,
         ..limits()
     };
-    let engine = || Relay {
-        version: "1.0",
-        fails: Arc::default(),
-        n_sent: Arc::default(),
-    };
-    let name = task(THREE[0]);
-    let _server = Server::start(spec.clone(), name, Arc::new(engine()), limits).unwrap();
+    let engine = Arc::new(Relay::new(&Arc::default()));
+    let _server = Server::start(spec.clone(), task(THREE[0]), engine, limits).unwrap();
     let client = connect(&spec, THREE[0]).unwrap();
     let refused = |constant: Constant| {
         let constants = [(constant.digest, constant)].into();
