@@ -20,6 +20,7 @@ mod ir_cases;
 mod levels;
 mod libraries;
 mod lists;
+mod losses;
 mod memory;
 mod models;
 mod multi_device;

@@ -39,11 +39,11 @@ fn serve_all(spec: &ClusterSpec) -> Vec<Server> {
         .collect()
 }
 
-fn target(spec: &ClusterSpec, name: (&str, u32)) -> String {
+pub fn target(spec: &ClusterSpec, name: (&str, u32)) -> String {
     format!("grpc://{}", spec.address(&task(name)).unwrap())
 }
 
-fn open(spec: &ClusterSpec, name: (&str, u32)) -> Result<Session> {
+pub fn open(spec: &ClusterSpec, name: (&str, u32)) -> Result<Session> {
     Session::open(&target(spec, name), &Setup::with_threads(1).settings)
 }
 
@@ -60,7 +60,7 @@ fn run(session: &Session, graph: Graph, inputs: &[(&str, f32)]) -> Result<Vec<f3
 }
 
 /// `a = x + 0.5` on one device, `b = a + 2` on another, `c = a + b` on the session's.
-fn four(first: &str, second: &str) -> Graph {
+pub fn four(first: &str, second: &str) -> Graph {
     let mut b = GraphBuilder::new("four");
     let x = b.input("x", DType::F32, [0usize; 0]);
     let (half, two) = (b.scalar(DType::F32, 0.5), b.scalar(DType::F32, 2.0));
@@ -560,7 +560,7 @@ fn what_a_cluster_does_not_do_is_said() {
 }
 
 /// A cluster as its file.
-fn toml(spec: &ClusterSpec) -> String {
+pub fn toml(spec: &ClusterSpec) -> String {
     let jobs = spec.jobs().into_iter().map(|job| {
         let own = spec.tasks().filter(|(name, _)| name.job == job);
         let own: Vec<String> = own
@@ -572,7 +572,7 @@ fn toml(spec: &ClusterSpec) -> String {
 }
 
 /// Starts a server as a process.
-fn process(folder: &Path, name: (&str, u32)) -> Serving {
+pub fn process(folder: &Path, name: (&str, u32)) -> Serving {
     let number = name.1.to_string();
     let args = [
         "server",

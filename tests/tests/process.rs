@@ -126,6 +126,20 @@ pub fn serving(folder: &Path, variables: &[(&str, &str)], args: &[&str]) -> Serv
     Serving { child, line }
 }
 
+impl Serving {
+    /// Sends a signal, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        Serving::signal_to(self.child.id(), name);
+    }
+
+    /// Sends a signal to a process, which may have ended.
+    pub fn signal_to(pid: u32, name: &str) {
+        let command = format!("kill -{name} {pid} 2>/dev/null || true");
+        let sent = Command::new("sh").arg("-c").arg(command).status();
+        assert!(sent.expect("a shell starts").success());
+    }
+}
+
 impl Drop for Serving {
     fn drop(&mut self) {
         // It may have ended by itself.

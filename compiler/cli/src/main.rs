@@ -24,6 +24,7 @@ mod place;
 mod planned;
 mod run;
 mod server;
+mod signals;
 mod spinner;
 mod summary;
 mod train;

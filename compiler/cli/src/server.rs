@@ -1,13 +1,15 @@
 //! `gristmill server`: one task of several machines.
 
 use crate::output::{noteln, outln};
-use crate::{args, heading, load};
+use crate::{args, heading, load, parse, signals};
 use clap::Args;
 use gristmill::cost::store;
 use gristmill::distribute::{ClusterSpec, TaskName, serve};
 use gristmill::{Error, Result, Settings, Tuning};
 use gristmill_runtime::cpu::n_cores;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Name of the variable that describes a cluster to TensorFlow.
 const TF_CONFIG: &str = "TF_CONFIG";
@@ -36,11 +38,18 @@ pub struct ServerArgs {
     /// CPU threads shared by all logical CPU devices. Default: one per core.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = heading::DEVICES)]
     threads: Option<u16>,
+    /// Time for runs under way to end after Ctrl-C or a request to terminate; a second one ends the server at once.
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse::time, help_heading = heading::DEVICES)]
+    grace: Duration,
 }
 
-/// Runs the verb: serves until a signal ends the process.
+/// Time between two looks for a signal.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs the verb: serves until a signal comes, then ends in good order.
 pub fn server(args: &ServerArgs) -> Result<()> {
     let (cluster, task) = args.place()?;
+    let interrupt = signals::interrupt()?;
     let server = serve(cluster, task, &args.settings()?)?;
     outln!(
         "serving grpc://{} as {}, incarnation {:016x}",
@@ -49,7 +58,17 @@ pub fn server(args: &ServerArgs) -> Result<()> {
         server.incarnation()
     );
     noteln!("whoever runs programs on this machine may use this server and read its variables");
-    Ok(server.join()?)
+    while !interrupt.load(Ordering::Relaxed) {
+        if let Some(ended) = server.wait(LOOK) {
+            return Ok(ended?);
+        }
+    }
+    noteln!("shutting down: runs under way have {:?} to end", args.grace);
+    match server.shut_down(args.grace) {
+        0 => {}
+        n => noteln!("cut off {n} runs"),
+    }
+    Ok(())
 }
 
 impl ServerArgs {

@@ -11,6 +11,7 @@ pub use objective::{ObjectiveArgs, UpdateArgs};
 use crate::args::CompileArgs;
 use crate::heading;
 use crate::output::{self, errln, noteln, outlive_reader, outln};
+use crate::signals::{INTERRUPTED, interrupt};
 use crate::{load, parse, print_json};
 use clap::{Args, ValueEnum};
 use data::{Archive, Examples, Keys};
@@ -34,8 +35,6 @@ use gristmill_runtime::units::{count, plural, printable, time_ns};
 use objective::Aim;
 use progress::Line;
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -220,9 +219,6 @@ impl TrainArgs {
     }
 }
 
-/// Exit code after Ctrl-C, as shells have it.
-const INTERRUPTED: i32 = 128 + SIGINT;
-
 /// Runs the verb.
 pub fn train(args: &TrainArgs) -> Result<()> {
     check_flags(args)?;
@@ -310,17 +306,6 @@ fn check_flags(args: &TrainArgs) -> Result<()> {
     let free = files::nameless(&args.out);
     free.map(drop)
         .map_err(|e| load::file_error(&args.out, e).context("-o"))
-}
-
-/// Is set by Ctrl-C, and by a request to terminate; a second one ends the process at once.
-fn interrupt() -> Result<Arc<AtomicBool>> {
-    let interrupt = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        let set = flag::register_conditional_shutdown(signal, INTERRUPTED, interrupt.clone())
-            .and_then(|_| flag::register(signal, interrupt.clone()));
-        set.map_err(|e| Error::internal(format!("cannot wait for signal {signal}: {e}")))?;
-    }
-    Ok(interrupt)
 }
 
 /// The model of a file. Errors for a graph in text form.

@@ -214,10 +214,14 @@ impl Task {
     ) -> ReceiverStream<Result<ResultPart, Status>> {
         let (answers, out) = mpsc::channel(2);
         tokio::spawn(async move {
-            let mut stopping = self.stopping.clone();
-            let called = tokio::select! {
-                called = self.called(parts, &answers) => called,
-                _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
+            // Until the last output is with the client.
+            let underway = self.begin_run();
+            let called = match &underway {
+                Ok(_) => tokio::select! {
+                    called = self.called(parts, &answers) => called,
+                    () = self.stopped() => Err(self.is_stopping()),
+                },
+                Err(fault) => Err(fault.clone()),
             };
             let (fault, fetches) = match called {
                 Ok(fetches) => (None, fetches),

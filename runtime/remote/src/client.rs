@@ -195,7 +195,7 @@ impl Drop for Client {
 }
 
 /// Does work on the threads of the network, wherever the caller is.
-fn wait<T: Send + 'static>(
+pub(crate) fn wait<T: Send + 'static>(
     work: impl Future<Output = Result<T, Fault>> + Send + 'static,
 ) -> Result<T, Fault> {
     let (sender, receiver) = std::sync::mpsc::channel();

@@ -329,6 +329,7 @@ impl Task {
         self: &Arc<Self>,
         mut stream: Streaming<Chunk>,
     ) -> Result<Nothing, Fault> {
+        self.takes_more()?;
         let mut arriving: Option<Arriving> = None;
         // Held as long as others are on their way.
         let mut arrived = Vec::new();

@@ -149,7 +149,9 @@ impl Way {
         loop {
             tokio::select! {
                 _ = stopped.changed() => return None,
-                () = until_end(&mut open.answers) => {}
+                reason = end_of(&mut open.answers) => if let Some(fault) = reason {
+                    return Some(fault.with_hint("open another session"));
+                },
             }
             open = tokio::select! {
                 _ = stopped.changed() => return None,
@@ -188,6 +190,10 @@ impl Way {
 /// The wait before the first try to open a broken stream again.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-async fn until_end(answers: &mut Streaming<Reply>) {
-    while let Ok(Some(_)) = answers.message().await {}
+/// Waits for the end of a stream; the task may give a reason.
+async fn end_of(answers: &mut Streaming<Reply>) -> Option<Fault> {
+    match answers.message().await {
+        Ok(Some(reply)) => reply.fault,
+        _ => None,
+    }
 }

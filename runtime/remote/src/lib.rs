@@ -24,6 +24,7 @@ mod rpc;
 mod runs;
 mod server;
 mod sessions;
+mod shutdown;
 mod status;
 mod steps;
 mod turn;

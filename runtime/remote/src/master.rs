@@ -192,8 +192,8 @@ impl Task {
             Ok(task.greet(&name).await?.incarnation == number)
         });
         let is_current = checks.await.into_iter().all(|check| check == Ok(true));
-        if !is_current && let Some((id, names)) = state.take_parts() {
-            self.forget_parts(id, names).await;
+        if !is_current {
+            self.forget_broken(state);
         }
     }
 
@@ -351,12 +351,16 @@ impl Task {
     }
 
     /// Forgets the parts of a program where a task may have forgotten its own.
-    fn forget_broken(self: &Arc<Self>, state: &mut State) {
+    pub(crate) fn forget_broken(self: &Arc<Self>, state: &mut State) {
         if let Some((id, names)) = state.take_parts() {
-            // A task without an answer forgets by itself; nobody waits for it.
-            let task = self.clone();
-            tokio::spawn(async move { task.forget_parts(id, names).await });
+            self.forget_soon(id, names);
         }
+    }
+
+    /// Tells tasks to forget a program, and does not wait for those that are slow to answer.
+    fn forget_soon(self: &Arc<Self>, id: CallableId, names: Vec<TaskName>) {
+        let task = self.clone();
+        tokio::spawn(async move { task.forget_parts(id, names).await });
     }
 
     /// A program whose tasks have compiled their parts.
@@ -386,7 +390,8 @@ impl Task {
         }
     }
 
-    /// Compiles the parts of a program on their tasks; gives what these say, in the order of the shares. After an error no task has a part.
+    /// Compiles the parts of a program on their tasks; gives what these say, in the order of the shares. After an error all tasks
+    /// forget their parts.
     async fn register_all(
         self: &Arc<Self>,
         plan: &Plan,
@@ -406,7 +411,7 @@ impl Task {
         match checked {
             Ok(()) => Ok(tasks),
             Err(fault) => {
-                self.forget_parts(id, names).await;
+                self.forget_soon(id, names);
                 Err(fault)
             }
         }

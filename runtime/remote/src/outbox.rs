@@ -14,7 +14,7 @@ use gristmill_runtime::exec::{Outgoing, Wire};
 use http::uri::PathAndQuery;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
@@ -39,19 +39,33 @@ pub(crate) type Lost = Arc<dyn Fn(u64, &Fault) + Send + Sync>;
 
 /// The way to another task.
 #[derive(Clone)]
-pub(crate) struct Outbox(mpsc::UnboundedSender<Parcel>);
+pub(crate) struct Outbox(mpsc::UnboundedSender<Wish>);
+
+/// A wish of those who send.
+enum Wish {
+    Carry(Parcel),
+    /// Says when all before it is there.
+    Finish(oneshot::Sender<()>),
+}
 
 impl Outbox {
     /// Starts the way to `who` at `address`.
     pub(crate) fn start(who: String, address: String, limits: Limits) -> Outbox {
-        let (sender, parcels) = mpsc::unbounded_channel();
-        tokio::spawn(carry(who, address, limits, parcels));
+        let (sender, wishes) = mpsc::unbounded_channel();
+        tokio::spawn(carry(who, address, limits, wishes));
         Outbox(sender)
     }
 
     pub(crate) fn send(&self, parcel: Parcel) {
         // An outbox lives as long as the server; then nothing is sent any more.
-        let _ = self.0.send(parcel);
+        let _ = self.0.send(Wish::Carry(parcel));
+    }
+
+    /// Waits until the receiver has all parcels, or they are lost.
+    pub(crate) async fn finish(&self) {
+        let (done, finished) = oneshot::channel();
+        let _ = self.0.send(Wish::Finish(done));
+        let _ = finished.await;
     }
 }
 
@@ -111,15 +125,15 @@ async fn carry(
     who: String,
     address: String,
     limits: Limits,
-    mut parcels: mpsc::UnboundedReceiver<Parcel>,
+    mut wishes: mpsc::UnboundedReceiver<Wish>,
 ) {
     let mut open: Option<Open> = None;
     let open_on = |channel| Open::new(channel, &who, &address);
     loop {
-        let parcel = match &mut open {
-            None => parcels.recv().await,
+        let wish = match &mut open {
+            None => wishes.recv().await,
             Some(stream) => tokio::select! {
-                parcel = parcels.recv() => parcel,
+                wish = wishes.recv() => wish,
                 fault = &mut stream.end => {
                     let fault = ended(fault);
                     open.take().into_iter().for_each(|stream| stream.abort_runs(&fault));
@@ -127,7 +141,18 @@ async fn carry(
                 }
             },
         };
-        let Some(parcel) = parcel else { return };
+        let parcel = match wish {
+            Some(Wish::Carry(parcel)) => parcel,
+            Some(Wish::Finish(done)) => {
+                if let Some(stream) = open.take() {
+                    stream.let_end().await;
+                }
+                // Whoever waited may have given up.
+                let _ = done.send(());
+                continue;
+            }
+            None => return,
+        };
         let stream = match open.take() {
             Some(stream) if stream.numbers.len() < limits.openings => stream,
             Some(stream) => {

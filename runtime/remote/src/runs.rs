@@ -55,8 +55,8 @@ impl Task {
             Err(failed) => failed,
         };
         // Where a task does not answer, its parts may be in any state: the next run begins anew.
-        if is_lost && let Some((id, names)) = state.take_parts() {
-            self.forget_parts(id, names).await;
+        if is_lost {
+            self.forget_broken(&mut state);
         }
         Err(fault)
     }
@@ -104,10 +104,19 @@ impl Task {
         is_commit: bool,
     ) -> Result<(), Fault> {
         let done = match share.task == self.name {
-            true => self.hosted(run.of.id)?.turn(run.number, is_commit).await,
+            true => self.turn_here(run, is_commit).await,
             false => self.turn_on(&share.task, run.key(), is_commit).await,
         };
         done.map_err(|fault| fault.context(&share.task))
+    }
+
+    async fn turn_here(&self, run: &Run, is_commit: bool) -> Result<(), Fault> {
+        let hosted = self.hosted(run.of.id)?;
+        match is_commit {
+            true => hosted.commit(run.number).await,
+            // The run has begun.
+            false => hosted.take_turn(run.number, self.busy.begin()).await,
+        }
     }
 
     /// Commits a run on all tasks whose turns it has. Where it has only read, nothing can go wrong any more.

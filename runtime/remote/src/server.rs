@@ -1,10 +1,12 @@
 //! The server of a task.
 
+use crate::client::wait;
 use crate::contents::Store;
 use crate::engine::Engine;
 use crate::master::Master;
 use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
 use crate::rpc::{self, Answer, reply};
+use crate::shutdown::{Busy, Phase};
 use crate::worker::Worker;
 use crate::{ClusterSpec, Limits, TaskName};
 use gristmill_runtime::{Error, ErrorKind};
@@ -13,6 +15,7 @@ use std::future::Future;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -23,6 +26,8 @@ use tonic::body::Body;
 use tonic::server::{ClientStreamingService, Grpc, NamedService, StreamingService, UnaryService};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Streaming};
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
 use tonic_prost::ProstCodec;
 
 /// Threads of the process for the network. Kernels have threads of their own.
@@ -54,8 +59,10 @@ pub(crate) struct Task {
     pub(crate) store: Store,
     pub(crate) worker: Worker,
     pub(crate) master: Master,
-    /// Changes when the server ends.
-    pub(crate) stopping: watch::Receiver<bool>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) busy: Busy,
+    /// Answers of the service `grpc.health.v1.Health`.
+    pub(crate) health: HealthReporter,
     /// Number of the last registered program.
     pub(crate) last_id: AtomicU64,
 }
@@ -144,12 +151,6 @@ impl Task {
         }
     }
 
-    /// The error of calls that come to a server, or are under way, when it ends.
-    pub(crate) fn is_stopping(&self) -> Fault {
-        let message = format!("{} is shutting down", self.name);
-        Fault::new(ErrorKind::DeviceFailed, message)
-    }
-
     /// Lets go now and then of what nobody needs any more.
     async fn keep_tidy(self: Arc<Self>) {
         loop {
@@ -162,6 +163,18 @@ impl Task {
     }
 
     async fn answer(
+        self: Arc<Self>,
+        path: String,
+        request: http::Request<Body>,
+    ) -> http::Response<Body> {
+        match self.refuse(&path, request).await {
+            Ok(request) => self.answer_client(path, request).await,
+            Err(refusal) => refusal,
+        }
+    }
+
+    /// Orders of clients, and of others.
+    async fn answer_client(
         self: Arc<Self>,
         path: String,
         request: http::Request<Body>,
@@ -252,7 +265,7 @@ where
     }
 }
 
-async fn unary<Q, A, W>(
+pub(crate) async fn unary<Q, A, W>(
     limits: &Limits,
     request: http::Request<Body>,
     work: impl FnOnce(Q) -> W + Send,
@@ -364,13 +377,14 @@ impl tower_service::Service<http::Request<Body>> for Service {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let (task, path) = (self.0.clone(), request.uri().path().to_owned());
-        let mut stopping = task.stopping.clone();
-        let message = format!("{} is shutting down", task.name);
         Box::pin(async move {
             tokio::select! {
-                answer = task.answer(path, request) => Ok(answer),
+                answer = task.clone().answer(path, request) => Ok(answer),
                 // Calls under way end with the server.
-                _ = stopping.wait_for(|stops| *stops) => Ok(tonic::Status::unavailable(message).into_http()),
+                () = task.stopped() => {
+                    let message = task.is_stopping().message;
+                    Ok(tonic::Status::unavailable(message).into_http())
+                }
             }
         })
     }
@@ -381,7 +395,8 @@ pub struct Server {
     name: TaskName,
     address: String,
     incarnation: u64,
-    stop: watch::Sender<bool>,
+    task: Arc<Task>,
+    phase: watch::Sender<Phase>,
     ended: std::sync::mpsc::Receiver<Result<(), Error>>,
 }
 
@@ -400,7 +415,7 @@ impl Server {
         let listener = listen(&name, &address)?;
         let network = network()?;
         let incarnation = random();
-        let (stop, stopping) = watch::channel(false);
+        let (phase, seen) = watch::channel(Phase::Serving);
         let task = Arc::new(Task {
             spec,
             name: name.clone(),
@@ -410,13 +425,16 @@ impl Server {
             store: Store::default(),
             worker: Worker::default(),
             master: Master::default(),
-            stopping,
+            phase: seen,
+            busy: Busy::default(),
+            health: HealthReporter::new(),
             last_id: AtomicU64::new(0),
         });
+        let served = task.clone();
         let (end, ended) = std::sync::mpsc::channel();
         let label = name.to_string();
         network.spawn(async move {
-            let served = serve(task, listener).await;
+            let served = serve(served, listener).await;
             let served = served.map_err(|e| {
                 Error::new(
                     ErrorKind::DeviceFailed,
@@ -430,7 +448,8 @@ impl Server {
             name,
             address,
             incarnation,
-            stop,
+            task,
+            phase,
             ended,
         })
     }
@@ -454,12 +473,29 @@ impl Server {
     pub fn join(self) -> Result<(), Error> {
         self.ended.recv().unwrap_or(Ok(()))
     }
+
+    /// Waits as [`Server::join`] does, at most for a time. None if the server still serves.
+    pub fn wait(&self, at_most: Duration) -> Option<Result<(), Error>> {
+        match self.ended.recv_timeout(at_most) {
+            Ok(ended) => Some(ended),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Ok(())),
+        }
+    }
+
+    /// Ends the service in good order: at once it says in answers to health checks (`grpc.health.v1`) that it does not serve, and takes no new
+    /// sessions, programs and runs; runs under way have `grace` to end. Number of runs that were cut off.
+    pub fn shut_down(self, grace: Duration) -> usize {
+        let (task, phase) = (self.task.clone(), self.phase.clone());
+        let drained = wait(async move { Ok(task.drain(grace, &phase).await) });
+        drained.unwrap_or_default()
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // It may have ended by itself.
-        let _ = self.stop.send(true);
+        self.phase.send_replace(Phase::Stopped);
         let _ = self.ended.recv_timeout(Duration::from_secs(5));
     }
 }
@@ -468,16 +504,17 @@ async fn serve(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
     let limits = task.limits.clone();
     let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut stopping = task.stopping.clone();
-    let stopped = async move {
-        // The sender goes with the server, which is an end as well.
-        let _ = stopping.wait_for(|stops| *stops).await;
-    };
+    let (ending, health) = (task.clone(), task.health.clone());
+    let stopped = async move { ending.stopped().await };
+    health.set_serving::<Service>().await;
     let tidied = task.clone();
     let tidy = async move { tidied.keep_tidy().await };
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(limits.keep_alive))
         .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
+        .add_service(HealthServer::new(HealthService::from_health_reporter(
+            health,
+        )))
         .add_service(Service(task))
         .serve_with_incoming_shutdown(incoming, stopped);
     tokio::select! {

@@ -208,6 +208,7 @@ impl Task {
         answers: &mpsc::Sender<Result<Reply, Status>>,
     ) -> Result<(), Fault> {
         let first = words.message().await.map_err(rpc::broken)?;
+        self.takes_more()?;
         let attend = given(first)?;
         let mut welcome = self.greeted(&given(attend.hello)?)?;
         let sessions = &self.master.sessions;
@@ -219,13 +220,12 @@ impl Task {
             })?,
         };
         let id = welcome.session;
-        let mut stopping = self.stopping.clone();
         let mut stays = answers.send(Ok(rpc::reply(Ok(welcome)))).await.is_ok();
         let mut stops = false;
         while stays {
             tokio::select! {
                 word = words.message() => stays = matches!(word, Ok(Some(_))),
-                _ = stopping.wait_for(|stops| *stops) => (stays, stops) = (false, true),
+                () = self.stopped() => (stays, stops) = (false, true),
             }
         }
         sessions.leave(id);

@@ -258,11 +258,10 @@ impl Task {
     }
 
     async fn obey(self: Arc<Self>, orders: Streaming<Order>, reports: mpsc::Sender<Said>) {
-        let mut stopping = self.stopping.clone();
         let mut runs = LastRuns::default();
         let ended = tokio::select! {
             ended = self.obey_all(orders, &reports, &mut runs) => ended,
-            _ = stopping.wait_for(|stops| *stops) => Err(self.is_stopping()),
+            () = self.stopped() => Err(self.is_stopping()),
         };
         let lost = ended.clone().err().unwrap_or_else(|| {
             Fault::new(ErrorKind::DeviceFailed, "the master has ended its stream")
@@ -309,24 +308,24 @@ impl Task {
                 (None, None) => continue,
             };
             runs.note(of, self);
-            let (master, reports) = (master.clone(), reports.clone());
+            let (master, reports) = (master.clone(), reports.downgrade());
             tokio::spawn(self.clone().obey_one(order, of, master, reports));
         }
         Ok(())
     }
 
-    /// Does what an order about a run says, and reports.
+    /// Does what an order about a run says, and reports, unless the stream of reports has ended.
     async fn obey_one(
         self: Arc<Self>,
         order: Order,
         (id, run): RunOf,
         master: TaskName,
-        reports: mpsc::Sender<Said>,
+        reports: mpsc::WeakSender<Said>,
     ) {
         let (number, said) = (order.number, reports.clone());
         let doing = tokio::spawn(async move {
             match (order.step, order.turn) {
-                (Some(step), _) => self.step(step, &master, &said).await,
+                (Some(step), _) => self.step(step, &master, said).await,
                 (None, turn) => self.take_turn(turn.unwrap_or_default()).await,
             }
         });
@@ -349,12 +348,17 @@ impl Task {
             number,
         };
         // An absent master needs no report.
-        let _ = reports.send(Ok(report)).await;
+        if let Some(reports) = reports.upgrade() {
+            let _ = reports.send(Ok(report)).await;
+        }
     }
 
     async fn take_turn(&self, order: TurnOrder) -> Result<Results, Fault> {
         let hosted = self.hosted(given(order.callable)?)?;
-        hosted.turn(order.run, order.is_commit).await?;
+        match order.is_commit {
+            true => hosted.commit(order.run).await?,
+            false => hosted.take_turn(order.run, self.begin_run()?).await?,
+        }
         Ok(Results::default())
     }
 
@@ -373,10 +377,14 @@ impl Task {
         &self,
         step: Step,
         master: &TaskName,
-        reports: &mpsc::Sender<Said>,
+        reports: mpsc::WeakSender<Said>,
     ) -> Result<Results, Fault> {
         let (id, run) = (given(step.callable)?, step.run);
         let hosted = self.hosted(id)?;
+        let _underway = match hosted.has_turn(run) {
+            true => None,
+            false => Some(self.begin_run()?),
+        };
         let outbox = self.outbox(master)?;
         let fetches = hosted.run(run, hosted.gathered(run, &step.feeds)).await?;
         if fetches.len() != hosted.outputs.len() {
@@ -386,8 +394,6 @@ impl Task {
             )));
         }
         let values = Value::of_all(&fetches, &self.limits);
-        // The stream of reports ends though tensors are on their way.
-        let reports = reports.downgrade();
         let lost = move |run: u64, fault: &Fault| {
             let Some(reports) = reports.upgrade() else {
                 return;

@@ -13,6 +13,7 @@ use crate::names::task_of;
 use crate::outbox::{Outbox, PartWire};
 use crate::rpc;
 use crate::server::Task;
+use crate::shutdown::Underway;
 use crate::turn::{StateUse, Turn};
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::collections::HashMap;
@@ -26,7 +27,7 @@ use tonic::Streaming;
 pub(crate) struct Worker {
     pub(crate) masters: Masters,
     parts: Mutex<HashMap<CallableId, Arc<Hosted>>>,
-    outboxes: Mutex<HashMap<String, Outbox>>,
+    pub(crate) outboxes: Mutex<HashMap<String, Outbox>>,
 }
 
 /// A compiled part.
@@ -45,7 +46,14 @@ pub(crate) struct Hosted {
     last_run: AtomicU64,
     last_turn: AtomicU64,
     /// The run that has the turn of the part's variables.
-    turn: Mutex<Option<(u64, Turn)>>,
+    turn: Mutex<Option<Held>>,
+}
+
+/// The turn of a run.
+struct Held {
+    run: u64,
+    turn: Turn,
+    _underway: Underway,
 }
 
 /// Where pieces of a stream go.
@@ -143,31 +151,39 @@ impl Hosted {
 
     /// The turn that a run holds.
     fn turn_of(&self, run: u64) -> Option<Turn> {
-        let turn = locked(&self.turn);
-        turn.as_ref()
-            .filter(|(of, _)| *of == run)
-            .map(|(_, turn)| turn.clone())
+        let held = locked(&self.turn);
+        let held = held.as_ref().filter(|held| held.run == run);
+        held.map(|held| held.turn.clone())
     }
 
-    /// Takes the turn of a run, or commits the run in its turn.
-    pub(crate) async fn turn(&self, run: u64, is_commit: bool) -> Result<(), Fault> {
-        if is_commit {
-            let held = locked(&self.turn).take_if(|(of, _)| *of == run);
-            let gone = || Fault::new(ErrorKind::DeviceFailed, "the turn of a run was given up");
-            let (_, turn) = held.ok_or_else(gone)?;
-            return turn.commit().await;
-        }
+    pub(crate) fn has_turn(&self, run: u64) -> bool {
+        self.turn_of(run).is_some()
+    }
+
+    /// Commits a run in its turn.
+    pub(crate) async fn commit(&self, run: u64) -> Result<(), Fault> {
+        let held = locked(&self.turn).take_if(|held| held.run == run);
+        let gone = || Fault::new(ErrorKind::DeviceFailed, "the turn of a run was given up");
+        held.ok_or_else(gone)?.turn.commit().await
+    }
+
+    /// Takes the turn of a run.
+    pub(crate) async fn take_turn(&self, run: u64, underway: Underway) -> Result<(), Fault> {
         self.last_run.fetch_max(run, Ordering::AcqRel);
-        let held = tokio::select! {
+        let turn = tokio::select! {
             held = self.part.clone().hold() => held?,
             fault = self.feeds.failure(run) => return Err(fault.derived()),
         };
-        let mut turn = locked(&self.turn);
+        let mut held = locked(&self.turn);
         if self.given_up.load(Ordering::Acquire) >= run {
             return Err(Fault::invalid("the run was given up").derived());
         }
         self.last_turn.store(run, Ordering::Release);
-        *turn = Some((run, held));
+        *held = Some(Held {
+            run,
+            turn,
+            _underway: underway,
+        });
         Ok(())
     }
 
@@ -182,7 +198,7 @@ impl Hosted {
         self.feeds.fail(run, cause.clone());
         self.part.abort(run, cause.into());
         // Last: a run without its turn would take another one.
-        locked(&self.turn).take_if(|(of, _)| *of <= run);
+        locked(&self.turn).take_if(|held| held.run <= run);
     }
 }
 

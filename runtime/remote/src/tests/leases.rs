@@ -94,58 +94,28 @@ fn parts_of_masters_that_are_gone_are_forgotten() {
 }
 
 #[test]
-fn a_session_ends_with_its_task() {
+fn a_session_ends_with_its_lease() {
     let spec = cluster(&THREE[..1]);
-    let fails = Arc::default();
-    let server = start(&spec, THREE[0], &fails).unwrap();
+    let engine = Arc::new(Relay::new(&Arc::default()));
+    let _server = Server::start(spec.clone(), task(THREE[0]), engine, impatient()).unwrap();
     let client = connect(&spec, THREE[0]).unwrap();
     let program = Document::from(THREE[0].to_owned());
     let callable = client.prepare(&program).unwrap();
-    drop(server);
-    let lost = client.call(&callable, &[values(1.0)]).unwrap_err();
-    assert_eq!(lost.category(), ErrorKind::DeviceFailed);
-    let _again = start(&spec, THREE[0], &fails).unwrap();
-    let ended =
-        "the session has ended: its task was restarted, or did not hear of its client for too long";
-    // The client tries again for a while; whether it has heard or not, the session is over.
-    for _ in 0..2 {
-        for error in [
-            client.call(&callable, &[values(1.0)]).unwrap_err(),
-            client.prepare(&program).unwrap_err(),
-            client.initialise(&callable).unwrap_err(),
-        ] {
-            assert_eq!(error.to_string(), ended);
-            assert_eq!(error.category(), ErrorKind::DeviceFailed);
-        }
-        std::thread::sleep(Duration::from_secs(2));
-    }
-    let other = connect(&spec, THREE[0]).unwrap();
-    other.prepare(&program).unwrap();
-}
-
-#[test]
-fn tries_to_reach_a_task_again_have_an_end() {
-    let spec = cluster(&THREE[..1]);
-    let server = start(&spec, THREE[0], &Arc::default()).unwrap();
-    let limits = Limits {
-        tries: 3,
-        ..limits()
-    };
-    let target = format!("grpc://{}", spec.address(&task(THREE[0])).unwrap());
-    let client = Client::connect(&target, "1.0".into(), limits).unwrap();
-    let program = Document::from(THREE[0].to_owned());
-    let callable = client.prepare(&program).unwrap();
-    drop(server);
+    client.call(&callable, &[values(1.0)]).unwrap();
+    // As if nothing came from the client any more.
+    client.lease.abandon();
     std::thread::sleep(Duration::from_secs(2));
-    // 0.1, 0.2 and 0.4 seconds.
-    let error = client.call(&callable, &[values(1.0)]).unwrap_err();
-    let shown = error.to_string();
-    assert!(
-        shown.starts_with("lost /job:ps/task:0 at 127.0.0.1:"),
-        "{shown}"
-    );
-    assert!(shown.contains(": 3 tries within "), "{shown}");
-    assert_eq!(error.hint.as_deref(), Some("open another session"));
+    for error in [
+        client.call(&callable, &[values(1.0)]).unwrap_err(),
+        client.prepare(&program).unwrap_err(),
+        client.initialise(&callable).unwrap_err(),
+    ] {
+        let ended = "the session has ended: its task was restarted, or did not hear of its client for too long";
+        assert_eq!(error.to_string(), ended);
+        assert_eq!(error.category(), ErrorKind::DeviceFailed);
+        assert_eq!(error.hint.as_deref(), Some("open another session"));
+    }
+    connect(&spec, THREE[0]).unwrap().prepare(&program).unwrap();
 }
 
 #[test]

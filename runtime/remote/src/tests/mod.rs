@@ -3,6 +3,7 @@
 use crate::engine::in_thread;
 use crate::*;
 mod leases;
+mod shutdown;
 
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, VariableState, Wire};
@@ -25,6 +26,8 @@ struct Relay {
     n_sent: Arc<AtomicUsize>,
     /// Number of parts on this task.
     n_parts: Arc<AtomicUsize>,
+    /// Time of a run beside that for the tensors.
+    delay: Duration,
 }
 
 impl Relay {
@@ -34,6 +37,7 @@ impl Relay {
             fails: fails.clone(),
             n_sent: Arc::default(),
             n_parts: Arc::default(),
+            delay: Duration::ZERO,
         }
     }
 }
@@ -138,64 +142,72 @@ fn part(before: Option<&str>, after: Option<&str>) -> Program {
 }
 
 /// An executor, or a failure in its place, which counts itself.
-struct Relayed(Arc<Executor>, Option<Arc<AtomicBool>>, Arc<AtomicUsize>);
+struct Relayed {
+    executor: Arc<Executor>,
+    fails: Option<Arc<AtomicBool>>,
+    n_parts: Arc<AtomicUsize>,
+    delay: Duration,
+}
 
 impl Drop for Relayed {
     fn drop(&mut self) {
-        self.2.fetch_sub(1, Ordering::SeqCst);
+        self.n_parts.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl Part for Relayed {
     fn inputs(&self) -> Vec<IoSpec> {
-        Part::inputs(&*self.0)
+        Part::inputs(&*self.executor)
     }
 
     fn outgoing(&self) -> Vec<RemoteEnd> {
-        Part::outgoing(&*self.0)
+        Part::outgoing(&*self.executor)
     }
 
     fn incoming(&self) -> Vec<RemoteEnd> {
-        Part::incoming(&*self.0)
+        Part::incoming(&*self.executor)
     }
 
     fn state_use(&self) -> StateUse {
-        Part::state_use(&*self.0)
+        Part::state_use(&*self.executor)
     }
 
     fn variables(&self) -> Vec<VariableState> {
-        Part::variables(&*self.0)
+        Part::variables(&*self.executor)
     }
 
     fn hold(self: Arc<Self>) -> Job<Turn> {
-        self.0.clone().hold()
+        self.executor.clone().hold()
     }
 
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
-        match &self.1 {
+        match &self.fails {
             Some(fails) if fails.load(Ordering::SeqCst) => in_thread(move || {
                 let error = Error::new(ErrorKind::OutOfMemory, "no room").at("/relay");
-                self.0.abort(run, error.clone());
+                self.executor.abort(run, error.clone());
                 Err(error.into())
             }),
-            _ => self.0.clone().run(run, feeds),
+            _ => Box::pin(async move {
+                tokio::time::sleep(self.delay).await;
+                self.executor.clone().run(run, feeds).await
+            }),
         }
     }
 
     fn skip(&self, run: u64) {
-        self.0.skip(run);
+        self.executor.skip(run);
     }
 
     fn initialise(self: Arc<Self>) -> Job<()> {
-        self.0.clone().initialise()
+        self.executor.clone().initialise()
     }
 
     fn receive(&self, end: usize, run: u64, at: usize, bytes: &[u8]) -> Result<Received, Error> {
-        self.0.receive(end, run, at, bytes)
+        self.executor.receive(end, run, at, bytes)
     }
 
     fn abort(&self, run: u64, error: Error) {
-        self.0.abort(run, error);
+        self.executor.abort(run, error);
     }
 }
 
@@ -260,7 +272,7 @@ impl Engine for Relay {
             let bytes = part_text.constant(digest).unwrap();
             assert_eq!(Digest::of(bytes.as_bytes()), *digest);
         }
-        let (fails, n_parts) = (self.fails.clone(), self.n_parts.clone());
+        let (fails, n_parts, delay) = (self.fails.clone(), self.n_parts.clone(), self.delay);
         in_thread(move || {
             let words: Vec<&str> = part_text.text().split(' ').collect();
             let (i, stages) = (words[0].parse::<usize>().unwrap(), &words[1..]);
@@ -276,7 +288,12 @@ impl Engine for Relay {
             Ok(Made {
                 part: {
                     n_parts.fetch_add(1, Ordering::SeqCst);
-                    Arc::new(Relayed(executor, fails, n_parts))
+                    Arc::new(Relayed {
+                        executor,
+                        fails,
+                        n_parts,
+                        delay,
+                    })
                 },
                 warnings: vec![format!("of part {i}")],
             })

@@ -1,0 +1,127 @@
+//! The end of a server: it takes nothing new, lets runs end, and goes.
+
+use crate::messages::{Fault, Nothing};
+use crate::rpc;
+use crate::server::Task;
+use crate::worker::locked;
+use gristmill_runtime::ErrorKind;
+use std::time::Duration;
+use tokio::sync::watch;
+use tonic::body::Body;
+use tonic_health::ServingStatus;
+
+/// A server's way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Phase {
+    Serving,
+    /// No new sessions, programs and runs.
+    Draining,
+    Stopped,
+}
+
+/// Methods of one message that begin something.
+const BEGIN: [&str; 5] = [
+    rpc::OFFER,
+    rpc::PREPARE,
+    rpc::REGISTER,
+    rpc::INITIALISE,
+    rpc::INITIALISE_PART,
+];
+
+/// Number of runs under way.
+pub(crate) struct Busy(watch::Sender<usize>);
+
+impl Default for Busy {
+    fn default() -> Busy {
+        Busy(watch::channel(0).0)
+    }
+}
+
+/// A run under way.
+pub(crate) struct Underway(watch::Sender<usize>);
+
+impl Busy {
+    pub(crate) fn begin(&self) -> Underway {
+        self.0.send_modify(|n| *n += 1);
+        Underway(self.0.clone())
+    }
+
+    async fn until_idle(&self) {
+        // The sender is here.
+        let _ = self.0.subscribe().wait_for(|n| *n == 0).await;
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+impl Task {
+    /// The error of calls to a server in its last moments.
+    pub(crate) fn is_stopping(&self) -> Fault {
+        let message = format!("{} is shutting down", self.name);
+        Fault::new(ErrorKind::DeviceFailed, message)
+    }
+
+    fn is_draining(&self) -> bool {
+        *self.phase.borrow() >= Phase::Draining
+    }
+
+    /// Errors once the server takes nothing new.
+    pub(crate) fn takes_more(&self) -> Result<(), Fault> {
+        match self.is_draining() {
+            true => Err(self.is_stopping()),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for the end of the server.
+    pub(crate) async fn stopped(&self) {
+        let mut phase = self.phase.clone();
+        // The sender goes with the server, which is an end as well.
+        let _ = phase.wait_for(|phase| *phase == Phase::Stopped).await;
+    }
+
+    /// Notes a run. Errors once the server takes none.
+    pub(crate) fn begin_run(&self) -> Result<Underway, Fault> {
+        // First noted, then asked: the server waits for those it has let begin.
+        let underway = self.busy.begin();
+        self.takes_more().map(|()| underway)
+    }
+
+    /// The refusal of a method that begins something, once the server takes nothing new.
+    pub(crate) async fn refuse(
+        &self,
+        path: &str,
+        request: http::Request<Body>,
+    ) -> Result<http::Request<Body>, http::Response<Body>> {
+        if !self.is_draining() || !BEGIN.contains(&path) {
+            return Ok(request);
+        }
+        let fault = self.is_stopping();
+        let refused = |Nothing {}| async move { Err::<Nothing, Fault>(fault) };
+        Err(crate::server::unary(&self.limits, request, refused).await)
+    }
+
+    /// Takes nothing new, and waits until the runs have ended and their tensors are where they belong. Number of runs still under way after
+    /// `grace`.
+    pub(crate) async fn drain(&self, grace: Duration, phase: &watch::Sender<Phase>) -> usize {
+        phase.send_replace(Phase::Draining);
+        for service in ["", rpc::SERVICE] {
+            let status = ServingStatus::NotServing;
+            self.health.set_service_status(service, status).await;
+        }
+        let drained = async {
+            self.busy.until_idle().await;
+            let outboxes: Vec<_> = locked(&self.worker.outboxes).values().cloned().collect();
+            for outbox in outboxes {
+                outbox.finish().await;
+            }
+        };
+        // Whatever is not there by then is cut off.
+        let _ = tokio::time::timeout(grace, drained).await;
+        *self.busy.0.borrow()
+    }
+}

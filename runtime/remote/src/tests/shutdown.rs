@@ -1,0 +1,111 @@
+//! Servers that end in good order.
+
+use super::*;
+use crate::client::wait;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+/// Three servers, whose last takes its time.
+fn servers(spec: &ClusterSpec, slow: usize, delay: Duration) -> Vec<Server> {
+    let one = |(i, name): (usize, &&str)| {
+        let delay = if i == slow { delay } else { Duration::ZERO };
+        let engine = Relay {
+            delay,
+            ..Relay::new(&Arc::default())
+        };
+        Server::start(spec.clone(), task(name), Arc::new(engine), limits()).unwrap()
+    };
+    THREE.iter().enumerate().map(one).collect()
+}
+
+/// The answer of a task to a health check, as a number of the protocol: 1 if it serves, 2 if it does not.
+fn health(spec: &ClusterSpec, name: &str) -> i32 {
+    let address = spec.address(&task(name)).unwrap().to_owned();
+    let asked = wait(async move {
+        let channel = crate::rpc::channel(&address, &limits())?;
+        let mut client = HealthClient::new(channel);
+        let answer = client.check(HealthCheckRequest::default()).await;
+        Ok(answer.unwrap().into_inner().status)
+    });
+    asked.unwrap()
+}
+
+#[test]
+fn runs_under_way_end_before_their_server_does() {
+    let spec = cluster(&THREE);
+    let mut servers = servers(&spec, 2, Duration::from_secs(3));
+    let client = connect(&spec, THREE[0]).unwrap();
+    let program = Document::from(THREE.join(" "));
+    let callable = client.prepare(&program).unwrap();
+    assert_eq!(health(&spec, THREE[2]), 1);
+    let last = servers.pop().unwrap();
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| client.call(&callable, &[values(1.0)]));
+        std::thread::sleep(Duration::from_millis(300));
+        let ending = scope.spawn(|| last.shut_down(Duration::from_secs(9)));
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(health(&spec, THREE[2]), 2);
+        let said = format!("{} is shutting down", THREE[2]);
+        let refused = connect(&spec, THREE[2]).err().unwrap();
+        assert_eq!(refused.to_string(), said);
+        let other = client.prepare(&Document::from(THREE[1..].join(" ")));
+        assert!(other.unwrap_err().to_string().ends_with(&said));
+        let y = running.join().unwrap().unwrap();
+        assert_eq!(y[0].as_bytes(), values(1.0).as_bytes());
+        assert_eq!(ending.join().unwrap(), 0);
+    });
+    let lost = client.call(&callable, &[values(1.0)]).unwrap_err();
+    assert!(
+        lost.to_string().contains("lost /job:worker/task:1 at "),
+        "{lost}"
+    );
+    let again = start(&spec, THREE[2], &Arc::default()).unwrap();
+    assert!(again.wait(Duration::ZERO).is_none());
+    client.call(&callable, &[values(1.0)]).unwrap();
+}
+
+#[test]
+fn runs_that_take_longer_than_the_grace_are_cut_off() {
+    let spec = cluster(&THREE);
+    let mut servers = servers(&spec, 2, Duration::from_secs(20));
+    let client = connect(&spec, THREE[0]).unwrap();
+    let callable = client.prepare(&Document::from(THREE.join(" "))).unwrap();
+    let last = servers.pop().unwrap();
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| client.call(&callable, &[values(1.0)]));
+        std::thread::sleep(Duration::from_millis(300));
+        let began = Instant::now();
+        assert_eq!(last.shut_down(Duration::from_millis(100)), 1);
+        let cut = running.join().unwrap().unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(4));
+        assert_eq!(cut.category(), ErrorKind::DeviceFailed);
+        let said = format!("{} is shutting down", THREE[2]);
+        assert!(cut.to_string().ends_with(&said), "{cut}");
+    });
+}
+
+#[test]
+fn a_session_hears_the_end_of_its_task() {
+    let spec = cluster(&THREE);
+    let mut servers = servers(&spec, 0, Duration::from_millis(500));
+    let client = connect(&spec, THREE[0]).unwrap();
+    // The input and the output travel in pieces.
+    let order = [1, 0].map(|i| THREE[i]).join(" ");
+    let callable = client.prepare(&Document::from(order)).unwrap();
+    let own = servers.remove(0);
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| client.call(&callable, &[values(7.0)]));
+        std::thread::sleep(Duration::from_millis(200));
+        let ending = scope.spawn(|| own.shut_down(Duration::from_secs(9)));
+        std::thread::sleep(Duration::from_millis(50));
+        let refused = client.call(&callable, &[values(8.0)]).unwrap_err();
+        let said = format!("{} is shutting down", THREE[0]);
+        assert_eq!(refused.to_string(), said);
+        let y = running.join().unwrap().unwrap();
+        assert_eq!(y[0].as_bytes(), values(7.0).as_bytes());
+        assert_eq!(ending.join().unwrap(), 0);
+        let over = client.call(&callable, &[values(9.0)]).unwrap_err();
+        assert_eq!(over.to_string(), said);
+        assert_eq!(over.hint.as_deref(), Some("open another session"));
+    });
+}
