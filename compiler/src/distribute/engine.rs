@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::pipeline::{self, Config};
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, Plan, Server, TaskName,
-    in_thread,
+    ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, PartWire, Plan, Server,
+    TaskName, in_thread,
 };
-use gristmill_runtime::exec::{ExecOptions, Executor, VariableState, Wire};
+use gristmill_runtime::exec::{ExecOptions, Executor, VariableState};
 use std::sync::Arc;
 
 /// Version of the program, and of the ops that graphs may have.
@@ -88,7 +88,7 @@ impl Engine for Compiler {
         })
     }
 
-    fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made> {
+    fn register(&self, part: Document, wire: Arc<PartWire>) -> Job<Made> {
         let (session, known) = (self.session.clone(), self.known.clone());
         in_thread(move || Ok(compile(&session, &part, &known, wire)?))
     }
@@ -99,7 +99,7 @@ fn compile(
     session: &Session,
     part: &Document,
     known: &Digests,
-    wire: Arc<dyn Wire>,
+    wire: Arc<PartWire>,
 ) -> Result<Made> {
     let (interface, parts, options) = PartText::parse(part, known)?;
     for part in &parts {

@@ -13,12 +13,12 @@ use crate::pipeline::Lowered;
 use crate::session::cluster::Remote;
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    Client, ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, Plan, Server,
-    TaskName,
+    Client, ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, PartWire, Plan,
+    Server, TaskName,
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
-use gristmill_runtime::exec::{VariableState, Wire};
+use gristmill_runtime::exec::VariableState;
 use std::sync::Arc;
 
 /// The partitions of a program, each on a server of its own, joined over the loopback device.
@@ -154,7 +154,7 @@ impl Engine for Fixed {
         self.compiler.reset(containers)
     }
 
-    fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made> {
+    fn register(&self, part: Document, wire: Arc<PartWire>) -> Job<Made> {
         self.compiler.register(part, wire)
     }
 }

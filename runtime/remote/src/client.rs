@@ -2,6 +2,7 @@
 
 use crate::calls;
 use crate::contents::{self, Digest, Document};
+use crate::environment::Machine;
 use crate::lease::Lease;
 use crate::messages::{
     Call, DeviceInfo, Fault, Hello, Look, Nothing, Prepare, Prepared, TaskStatus, TaskStatuses,
@@ -68,7 +69,7 @@ impl Client {
         let (given, asked) = (limits.clone(), address.to_owned());
         let (channel, lease, welcome) = wait(async move {
             // A channel needs the threads of the network to be made.
-            let channel = rpc::channel(&asked, &given)?;
+            let channel = rpc::channel(&Machine, &asked, &given)?;
             let hello = Hello::new(version);
             let (lease, welcome) = Lease::begin(&channel, hello, &asked, &given).await?;
             Ok((channel, lease, welcome))

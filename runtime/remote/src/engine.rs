@@ -3,8 +3,9 @@
 use crate::TaskName;
 use crate::contents::Document;
 use crate::messages::{DeviceInfo, Fault};
+use crate::outbox::PartWire;
 use crate::turn::{StateUse, Turn};
-use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState, Wire};
+use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState};
 use gristmill_runtime::program::{IoSpec, VariableSpec};
 use gristmill_runtime::{Error, Tensor};
 use std::future::Future;
@@ -48,7 +49,7 @@ pub trait Engine: Send + Sync + 'static {
     fn reset(&self, containers: Vec<String>) -> Job<()>;
 
     /// Compiles a part for this task. What leaves it goes to the wire.
-    fn register(&self, part: Document, wire: Arc<dyn Wire>) -> Job<Made>;
+    fn register(&self, part: Document, wire: Arc<PartWire>) -> Job<Made>;
 }
 
 /// A program divided over tasks.

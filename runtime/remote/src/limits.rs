@@ -59,7 +59,7 @@ impl Default for Limits {
             callables: 1024,
             idle_callables: 16,
             openings: 1024,
-            connect: Duration::from_secs(5),
+            connect: Duration::from_secs(3),
             hello: Duration::from_secs(10),
             prepare: Duration::from_secs(60),
             run: Duration::from_secs(600),

@@ -5,14 +5,14 @@ use crate::callables::Callables;
 use crate::contents::{self, Digest, Document};
 use crate::engine::{Plan, Share, in_thread};
 use crate::inbox::Inbox;
+use crate::links::Link;
 use crate::messages::{
     Call, CallableId, DeviceInfo, End, Fault, Io, Nothing, Prepare, Prepared, Register, Registered,
-    Release, VariableInfo, Welcome,
+    VariableInfo, Welcome,
 };
 use crate::rpc::{self, Failure};
 use crate::server::Task;
 use crate::sessions::Sessions;
-use crate::steps::Link;
 use crate::worker::{given, locked};
 use gristmill_runtime::ErrorKind;
 use std::collections::{BTreeMap, HashMap};
@@ -86,23 +86,24 @@ pub(crate) struct OnTask {
     link: Option<Link>,
 }
 
+/// A task, what it says of its part, and the link to it; none to this task.
+type OnceRegistered = (TaskName, Registered, Option<Link>);
+
 impl Installed {
+    /// The stream of orders to another task.
+    pub(crate) fn link(&self, name: &TaskName) -> Result<&Link, Fault> {
+        let found = self.tasks.iter().find(|task| task.name == *name);
+        let link = found.and_then(|task| task.link.as_ref());
+        link.ok_or_else(|| {
+            let message = format!("{name} has no part of the program");
+            Fault::new(ErrorKind::Internal, message)
+        })
+    }
+
     /// True if a task may have forgotten its part.
     fn is_broken(&self) -> bool {
         let mut links = self.tasks.iter().filter_map(|task| task.link.as_ref());
         links.any(Link::has_ended)
-    }
-}
-
-impl State {
-    /// Takes what the tasks have of the program.
-    pub(crate) fn take_parts(&mut self) -> Option<(CallableId, Vec<TaskName>)> {
-        let installed = self.installed.take()?;
-        let shares = installed.plan.shares.iter();
-        Some((
-            installed.id,
-            shares.map(|share| share.task.clone()).collect(),
-        ))
     }
 }
 
@@ -193,7 +194,7 @@ impl Task {
         });
         let is_current = checks.await.into_iter().all(|check| check == Ok(true));
         if !is_current {
-            self.forget_broken(state);
+            self.forget_parts(state);
         }
     }
 
@@ -284,7 +285,7 @@ impl Task {
             return Ok(channel.clone());
         }
         let address = self.spec.address(name).map_err(Fault::from)?;
-        let channel = rpc::channel(address, &self.limits)?;
+        let channel = rpc::channel(&*self.environment, address, &self.limits)?;
         channels.insert(name.clone(), channel.clone());
         Ok(channel)
     }
@@ -325,7 +326,7 @@ impl Task {
         }
         match &state.installed {
             Some(installed) if !installed.is_broken() => return Ok(installed.clone()),
-            Some(_) => self.forget_broken(state),
+            Some(_) => self.forget_parts(state),
             None => {}
         }
         let plan = match &state.plan {
@@ -339,7 +340,7 @@ impl Task {
             number: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
         };
         let tasks = self.register_all(&plan, id).await?;
-        let installed = Arc::new(self.installed(&plan, id, &tasks));
+        let installed = Arc::new(Task::installed(&plan, id, &tasks));
         let outputs = Arc::downgrade(&installed.outputs);
         locked(&self.master.inboxes).insert(id, outputs);
         *state = State {
@@ -350,35 +351,37 @@ impl Task {
         Ok(installed)
     }
 
-    /// Forgets the parts of a program where a task may have forgotten its own.
-    pub(crate) fn forget_broken(self: &Arc<Self>, state: &mut State) {
-        if let Some((id, names)) = state.take_parts() {
-            self.forget_soon(id, names);
+    /// Has all tasks forget a program. One that cannot be told forgets it by itself.
+    pub(crate) fn forget_parts(&self, state: &mut State) {
+        let Some(installed) = state.installed.take() else {
+            return;
+        };
+        locked(&self.master.inboxes).remove(&installed.id);
+        for task in &installed.tasks {
+            self.forget_part(installed.id, task.link.as_ref());
         }
     }
 
-    /// Tells tasks to forget a program, and does not wait for those that are slow to answer.
-    fn forget_soon(self: &Arc<Self>, id: CallableId, names: Vec<TaskName>) {
-        let task = self.clone();
-        tokio::spawn(async move { task.forget_parts(id, names).await });
+    /// Has a task forget a part; without a link it is this one.
+    fn forget_part(&self, id: CallableId, link: Option<&Link>) {
+        let message = "the master has released the program";
+        match link {
+            Some(link) => link.release(id),
+            None => self.release(id, &Fault::new(ErrorKind::DeviceFailed, message)),
+        }
     }
 
     /// A program whose tasks have compiled their parts.
-    fn installed(
-        &self,
-        plan: &Arc<Plan>,
-        id: CallableId,
-        tasks: &[(TaskName, Registered)],
-    ) -> Installed {
-        let own = tasks.iter().flat_map(|(name, registered)| {
+    fn installed(plan: &Arc<Plan>, id: CallableId, tasks: &[OnceRegistered]) -> Installed {
+        let own = tasks.iter().flat_map(|(name, registered, _)| {
             let own = registered.warnings.iter();
             own.map(move |warning| format!("{name}: {warning}"))
         });
-        let on_task = |(name, registered): &(TaskName, Registered)| OnTask {
+        let on_task = |(name, registered, link): &OnceRegistered| OnTask {
             name: name.clone(),
             incarnation: registered.incarnation,
             variables: registered.variables.iter().map(VariableInfo::key).collect(),
-            link: locked(&self.master.links).get(name).cloned(),
+            link: link.clone(),
         };
         Installed {
             id,
@@ -390,75 +393,65 @@ impl Task {
         }
     }
 
-    /// Compiles the parts of a program on their tasks; gives what these say, in the order of the shares. After an error all tasks
-    /// forget their parts.
+    /// Compiles the parts of a program on their tasks; gives what these say, in the order of the shares. After an error no task has a part.
     async fn register_all(
         self: &Arc<Self>,
         plan: &Plan,
         id: CallableId,
-    ) -> Result<Vec<(TaskName, Registered)>, Fault> {
-        let shares = plan.shares.clone();
-        let names: Vec<TaskName> = shares.iter().map(|share| share.task.clone()).collect();
-        let answers = self.on_each(shares, |task, share| task.register_on(share, id));
+    ) -> Result<Vec<OnceRegistered>, Fault> {
+        let link = |share: &Arc<Share>| match share.task == self.name {
+            true => Ok(None),
+            false => self.link(&share.task).map(Some),
+        };
+        let links: Result<Vec<Option<Link>>, Fault> = plan.shares.iter().map(link).collect();
+        let links = links?;
+        let parts = plan.shares.iter().cloned().zip(links.clone()).collect();
+        let answers = self.on_each(parts, |task, (share, link)| {
+            task.register_on(share, link, id)
+        });
         let (mut tasks, mut failed) = (Vec::new(), None);
-        for (name, answer) in names.iter().zip(answers.await) {
+        let shares = plan.shares.iter().zip(&links);
+        for ((share, link), answer) in shares.zip(answers.await) {
             match answer {
-                Ok(registered) => tasks.push((name.clone(), registered)),
-                Err(fault) => failed = failed.or(Some(fault.context(name))),
+                Ok(registered) => tasks.push((share.task.clone(), registered, link.clone())),
+                Err(fault) => failed = failed.or(Some(fault.context(&share.task))),
             }
         }
         let checked = failed.map_or_else(|| check_ends(&tasks), Err);
-        match checked {
-            Ok(()) => Ok(tasks),
-            Err(fault) => {
-                self.forget_soon(id, names);
-                Err(fault)
-            }
+        if checked.is_err() {
+            let links = links.iter();
+            links.for_each(|link| self.forget_part(id, link.as_ref()));
         }
+        checked.map(|()| tasks)
     }
 
-    /// Has a part compiled, here or on another task.
+    /// Has a part compiled, here or at the other end of a link.
     async fn register_on(
         self: Arc<Self>,
         share: Arc<Share>,
+        link: Option<Link>,
         id: CallableId,
     ) -> Result<Registered, Fault> {
-        if share.task == self.name {
+        let outputs = share.outputs.iter().map(|&i| i as u32).collect();
+        let Some(link) = link else {
+            let master = Arc::downgrade(&self);
+            let tell = move |run: u64, fault: &Fault| {
+                let task = master.upgrade();
+                let inbox = task.and_then(|task| task.master.inbox(id));
+                inbox.iter().for_each(|i| i.fail(run, fault.clone()));
+            };
             let part = share.part.clone();
-            let outputs = share.outputs.iter().map(|&i| i as u32);
-            return self.compile(id, part, outputs.collect()).await;
-        }
-        // Open before the task has the part: as long as the stream is, the task keeps it.
-        self.link(&share.task)?;
+            return self.compile(id, part, outputs, Arc::new(tell)).await;
+        };
         let channel = self.channel(&share.task)?;
         let brought = contents::bring(&channel, &share.part, &self.limits).await;
         brought.map_err(|failure| self.fault_of(&share.task, failure))?;
         let order = Register {
             callable: Some(id),
             part: Some(share.part.contents()),
-            outputs: share.outputs.iter().map(|&i| i as u32).collect(),
+            outputs,
         };
-        let at_most = self.limits.prepare;
-        self.ask(&share.task, rpc::REGISTER, order, at_most).await
-    }
-
-    /// Tells tasks to forget a program. A silent one has forgotten it, or will.
-    pub(crate) async fn forget_parts(self: &Arc<Self>, id: CallableId, names: Vec<TaskName>) {
-        locked(&self.master.inboxes).remove(&id);
-        let forgotten = self.on_each(names, |task, name| async move {
-            match name == task.name {
-                true => {
-                    task.release(id);
-                    Ok(Nothing {})
-                }
-                false => {
-                    let order = Release { callable: Some(id) };
-                    let at_most = task.limits.hello;
-                    task.ask(&name, rpc::RELEASE, order, at_most).await
-                }
-            }
-        });
-        forgotten.await;
+        link.register(&self, order).await
     }
 
     /// A program of a client.
@@ -495,20 +488,17 @@ impl Task {
         for callable in idle {
             let mut state = callable.state.lock().await;
             state.is_forgotten = true;
-            let parts = state.take_parts();
-            if let Some((id, names)) = parts {
-                self.forget_parts(id, names).await;
-            }
+            self.forget_parts(&mut state);
         }
     }
 }
 
 /// The shares whose turns a run takes before it begins, in the order of their tasks' names, which is the same for all masters: then runs never
 /// wait for each other in a circle. A part that is alone takes its turn itself.
-fn turns(plan: &Plan, tasks: &[(TaskName, Registered)]) -> Vec<(Arc<Share>, bool)> {
+fn turns(plan: &Plan, tasks: &[OnceRegistered]) -> Vec<(Arc<Share>, bool)> {
     let all = plan.shares.iter().zip(tasks);
-    let with = all.filter(|(_, (_, registered))| registered.has_variables);
-    let with = with.map(|(share, (_, registered))| (share.clone(), registered.assigns));
+    let with = all.filter(|(_, (_, registered, _))| registered.has_variables);
+    let with = with.map(|(share, (_, registered, _))| (share.clone(), registered.assigns));
     let mut with: Vec<(Arc<Share>, bool)> = with.collect();
     if plan.shares.len() < 2 {
         return Vec::new();
@@ -518,9 +508,9 @@ fn turns(plan: &Plan, tasks: &[(TaskName, Registered)]) -> Vec<(Arc<Share>, bool
 }
 
 /// Errors unless each tensor from a task arrives in another one, with the same size.
-fn check_ends(tasks: &[(TaskName, Registered)]) -> Result<(), Fault> {
+fn check_ends(tasks: &[OnceRegistered]) -> Result<(), Fault> {
     let mut sides: BTreeMap<End, [usize; 2]> = BTreeMap::new();
-    for (name, registered) in tasks {
+    for (name, registered, _) in tasks {
         for (side, ends) in [&registered.outgoing, &registered.incoming]
             .iter()
             .enumerate()

@@ -497,6 +497,12 @@ pub(crate) struct Order {
     pub(crate) abort: Option<Abort>,
     #[prost(message, optional, tag = "4")]
     pub(crate) turn: Option<TurnOrder>,
+    #[prost(message, optional, tag = "6")]
+    pub(crate) register: Option<Register>,
+    #[prost(message, optional, tag = "7")]
+    pub(crate) release: Option<Release>,
+    #[prost(message, optional, tag = "8")]
+    pub(crate) initialise: Option<Initialise>,
     /// Number of the order on its stream, from 1 on.
     #[prost(uint64, tag = "5")]
     pub(crate) number: u64,
@@ -516,6 +522,8 @@ pub(crate) struct Report {
     /// Number of the order that has ended; 0 for an output lost on the way.
     #[prost(uint64, tag = "5")]
     pub(crate) number: u64,
+    #[prost(message, optional, tag = "6")]
+    pub(crate) registered: Option<Registered>,
 }
 
 /// A master's order to give up a run.

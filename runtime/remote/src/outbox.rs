@@ -6,6 +6,7 @@
 
 use crate::Limits;
 use crate::engine::Part;
+use crate::environment::Environment;
 use crate::messages::{CallableId, End, Fault, Opening, Piece, Reply};
 use crate::rpc;
 use bytes::Bytes;
@@ -41,6 +42,14 @@ pub(crate) type Lost = Arc<dyn Fn(u64, &Fault) + Send + Sync>;
 #[derive(Clone)]
 pub(crate) struct Outbox(mpsc::UnboundedSender<Wish>);
 
+/// The task at the other end of an outbox.
+pub(crate) struct Way {
+    pub(crate) who: String,
+    pub(crate) address: String,
+    pub(crate) limits: Limits,
+    pub(crate) environment: Arc<dyn Environment>,
+}
+
 /// A wish of those who send.
 enum Wish {
     Carry(Parcel),
@@ -49,10 +58,10 @@ enum Wish {
 }
 
 impl Outbox {
-    /// Starts the way to `who` at `address`.
-    pub(crate) fn start(who: String, address: String, limits: Limits) -> Outbox {
+    /// Starts the way to a task.
+    pub(crate) fn start(way: Way) -> Outbox {
         let (sender, wishes) = mpsc::unbounded_channel();
-        tokio::spawn(carry(who, address, limits, wishes));
+        tokio::spawn(carry(way, wishes));
         Outbox(sender)
     }
 
@@ -71,7 +80,7 @@ impl Outbox {
 
 /// The wire of a part: an outbox for each outgoing tensor.
 #[derive(Default)]
-pub(crate) struct PartWire(OnceLock<Ways>);
+pub struct PartWire(OnceLock<Ways>);
 
 struct Ways {
     of_end: Vec<(Outbox, Arc<Opening>)>,
@@ -79,33 +88,43 @@ struct Ways {
 }
 
 impl PartWire {
-    /// Says where the tensors of a part go, before it runs.
+    /// Says where the tensors of a part go, before it runs, and who is told when one is lost on the way.
     pub(crate) fn join(
         &self,
         callable: CallableId,
         part: &Arc<dyn Part>,
         of_end: Vec<(Outbox, End)>,
+        tell: Lost,
     ) {
         let part = Arc::downgrade(part);
         let opening = |(outbox, end)| (outbox, Arc::new(Opening::of_end(callable, end)));
         // Joined once: a part is registered once.
         let _ = self.0.set(Ways {
             of_end: of_end.into_iter().map(opening).collect(),
-            lost: Arc::new(move |run, fault| abort(&part, run, fault)),
+            lost: Arc::new(move |run, fault| {
+                abort(&part, run, fault);
+                // The part may have ended long before its tensor was lost.
+                tell(run, fault);
+            }),
+        });
+    }
+
+    /// Sends the bytes of an outgoing tensor.
+    pub(crate) fn carry(&self, end: usize, run: u64, bytes: Bytes) {
+        let Some(ways) = self.0.get() else { return };
+        let (outbox, opening) = &ways.of_end[end];
+        outbox.send(Parcel {
+            run,
+            bytes,
+            opening: opening.clone(),
+            lost: ways.lost.clone(),
         });
     }
 }
 
 impl Wire for PartWire {
     fn send(&self, tensor: Outgoing) {
-        let Some(ways) = self.0.get() else { return };
-        let (outbox, opening) = &ways.of_end[tensor.end];
-        outbox.send(Parcel {
-            run: tensor.run,
-            bytes: Bytes::from_owner(tensor),
-            opening: opening.clone(),
-            lost: ways.lost.clone(),
-        });
+        self.carry(tensor.end, tensor.run, Bytes::from_owner(tensor));
     }
 }
 
@@ -121,12 +140,13 @@ struct Open {
     runs: HashMap<Arc<Opening>, (Lost, u64)>,
 }
 
-async fn carry(
-    who: String,
-    address: String,
-    limits: Limits,
-    mut wishes: mpsc::UnboundedReceiver<Wish>,
-) {
+async fn carry(way: Way, mut wishes: mpsc::UnboundedReceiver<Wish>) {
+    let Way {
+        who,
+        address,
+        limits,
+        environment,
+    } = way;
     let mut open: Option<Open> = None;
     let open_on = |channel| Open::new(channel, &who, &address);
     loop {
@@ -161,7 +181,7 @@ async fn carry(
                 open_on(channel)
             }
             // A connection of its own: whoever does not read tensors does not hold up orders.
-            None => match rpc::channel(&address, &limits) {
+            None => match rpc::channel(&*environment, &address, &limits) {
                 Ok(channel) => open_on(channel),
                 Err(fault) => {
                     (parcel.lost)(parcel.run, &fault);

@@ -1,5 +1,6 @@
 //! Calls over gRPC: a path, a message, and a reply that holds an answer or an error.
 
+use crate::environment::Environment;
 use crate::messages::{Fault, Reply};
 use bytes::Bytes;
 use gristmill_runtime::ErrorKind;
@@ -23,13 +24,10 @@ pub(crate) const ATTEND: &str = "/gristmill.v1.Task/Attend";
 pub(crate) const CLOSE: &str = "/gristmill.v1.Task/Close";
 pub(crate) const CALL: &str = "/gristmill.v1.Task/Call";
 pub(crate) const FORGET: &str = "/gristmill.v1.Task/Forget";
-pub(crate) const REGISTER: &str = "/gristmill.v1.Task/Register";
 pub(crate) const STATUS: &str = "/gristmill.v1.Task/Status";
 pub(crate) const STATUSES: &str = "/gristmill.v1.Task/Statuses";
 pub(crate) const INITIALISE: &str = "/gristmill.v1.Task/Initialise";
-pub(crate) const INITIALISE_PART: &str = "/gristmill.v1.Task/InitialisePart";
 pub(crate) const STEPS: &str = "/gristmill.v1.Task/Steps";
-pub(crate) const RELEASE: &str = "/gristmill.v1.Task/Release";
 pub(crate) const TENSORS: &str = "/gristmill.v1.Task/Tensors";
 
 /// A future of a service.
@@ -77,17 +75,21 @@ impl Failure {
     }
 }
 
-/// Options of connections, which are made when they are first used, and again when they broke.
-pub(crate) fn channel(address: &str, limits: &crate::Limits) -> Result<Channel, Fault> {
+/// Connections to an address.
+pub(crate) fn channel(
+    environment: &dyn Environment,
+    address: &str,
+    limits: &crate::Limits,
+) -> Result<Channel, Fault> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"));
     let endpoint = endpoint.map_err(|e| Fault::invalid(format!("address {address:?}: {e}")))?;
-    Ok(endpoint
+    let endpoint = endpoint
         .tcp_nodelay(true)
         .connect_timeout(limits.connect)
         .http2_keep_alive_interval(limits.keep_alive)
         .keep_alive_timeout(limits.keep_alive_timeout)
-        .keep_alive_while_idle(true)
-        .connect_lazy())
+        .keep_alive_while_idle(true);
+    Ok(environment.channel(endpoint))
 }
 
 /// Asks once; nothing is asked again by itself.

@@ -56,7 +56,7 @@ impl Task {
         };
         // Where a task does not answer, its parts may be in any state: the next run begins anew.
         if is_lost {
-            self.forget_broken(&mut state);
+            self.forget_parts(&mut state);
         }
         Err(fault)
     }
@@ -105,7 +105,7 @@ impl Task {
     ) -> Result<(), Fault> {
         let done = match share.task == self.name {
             true => self.turn_here(run, is_commit).await,
-            false => self.turn_on(&share.task, run.key(), is_commit).await,
+            false => run.of.link(&share.task)?.turn(run.key(), is_commit).await,
         };
         done.map_err(|fault| fault.context(&share.task))
     }
@@ -231,8 +231,8 @@ impl Task {
         share: &Share,
         feeds: Vec<Tensor>,
     ) -> Result<(), Fault> {
-        let values = self.step_on(&share.task, run.key(), feeds, &run.of.outputs);
-        let values = values.await?;
+        let link = run.of.link(&share.task)?;
+        let values = link.step(self, run.key(), feeds, &run.of.outputs).await?;
         if values.len() != share.outputs.len() {
             let (n, expected) = (values.len(), share.outputs.len());
             return Err(Fault::invalid(format!(
@@ -256,13 +256,11 @@ impl Task {
                 run: run.number,
                 cause: Some(cause.clone()),
             };
-            match share.task == self.name {
-                true => {
-                    // An absent part has no runs.
-                    let _ = self.abort(order);
-                }
-                false => self.abort_on(&share.task, order),
-            }
+            // An absent part has no runs.
+            let _ = match share.task == self.name {
+                true => self.abort(order),
+                false => run.of.link(&share.task).map(|link| link.abort(order)),
+            };
         }
     }
 }

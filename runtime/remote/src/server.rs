@@ -3,6 +3,7 @@
 use crate::client::wait;
 use crate::contents::Store;
 use crate::engine::Engine;
+use crate::environment::{Environment, Machine};
 use crate::master::Master;
 use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
 use crate::rpc::{self, Answer, reply};
@@ -19,12 +20,14 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::server::{ClientStreamingService, Grpc, NamedService, StreamingService, UnaryService};
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 use tonic::{Request, Response, Streaming};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
@@ -54,6 +57,7 @@ pub(crate) struct Task {
     pub(crate) name: TaskName,
     pub(crate) incarnation: u64,
     pub(crate) limits: Limits,
+    pub(crate) environment: Arc<dyn Environment>,
     pub(crate) engine: Arc<dyn Engine>,
     /// Texts and constants of programs and parts.
     pub(crate) store: Store,
@@ -78,6 +82,31 @@ impl Hello {
 }
 
 impl Task {
+    /// A task with an incarnation of its own.
+    pub(crate) fn new(
+        spec: ClusterSpec,
+        name: TaskName,
+        engine: Arc<dyn Engine>,
+        (limits, environment): (Limits, Arc<dyn Environment>),
+        phase: watch::Receiver<Phase>,
+    ) -> Task {
+        Task {
+            spec,
+            name,
+            incarnation: environment.random().max(1),
+            limits,
+            environment,
+            engine,
+            store: Store::default(),
+            worker: Worker::default(),
+            master: Master::default(),
+            phase,
+            busy: Busy::default(),
+            health: HealthReporter::new(),
+            last_id: AtomicU64::new(0),
+        }
+    }
+
     pub(crate) fn addresses(&self) -> Vec<TaskAddress> {
         let tasks = self.spec.tasks();
         let one = |(name, address): (&TaskName, &str)| TaskAddress {
@@ -158,7 +187,6 @@ impl Task {
             tokio::time::sleep(soon).await;
             self.store.tidy(&self.limits);
             self.end_expired().await;
-            self.release_expired();
         }
     }
 
@@ -220,18 +248,8 @@ impl Task {
         let (limits, limit) = (self.limits.clone(), self.limits.message_bytes);
         let task = self;
         match path.as_str() {
-            rpc::REGISTER => {
-                unary(&limits, request, |q| async move { task.register(q).await }).await
-            }
             rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders)).await,
             rpc::STATUS => unary(&limits, request, |q| async move { task.status(q).await }).await,
-            rpc::INITIALISE_PART => {
-                unary(&limits, request, |q| async move {
-                    task.initialise_part(q).await
-                })
-                .await
-            }
-            rpc::RELEASE => unary(&limits, request, |q| async move { task.released(q) }).await,
             rpc::TENSORS => {
                 let work = |stream| async move { task.tensors(stream).await };
                 streamed::<Piece, _, _>(limit, request, work).await
@@ -394,7 +412,6 @@ impl tower_service::Service<http::Request<Body>> for Service {
 pub struct Server {
     name: TaskName,
     address: String,
-    incarnation: u64,
     task: Arc<Task>,
     phase: watch::Sender<Phase>,
     ended: std::sync::mpsc::Receiver<Result<(), Error>>,
@@ -414,27 +431,15 @@ impl Server {
         let address = spec.address(&name)?.to_owned();
         let listener = listen(&name, &address)?;
         let network = network()?;
-        let incarnation = random();
         let (phase, seen) = watch::channel(Phase::Serving);
-        let task = Arc::new(Task {
-            spec,
-            name: name.clone(),
-            incarnation,
-            limits: limits.clone(),
-            engine,
-            store: Store::default(),
-            worker: Worker::default(),
-            master: Master::default(),
-            phase: seen,
-            busy: Busy::default(),
-            health: HealthReporter::new(),
-            last_id: AtomicU64::new(0),
-        });
+        let around = (limits, Arc::new(Machine) as Arc<dyn Environment>);
+        let task = Task::new(spec, name.clone(), engine, around, seen);
+        let task = Arc::new(task);
         let served = task.clone();
         let (end, ended) = std::sync::mpsc::channel();
         let label = name.to_string();
         network.spawn(async move {
-            let served = serve(served, listener).await;
+            let served = serve_at(served, listener).await;
             let served = served.map_err(|e| {
                 Error::new(
                     ErrorKind::DeviceFailed,
@@ -447,7 +452,6 @@ impl Server {
         Ok(Server {
             name,
             address,
-            incarnation,
             task,
             phase,
             ended,
@@ -466,7 +470,7 @@ impl Server {
 
     /// A number of its own for each start of a task.
     pub fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.task.incarnation
     }
 
     /// Waits for the end of the service, which only a failure brings.
@@ -500,10 +504,20 @@ impl Drop for Server {
     }
 }
 
-async fn serve(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
-    let limits = task.limits.clone();
+async fn serve_at(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
     let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    serve(task, TcpIncoming::from(listener).with_nodelay(Some(true))).await
+}
+
+/// Serves those who connect, until the server ends.
+pub(crate) async fn serve<C>(
+    task: Arc<Task>,
+    incoming: impl Stream<Item = std::io::Result<C>>,
+) -> Result<(), String>
+where
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let limits = task.limits.clone();
     let (ending, health) = (task.clone(), task.health.clone());
     let stopped = async move { ending.stopped().await };
     health.set_serving::<Service>().await;
@@ -545,12 +559,4 @@ fn listen(name: &TaskName, address: &str) -> Result<TcpListener, Error> {
         .set_nonblocking(true)
         .map_err(|e| fail(e.to_string()))?;
     Ok(listener)
-}
-
-/// A random number but 0, as the standard library seeds its maps.
-pub(crate) fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    let mut hasher = std::hash::RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    hasher.finish().max(1)
 }

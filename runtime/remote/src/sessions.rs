@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::master::Installed;
 use crate::messages::{Attend, CallableId, Close, Fault, Nothing, Reply};
 use crate::rpc;
-use crate::server::{Task, random};
+use crate::server::Task;
 use crate::worker::{given, locked};
 use gristmill_runtime::ErrorKind;
 use std::collections::{HashMap, HashSet};
@@ -45,7 +45,7 @@ struct Session {
 
 impl Sessions {
     /// Begins a session. Errors when there are too many.
-    fn begin(&self, limits: &Limits) -> Result<u64, Fault> {
+    fn begin(&self, id: u64, limits: &Limits) -> Result<(), Fault> {
         let mut sessions = locked(&self.0);
         if sessions.len() >= limits.sessions {
             let n = sessions.len();
@@ -54,7 +54,6 @@ impl Sessions {
                 "close some, or try again: those of clients that are gone end by themselves",
             ));
         }
-        let id = random();
         let session = Session {
             n_streams: 1,
             left: Instant::now(),
@@ -63,7 +62,7 @@ impl Sessions {
             checked: HashSet::new(),
         };
         sessions.insert(id, session);
-        Ok(id)
+        Ok(())
     }
 
     /// Does something with a session. Errors once it has ended.
@@ -213,7 +212,10 @@ impl Task {
         let mut welcome = self.greeted(&given(attend.hello)?)?;
         let sessions = &self.master.sessions;
         welcome.session = match attend.session {
-            0 => sessions.begin(&self.limits)?,
+            0 => {
+                let id = self.environment.random().max(1);
+                sessions.begin(id, &self.limits).map(|()| id)?
+            }
             id => sessions.with(id, |session| {
                 session.n_streams += 1;
                 id

@@ -20,13 +20,7 @@ pub(crate) enum Phase {
 }
 
 /// Methods of one message that begin something.
-const BEGIN: [&str; 5] = [
-    rpc::OFFER,
-    rpc::PREPARE,
-    rpc::REGISTER,
-    rpc::INITIALISE,
-    rpc::INITIALISE_PART,
-];
+const BEGIN: [&str; 3] = [rpc::OFFER, rpc::PREPARE, rpc::INITIALISE];
 
 /// Number of runs under way.
 pub(crate) struct Busy(watch::Sender<usize>);

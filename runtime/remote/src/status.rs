@@ -2,8 +2,7 @@
 
 use crate::contents::Digest;
 use crate::messages::{
-    Call, Fault, Initialise, Look, Nothing, TaskAddress, TaskStatus, TaskStatuses, VariableInfo,
-    Welcome,
+    Call, Fault, Look, Nothing, TaskAddress, TaskStatus, TaskStatuses, VariableInfo, Welcome,
 };
 use crate::rpc;
 use crate::server::Task;
@@ -153,33 +152,20 @@ impl Task {
         let mut state = callable.state.lock().await;
         self.renew(&mut state).await;
         let installed = self.registered(&callable.document, &mut state).await?;
-        let id = installed.id;
-        let names = installed
-            .plan
-            .shares
-            .iter()
-            .map(|share| share.task.clone())
-            .collect();
-        let answers = self.on_each(names, |task, name| async move {
-            let order = Initialise { callable: Some(id) };
-            let done = match name == task.name {
-                true => task.initialise_part(order).await,
-                false => {
-                    let at_most = task.limits.prepare;
-                    task.ask(&name, rpc::INITIALISE_PART, order, at_most).await
-                }
-            };
-            done.map_err(|fault| fault.context(&name))
+        let names = installed.tasks.iter().map(|on| on.name.clone()).collect();
+        let answers = self.on_each(names, |task, name| {
+            let of = installed.clone();
+            async move {
+                let done = match name == task.name {
+                    true => task.hosted(of.id)?.initialise().await,
+                    false => of.link(&name)?.initialise(&task, of.id).await,
+                };
+                done.map_err(|fault| fault.context(&name))
+            }
         });
-        let done: Result<Vec<Nothing>, Fault> = answers.await.into_iter().collect();
+        let done: Result<Vec<()>, Fault> = answers.await.into_iter().collect();
         done?;
         sessions.note_values(request.session, &installed)?;
-        Ok(Nothing {})
-    }
-
-    /// The same for the variables of a part.
-    pub(crate) async fn initialise_part(&self, order: Initialise) -> Result<Nothing, Fault> {
-        self.hosted(given(order.callable)?)?.initialise().await?;
         Ok(Nothing {})
     }
 }

@@ -7,8 +7,8 @@ use crate::engine::Job;
 use crate::messages::Fault;
 use gristmill_runtime::exec::Executor;
 use gristmill_runtime::{ErrorKind, Tensor};
-use std::sync::{Arc, mpsc};
-use tokio::sync::oneshot;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Use of variables by a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,9 +23,10 @@ pub enum StateUse {
 
 /// A turn, in the hands of a thread of its own. Dropping it takes back all assignments of its run.
 #[derive(Clone)]
-pub struct Turn(mpsc::Sender<Wish>);
+pub struct Turn(mpsc::UnboundedSender<Wish>);
 
-enum Wish {
+/// A wish of whoever has a turn.
+pub(crate) enum Wish {
     Run(
         u64,
         Vec<Tensor>,
@@ -35,16 +36,22 @@ enum Wish {
 }
 
 impl Turn {
+    /// A turn, and the wishes of whoever has it.
+    pub(crate) fn new() -> (Turn, mpsc::UnboundedReceiver<Wish>) {
+        let (sender, wishes) = mpsc::unbounded_channel();
+        (Turn(sender), wishes)
+    }
+
     /// Takes a turn on the variables of an executor's program, once the runs before it have ended.
     pub fn of(executor: Arc<Executor>) -> Job<Turn> {
         let (begun, held) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
             let transaction = executor.begin_turn();
-            let (sender, wishes) = mpsc::channel();
-            if begun.send(Turn(sender)).is_err() {
+            let (turn, mut wishes) = Turn::new();
+            if begun.send(turn).is_err() {
                 return;
             }
-            while let Ok(wish) = wishes.recv() {
+            while let Some(wish) = wishes.blocking_recv() {
                 match wish {
                     Wish::Run(run, feeds, done) => {
                         let ran = executor.run_in_turn(&transaction, run, &feeds);

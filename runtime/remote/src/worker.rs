@@ -6,11 +6,10 @@ use crate::engine::{Made, Part};
 use crate::inbox::Inbox;
 use crate::masters::Masters;
 use crate::messages::{
-    Abort, CallableId, End, Fault, Nothing, Opening, Piece, Register, Registered, Release, Value,
-    VariableInfo,
+    Abort, CallableId, End, Fault, Nothing, Opening, Piece, Registered, Value, VariableInfo,
 };
 use crate::names::task_of;
-use crate::outbox::{Outbox, PartWire};
+use crate::outbox::{Lost, Outbox, PartWire, Way};
 use crate::rpc;
 use crate::server::Task;
 use crate::shutdown::Underway;
@@ -118,7 +117,7 @@ impl Hosted {
         run: u64,
         feeds: impl Future<Output = Result<Vec<Tensor>, Fault>>,
     ) -> Result<Vec<Tensor>, Fault> {
-        self.last_run.fetch_max(run, Ordering::AcqRel);
+        self.note(run);
         let ran = match feeds.await {
             Ok(feeds) => {
                 let had_turn = self.last_turn.load(Ordering::Acquire) == run;
@@ -169,7 +168,7 @@ impl Hosted {
 
     /// Takes the turn of a run.
     pub(crate) async fn take_turn(&self, run: u64, underway: Underway) -> Result<(), Fault> {
-        self.last_run.fetch_max(run, Ordering::AcqRel);
+        self.note(run);
         let turn = tokio::select! {
             held = self.part.clone().hold() => held?,
             fault = self.feeds.failure(run) => return Err(fault.derived()),
@@ -185,6 +184,11 @@ impl Hosted {
             _underway: underway,
         });
         Ok(())
+    }
+
+    /// Notes a run, before it begins.
+    pub(crate) fn note(&self, run: u64) {
+        self.last_run.fetch_max(run, Ordering::AcqRel);
     }
 
     /// Sets the part's variables to their initial values.
@@ -203,21 +207,13 @@ impl Hosted {
 }
 
 impl Task {
-    /// Compiles a part for a master.
-    pub(crate) async fn register(&self, order: Register) -> Result<Registered, Fault> {
-        let document = self.store.document(&given(order.part)?, &self.limits)?;
-        let id = given(order.callable)?;
-        let registered = self.compile(id, document, order.outputs).await;
-        self.worker.masters.note(id.master);
-        registered
-    }
-
-    /// Compiles a part.
+    /// Compiles a part. Whoever runs it is told of its tensors that are lost on the way to other tasks.
     pub(crate) async fn compile(
         &self,
         id: CallableId,
         document: Document,
         outputs: Vec<u32>,
+        tell: Lost,
     ) -> Result<Registered, Fault> {
         let wire = Arc::new(PartWire::default());
         let made = self.engine.register(document.clone(), wire.clone()).await?;
@@ -227,7 +223,7 @@ impl Task {
         let outgoing: Vec<End> = part.outgoing().iter().map(End::of).collect();
         let incoming: Vec<End> = part.incoming().iter().map(End::of).collect();
         let ways = outgoing.iter().map(|end| self.way(end));
-        wire.join(id, &part, ways.collect::<Result<_, Fault>>()?);
+        wire.join(id, &part, ways.collect::<Result<_, Fault>>()?, tell);
         let hosted = Hosted {
             feeds: Arc::new(Inbox::new(part.inputs())),
             outputs,
@@ -265,7 +261,12 @@ impl Task {
         let address = self.spec.address(task).map_err(Fault::from)?;
         let mut outboxes = locked(&self.worker.outboxes);
         let outbox = outboxes.entry(address.to_owned()).or_insert_with(|| {
-            Outbox::start(task.to_string(), address.to_owned(), self.limits.clone())
+            Outbox::start(Way {
+                who: task.to_string(),
+                address: address.to_owned(),
+                limits: self.limits.clone(),
+                environment: self.environment.clone(),
+            })
         });
         Ok(outbox.clone())
     }
@@ -282,47 +283,18 @@ impl Task {
     }
 
     /// Gives up a run.
-    pub(crate) fn abort(&self, order: Abort) -> Result<Nothing, Fault> {
+    pub(crate) fn abort(&self, order: Abort) -> Result<(), Fault> {
         let hosted = self.hosted(given(order.callable)?)?;
         hosted.give_up(order.run, given(order.cause)?);
-        Ok(Nothing {})
+        Ok(())
     }
 
-    /// Forgets a part.
-    pub(crate) fn release(&self, id: CallableId) {
-        self.release_because(id, "the master has released the program");
-    }
-
-    fn release_because(&self, id: CallableId, message: &str) {
+    /// Forgets a part, and gives up its run.
+    pub(crate) fn release(&self, id: CallableId, cause: &Fault) {
         let released = locked(&self.worker.parts).remove(&id);
         if let Some(hosted) = released {
-            let run = hosted.last_run.load(Ordering::Acquire);
-            hosted.give_up(run, Fault::new(ErrorKind::DeviceFailed, message));
+            hosted.give_up(hosted.last_run.load(Ordering::Acquire), cause.clone());
         }
-    }
-
-    /// Forgets all parts of masters.
-    pub(crate) fn release_all(&self, masters: Vec<u64>, why: &str) {
-        if masters.is_empty() {
-            return;
-        }
-        let parts = locked(&self.worker.parts);
-        let of_these = parts.keys().filter(|id| masters.contains(&id.master));
-        let ids: Vec<CallableId> = of_these.copied().collect();
-        drop(parts);
-        ids.into_iter().for_each(|id| self.release_because(id, why));
-    }
-
-    /// Forgets the parts of masters whose lease is over.
-    pub(crate) fn release_expired(&self) {
-        let gone = self.worker.masters.take_expired(&self.limits);
-        self.release_all(gone, "its master is gone");
-    }
-
-    /// Forgets a part for its master.
-    pub(crate) fn released(&self, order: Release) -> Result<Nothing, Fault> {
-        self.release(given(order.callable)?);
-        Ok(Nothing {})
     }
 
     /// Takes tensors of another task until its stream ends.

@@ -2,11 +2,13 @@
 
 use crate::engine::in_thread;
 use crate::*;
+mod chain;
 mod leases;
 mod shutdown;
+mod simulation;
 
 use gristmill_runtime::device::{DeviceKind, DeviceName};
-use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, VariableState, Wire};
+use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, VariableState};
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::collections::BTreeMap;
@@ -267,7 +269,7 @@ impl Engine for Relay {
         Box::pin(async { Ok(()) })
     }
 
-    fn register(&self, part_text: Document, wire: Arc<dyn Wire>) -> Job<Made> {
+    fn register(&self, part_text: Document, wire: Arc<PartWire>) -> Job<Made> {
         for digest in part_text.constants().keys() {
             let bytes = part_text.constant(digest).unwrap();
             assert_eq!(Digest::of(bytes.as_bytes()), *digest);

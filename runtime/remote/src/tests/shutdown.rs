@@ -22,7 +22,7 @@ fn servers(spec: &ClusterSpec, slow: usize, delay: Duration) -> Vec<Server> {
 fn health(spec: &ClusterSpec, name: &str) -> i32 {
     let address = spec.address(&task(name)).unwrap().to_owned();
     let asked = wait(async move {
-        let channel = crate::rpc::channel(&address, &limits())?;
+        let channel = crate::rpc::channel(&crate::environment::Machine, &address, &limits())?;
         let mut client = HealthClient::new(channel);
         let answer = client.check(HealthCheckRequest::default()).await;
         Ok(answer.unwrap().into_inner().status)
