@@ -123,6 +123,17 @@ impl Inbox {
         self.changed.notify_waiters();
     }
 
+    /// Begins a run, which then is the one under way.
+    pub(crate) fn begin(&self, run: u64) {
+        self.during(run, |_| ());
+    }
+
+    /// Lets the run under way fail, if there is one.
+    pub(crate) fn fail_now(&self, fault: Fault) {
+        let run = locked(&self.state).run;
+        self.fail(run, fault);
+    }
+
     /// Waits until `found` finds something.
     async fn wait<T>(&self, found: impl Fn(&mut State) -> Option<T>) -> T {
         loop {
@@ -139,7 +150,7 @@ impl Inbox {
 
     /// Waits for all tensors of a run. Errors when it fails before.
     pub(crate) async fn gather(&self, run: u64) -> Result<Vec<Tensor>, Fault> {
-        self.during(run, |_| ());
+        self.begin(run);
         self.wait(|state| {
             if state.run != run || state.ended >= run {
                 return Some(Err(Fault::invalid(format!("run {run} has ended before"))));

@@ -62,7 +62,9 @@ impl Link {
         tokio::spawn(async move {
             let failure = read(channel, most, queue, &master, &waiting).await;
             if let Some(task) = master.upgrade() {
-                waiting.end(task.fault_of(&who, failure));
+                let fault = task.fault_of(&who, failure);
+                waiting.end(fault.clone());
+                task.master.fail_runs(&who, &fault);
             }
         });
         link

@@ -20,7 +20,6 @@ use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
@@ -31,14 +30,26 @@ pub(crate) struct Master {
     channels: Mutex<HashMap<TaskName, Channel>>,
     pub(crate) links: Mutex<HashMap<TaskName, Link>>,
     pub(crate) sessions: Sessions,
-    /// Outputs of programs under way.
-    inboxes: Mutex<HashMap<CallableId, Weak<Inbox>>>,
+    /// Registered programs.
+    installed: Mutex<HashMap<CallableId, Weak<Installed>>>,
 }
 
 impl Master {
     /// The outputs of a program.
     pub(crate) fn inbox(&self, id: CallableId) -> Option<Arc<Inbox>> {
-        locked(&self.inboxes).get(&id).and_then(Weak::upgrade)
+        let installed = locked(&self.installed).get(&id).and_then(Weak::upgrade);
+        installed.map(|installed| installed.outputs.clone())
+    }
+
+    /// Lets the runs of all programs fail that have a part on a lost task. It may have done its part of a run: a tensor of it may be lost on
+    /// the way.
+    pub(crate) fn fail_runs(&self, lost: &TaskName, fault: &Fault) {
+        let installed: Vec<_> = locked(&self.installed).values().cloned().collect();
+        for installed in installed.iter().filter_map(Weak::upgrade) {
+            if installed.tasks.iter().any(|task| task.name == *lost) {
+                installed.outputs.fail_now(fault.clone());
+            }
+        }
     }
 }
 
@@ -110,40 +121,21 @@ impl Installed {
 impl Task {
     /// Divides and compiles a program for one more client; a program of the same text is the same one.
     pub(crate) async fn prepare(self: &Arc<Self>, request: Prepare) -> Result<Prepared, Fault> {
-        let (sender, prepared) = oneshot::channel();
-        let task = self.clone();
-        // Goes on when the client has gone, so that nothing is half done; then the program has one client less.
-        tokio::spawn(async move {
-            let digest = request
-                .program
-                .as_ref()
-                .and_then(|c| c.text.as_ref()?.digest().ok());
-            let (session, sessions) = (request.session, &task.master.sessions);
-            let mut prepared = match sessions.check(session) {
-                Ok(()) => task.prepare_held(request).await,
-                Err(fault) => Err(fault),
-            };
-            let Some(digest) = digest.filter(|_| prepared.is_ok()) else {
-                let _ = sender.send(prepared);
-                return;
-            };
-            let held = sessions.hold(session, digest);
-            let was_held = held.is_ok();
-            if let Err(fault) = held {
-                prepared = Err(fault);
-            }
-            let is_taken = sender.send(prepared).is_ok();
-            if !was_held || !is_taken && sessions.let_go(session, &digest) {
-                task.let_go(&digest).await;
-            }
-        });
-        let panicked = |_| {
-            Err(Fault::new(
-                ErrorKind::Internal,
-                "a task of the server panicked",
-            ))
+        let (session, sessions) = (request.session, &self.master.sessions);
+        sessions.check(session)?;
+        let digest = {
+            let program = given(request.program.as_ref())?;
+            given(program.text.as_ref())?.digest()?
         };
-        prepared.await.unwrap_or_else(panicked)
+        let prepared = self.prepare_held(request).await?;
+        // A client that waits no more has it until the session ends, which may be now.
+        match sessions.hold(session, digest) {
+            Ok(()) => Ok(prepared),
+            Err(fault) => {
+                self.let_go(&digest).await;
+                Err(fault)
+            }
+        }
     }
 
     async fn prepare_held(self: &Arc<Self>, request: Prepare) -> Result<Prepared, Fault> {
@@ -341,8 +333,8 @@ impl Task {
         };
         let tasks = self.register_all(&plan, id).await?;
         let installed = Arc::new(Task::installed(&plan, id, &tasks));
-        let outputs = Arc::downgrade(&installed.outputs);
-        locked(&self.master.inboxes).insert(id, outputs);
+        let known = Arc::downgrade(&installed);
+        locked(&self.master.installed).insert(id, known);
         *state = State {
             plan: Some(plan),
             installed: Some(installed.clone()),
@@ -356,7 +348,7 @@ impl Task {
         let Some(installed) = state.installed.take() else {
             return;
         };
-        locked(&self.master.inboxes).remove(&installed.id);
+        locked(&self.master.installed).remove(&installed.id);
         for task in &installed.tasks {
             self.forget_part(installed.id, task.link.as_ref());
         }
@@ -414,7 +406,7 @@ impl Task {
         for ((share, link), answer) in shares.zip(answers.await) {
             match answer {
                 Ok(registered) => tasks.push((share.task.clone(), registered, link.clone())),
-                Err(fault) => failed = failed.or(Some(fault.context(&share.task))),
+                Err(fault) => failed = failed.or(Some(fault.of_task(&share.task))),
             }
         }
         let checked = failed.map_or_else(|| check_ends(&tasks), Err);

@@ -68,6 +68,15 @@ impl Fault {
         self
     }
 
+    /// Names the task of the error, unless the message does.
+    pub(crate) fn of_task(self, task: &TaskName) -> Fault {
+        let name = task.to_string();
+        match self.message.contains(&name) {
+            true => self,
+            false => self.context(name),
+        }
+    }
+
     /// The category.
     pub fn category(&self) -> ErrorKind {
         let kind = KINDS.iter().find(|(name, _)| *name == self.kind);

@@ -1,5 +1,6 @@
 //! Runs of programs: a master tells all tasks at once, and collects the outputs.
 
+use crate::TaskName;
 use crate::calls::Caller;
 use crate::contents::Digest;
 use crate::engine::{Plan, Share};
@@ -11,7 +12,7 @@ use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::future::Future;
 use std::sync::Arc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 /// A run of a program on all its tasks.
@@ -48,6 +49,8 @@ impl Task {
         state.run += 1;
         let number = state.run;
         let run = Run { number, of };
+        // From here on it fails with the loss of any of its tasks.
+        run.of.outputs.begin(number);
         let ran = self.run_in_turn(&run, feeds, caller).await;
         run.of.outputs.end(run.number);
         let (fault, is_lost) = match ran {
@@ -107,7 +110,7 @@ impl Task {
             true => self.turn_here(run, is_commit).await,
             false => run.of.link(&share.task)?.turn(run.key(), is_commit).await,
         };
-        done.map_err(|fault| fault.context(&share.task))
+        done.map_err(|fault| fault.of_task(&share.task))
     }
 
     async fn turn_here(&self, run: &Run, is_commit: bool) -> Result<(), Fault> {
@@ -137,7 +140,7 @@ impl Task {
 
     async fn in_time<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
         let done = tokio::time::timeout(self.limits.run, work).await;
-        done.unwrap_or_else(|_| Err(too_long(self.limits.run)))
+        done.unwrap_or_else(|_| Err(too_long(self.limits.run, &[])))
     }
 
     /// The steps of a run, at once. The first failure ends all others. Errors with the first failure of its own, not one in consequence of
@@ -151,13 +154,16 @@ impl Task {
         let mut running = self.begin(run, feeds);
         let mut failed = Failed::default();
         let mut deadline = Instant::now() + self.limits.run;
+        let mut awaited: Vec<&TaskName> = run.of.tasks.iter().map(|on| &on.name).collect();
         loop {
             let has_failed = failed.first.is_some();
             let fault = tokio::select! {
-                ended = running.join_next() => match ended {
-                    Some(Ok(Ok(()))) => continue,
-                    Some(Ok(Err(fault))) => fault,
-                    Some(Err(e)) => panicked(&e),
+                ended = running.join_next() => match ended.map(joined) {
+                    Some(Ok(task)) => {
+                        awaited.retain(|name| **name != task);
+                        continue;
+                    }
+                    Some(Err(fault)) => fault,
                     None if has_failed => break,
                     None => match self.fetched(run, deadline).await {
                         Ok(fetches) => return Ok(fetches),
@@ -169,7 +175,7 @@ impl Task {
                 // Silent tasks are given up.
                 () = tokio::time::sleep_until(deadline) => match has_failed {
                     true => break,
-                    false => too_long(self.limits.run),
+                    false => too_long(self.limits.run, &awaited),
                 },
             };
             if !has_failed {
@@ -183,7 +189,7 @@ impl Task {
     }
 
     /// Begins the steps of a run.
-    fn begin(self: &Arc<Self>, run: &Run, feeds: Vec<Tensor>) -> JoinSet<Result<(), Fault>> {
+    fn begin(self: &Arc<Self>, run: &Run, feeds: Vec<Tensor>) -> JoinSet<Result<TaskName, Fault>> {
         let mut running = JoinSet::new();
         for share in &run.of.plan.shares {
             let own = share.inputs.iter().map(|&i| feeds[i].clone()).collect();
@@ -196,7 +202,7 @@ impl Task {
     async fn fetched(&self, run: &Run, deadline: Instant) -> Result<Vec<Tensor>, Fault> {
         let gathered = run.of.outputs.gather(run.number);
         let gathered = tokio::time::timeout_at(deadline, gathered).await;
-        gathered.unwrap_or_else(|_| Err(too_long(self.limits.run)))
+        gathered.unwrap_or_else(|_| Err(too_long(self.limits.run, &[])))
     }
 
     /// The share of a task in a run, here or there.
@@ -205,15 +211,16 @@ impl Task {
         run: Run,
         share: Arc<Share>,
         feeds: Vec<Tensor>,
-    ) -> Result<(), Fault> {
+    ) -> Result<TaskName, Fault> {
         let ran = match share.task == self.name {
             true => self.run_here(&run, &share, feeds).await,
             false => self.run_there(&run, &share, feeds).await,
         };
-        ran.map_err(|fault| match fault.is_derived {
-            true => fault,
-            false => fault.context(&share.task),
-        })
+        match ran {
+            Ok(()) => Ok(share.task.clone()),
+            Err(fault) if fault.is_derived => Err(fault),
+            Err(fault) => Err(fault.of_task(&share.task)),
+        }
     }
 
     async fn run_here(&self, run: &Run, share: &Share, feeds: Vec<Tensor>) -> Result<(), Fault> {
@@ -284,19 +291,25 @@ impl Failed {
     }
 }
 
-fn panicked(e: &tokio::task::JoinError) -> Fault {
-    Fault::new(
-        ErrorKind::Internal,
-        format!("a task of the server panicked: {e}"),
-    )
+fn joined(ended: Result<Result<TaskName, Fault>, JoinError>) -> Result<TaskName, Fault> {
+    ended.unwrap_or_else(|e| {
+        let message = format!("a task of the server panicked: {e}");
+        Err(Fault::new(ErrorKind::Internal, message))
+    })
 }
 
 fn gone() -> Fault {
     Fault::invalid("the client has gone")
 }
 
-fn too_long(limit: std::time::Duration) -> Fault {
-    let message = format!("a run took longer than {limit:?}");
+/// The error of a run without an end, where these tasks have not done their parts.
+fn too_long(limit: std::time::Duration, awaited: &[&TaskName]) -> Fault {
+    let names: Vec<String> = awaited.iter().map(|name| name.to_string()).collect();
+    let waits = match names.as_slice() {
+        [] => String::new(),
+        names => format!(", and waits for {}", names.join(", ")),
+    };
+    let message = format!("a run took longer than {limit:?}{waits}");
     Fault::new(ErrorKind::DeviceFailed, message)
 }
 

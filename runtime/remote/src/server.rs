@@ -271,7 +271,7 @@ struct Unary<F>(Option<F>);
 
 impl<Q, A, F, W> UnaryService<Q> for Unary<(F, std::marker::PhantomData<fn() -> A>)>
 where
-    A: prost::Message,
+    A: prost::Message + 'static,
     F: FnOnce(Q) -> W,
     W: Future<Output = Result<A, Fault>> + Send + 'static,
 {
@@ -303,7 +303,7 @@ where
 /// A method of many messages with one answer.
 impl<Q, A, F, W> ClientStreamingService<Q> for Unary<(F, std::marker::PhantomData<fn() -> A>)>
 where
-    A: prost::Message,
+    A: prost::Message + 'static,
     F: FnOnce(Streaming<Q>) -> W,
     W: Future<Output = Result<A, Fault>> + Send + 'static,
 {
@@ -316,13 +316,20 @@ where
     }
 }
 
-/// The reply to a method that is called once.
-fn answered<A: prost::Message>(
+/// The reply to a method that is called once. It goes on when nobody waits for it any more, so that nothing is half done.
+fn answered<A: prost::Message + 'static>(
     work: Option<impl Future<Output = Result<A, Fault>> + Send + 'static>,
 ) -> Answer<Reply> {
     Box::pin(async move {
         match work {
-            Some(work) => Ok(Response::new(reply(work.await))),
+            Some(work) => {
+                let done = tokio::spawn(work).await;
+                let panicked = |e| {
+                    let message = format!("a task of the server panicked: {e}");
+                    Err(Fault::new(ErrorKind::Internal, message))
+                };
+                Ok(Response::new(reply(done.unwrap_or_else(panicked))))
+            }
             None => Err(tonic::Status::internal("a method was called twice")),
         }
     })

@@ -160,7 +160,7 @@ impl Task {
                     true => task.hosted(of.id)?.initialise().await,
                     false => of.link(&name)?.initialise(&task, of.id).await,
                 };
-                done.map_err(|fault| fault.context(&name))
+                done.map_err(|fault| fault.of_task(&name))
             }
         });
         let done: Result<Vec<()>, Fault> = answers.await.into_iter().collect();

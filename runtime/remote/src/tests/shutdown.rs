@@ -109,3 +109,28 @@ fn a_session_hears_the_end_of_its_task() {
         assert_eq!(over.hint.as_deref(), Some("open another session"));
     });
 }
+
+#[test]
+fn a_run_without_an_end_names_who_is_waited_for() {
+    let spec = cluster(&THREE);
+    let limits = Limits {
+        run: Duration::from_secs(1),
+        abort: Duration::from_millis(200),
+        ..limits()
+    };
+    let one = |(i, name): (usize, &&str)| {
+        let engine = Relay {
+            delay: Duration::from_secs(if i == 1 { 4 } else { 0 }),
+            ..Relay::new(&Arc::default())
+        };
+        Server::start(spec.clone(), task(name), Arc::new(engine), limits.clone()).unwrap()
+    };
+    let _servers: Vec<Server> = THREE.iter().enumerate().map(one).collect();
+    let client = connect(&spec, THREE[0]).unwrap();
+    let program = Document::from([0, 2, 1].map(|i| THREE[i]).join(" "));
+    let callable = client.prepare(&program).unwrap();
+    let error = client.call(&callable, &[values(1.0)]).unwrap_err();
+    let expected = format!("a run took longer than 1s, and waits for {}", THREE[1]);
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(error.category(), ErrorKind::DeviceFailed);
+}

@@ -368,6 +368,8 @@ enum Trouble {
     Down(usize),
     Cut(String, String),
     Held(String, String),
+    /// What a host has sent stays on its way, and then the host goes down.
+    HeldAndDown(usize, String),
 }
 
 impl Trouble {
@@ -379,7 +381,7 @@ impl Trouble {
             let b = below(random, names.len() as u64 - 1) as usize;
             names[if b >= a { b + 1 } else { b }].to_owned()
         };
-        match below(random, 4) {
+        match below(random, 5) {
             0 => {
                 sim.crash(HOSTS[a].0);
                 Trouble::Down(a)
@@ -394,20 +396,30 @@ impl Trouble {
                 sim.partition_oneway(HOSTS[a].0, b.as_str());
                 Trouble::Cut(HOSTS[a].0.into(), b)
             }
-            _ => {
+            kind => {
                 let b = other();
                 sim.hold(HOSTS[a].0, b.as_str());
-                Trouble::Held(HOSTS[a].0.into(), b)
+                match kind {
+                    3 => Trouble::Held(HOSTS[a].0.into(), b),
+                    _ => Trouble::HeldAndDown(a, b),
+                }
             }
         }
     }
 
-    fn end(self, sim: &mut turmoil::Sim<'_>) {
+    /// Ends the trouble, or goes on with the next one.
+    fn end(self, sim: &mut turmoil::Sim<'_>) -> Option<Trouble> {
         match self {
             Trouble::Down(i) => sim.bounce(HOSTS[i].0),
             Trouble::Cut(a, b) => sim.repair(a, b),
             Trouble::Held(a, b) => sim.release(a, b),
+            Trouble::HeldAndDown(a, b) => {
+                sim.crash(HOSTS[a].0);
+                sim.release(HOSTS[a].0, b);
+                return Some(Trouble::Down(a));
+            }
         }
+        None
     }
 }
 
@@ -450,10 +462,7 @@ fn simulate(seed: u64) -> (Duration, usize) {
             continue;
         }
         trouble = match trouble.take() {
-            Some(trouble) => {
-                trouble.end(&mut sim);
-                None
-            }
+            Some(trouble) => trouble.end(&mut sim),
             None => {
                 *world.troubled.lock().unwrap() = sim.elapsed();
                 Some(Trouble::begin(&mut sim, &random))
@@ -461,8 +470,8 @@ fn simulate(seed: u64) -> (Duration, usize) {
         };
         next = sim.elapsed() + Duration::from_millis(200 + below(&random, 6000));
     }
-    if let Some(trouble) = trouble {
-        trouble.end(&mut sim);
+    while let Some(on) = trouble {
+        trouble = on.end(&mut sim);
     }
     world.is_well.store(true, Ordering::SeqCst);
     while !step(&mut sim) {}
