@@ -423,7 +423,7 @@ async fn send(
         Ok(Ok(())) => {}
         Err(e) => return Err(Failure::Lost(format!("a task panicked: {e}"))),
     }
-    let reply = put.map_err(|status| rpc::lost(&status))?.into_inner();
+    let reply = put.map_err(|status| rpc::of_status(&status))?.into_inner();
     reply
         .fault
         .map_or(Ok(()), |fault| Err(Failure::Fault(fault)))

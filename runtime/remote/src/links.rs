@@ -224,13 +224,13 @@ async fn read(
     let request = Request::new(UnboundedReceiverStream::new(queue));
     let mut reports = match client.streaming(request, path, codec).await {
         Ok(answer) => answer.into_inner(),
-        Err(status) => return rpc::lost(&status),
+        Err(status) => return rpc::of_status(&status),
     };
     loop {
         let report = match reports.message().await {
             Ok(Some(report)) => report,
             Ok(None) => return Failure::Lost("it has ended the stream of orders".to_owned()),
-            Err(status) => return rpc::lost(&status),
+            Err(status) => return rpc::of_status(&status),
         };
         if let Some(refusal) = dispatch(report, master, waiting) {
             return Failure::Fault(refusal);

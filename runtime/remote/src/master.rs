@@ -163,7 +163,6 @@ impl Task {
 
     async fn prepared(self: &Arc<Self>, callable: &Callable) -> Result<Prepared, Fault> {
         let mut state = callable.state.lock().await;
-        self.renew(&mut state).await;
         let installed = self.registered(&callable.document, &mut state).await?;
         let plan = &installed.plan;
         Ok(Prepared {
@@ -174,23 +173,7 @@ impl Task {
         })
     }
 
-    /// Forgets the parts of a program if one of its tasks was restarted.
-    pub(crate) async fn renew(self: &Arc<Self>, state: &mut State) {
-        let Some(installed) = state.installed.clone() else {
-            return;
-        };
-        let others = installed.tasks.iter().filter(|on| on.name != self.name);
-        let others = others.map(|on| (on.name.clone(), on.incarnation)).collect();
-        let checks = self.on_each(others, |task, (name, number)| async move {
-            Ok(task.greet(&name).await?.incarnation == number)
-        });
-        let is_current = checks.await.into_iter().all(|check| check == Ok(true));
-        if !is_current {
-            self.forget_parts(state);
-        }
-    }
-
-    /// Divides a program over the tasks that it names, and this one.
+    /// Divides a program over the tasks it names, and this one.
     async fn divided(self: &Arc<Self>, program: &Document) -> Result<Plan, Fault> {
         let mut names = vec![self.name.clone()];
         let (engine, own) = (self.engine.clone(), program.clone());
@@ -343,7 +326,7 @@ impl Task {
         Ok(installed)
     }
 
-    /// Has all tasks forget a program. One that cannot be told forgets it by itself.
+    /// Has all tasks forget a program. A lost one forgets it by itself.
     pub(crate) fn forget_parts(&self, state: &mut State) {
         let Some(installed) = state.installed.take() else {
             return;

@@ -285,7 +285,7 @@ async fn stream(channel: Channel, queue: mpsc::Receiver<Piece>) -> Option<rpc::F
     let path = PathAndQuery::from_static(rpc::TENSORS);
     let request = Request::new(ReceiverStream::new(queue));
     match client.client_streaming(request, path, codec).await {
-        Err(status) => Some(rpc::lost(&status)),
+        Err(status) => Some(rpc::of_status(&status)),
         Ok(reply) => reply.into_inner().fault.map(rpc::Failure::Fault),
     }
 }

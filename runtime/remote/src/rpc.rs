@@ -122,8 +122,17 @@ pub(crate) fn answer<A: Message + Default>(reply: Reply) -> Result<A, Failure> {
     }
 }
 
-/// Where gRPC itself failed: too large a message is the caller's, all else is a lost connection.
+/// The status of calls under way when their server ends, with the reason.
+pub(crate) fn ending(fault: &Fault) -> Status {
+    let details = Bytes::from(fault.encode_to_vec());
+    Status::with_details(tonic::Code::Unavailable, fault.message.clone(), details)
+}
+
+/// Where gRPC itself failed: the server may have given a reason, too large a message is the caller's, all else is a lost connection.
 pub(crate) fn of_status(status: &Status) -> Failure {
+    if let (false, Ok(fault)) = (status.details().is_empty(), Fault::decode(status.details())) {
+        return Failure::Fault(fault);
+    }
     match status.code() {
         tonic::Code::OutOfRange | tonic::Code::ResourceExhausted => {
             Failure::Fault(Fault::invalid(status.message()))

@@ -406,10 +406,7 @@ impl tower_service::Service<http::Request<Body>> for Service {
             tokio::select! {
                 answer = task.clone().answer(path, request) => Ok(answer),
                 // Calls under way end with the server.
-                () = task.stopped() => {
-                    let message = task.is_stopping().message;
-                    Ok(tonic::Status::unavailable(message).into_http())
-                }
+                () = task.stopped() => Ok(rpc::ending(&task.is_stopping()).into_http()),
             }
         })
     }

@@ -150,7 +150,6 @@ impl Task {
         let callable = self.callable(&Digest::from_bytes(&request.program)?)?;
         // No run of the program goes on meanwhile.
         let mut state = callable.state.lock().await;
-        self.renew(&mut state).await;
         let installed = self.registered(&callable.document, &mut state).await?;
         let names = installed.tasks.iter().map(|on| on.name.clone()).collect();
         let answers = self.on_each(names, |task, name| {
