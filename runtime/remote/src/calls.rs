@@ -254,7 +254,9 @@ impl Task {
         mut parts: Streaming<CallPart>,
         answers: &mpsc::Sender<Result<ResultPart, Status>>,
     ) -> Result<Vec<Tensor>, Fault> {
-        let first = parts.message().await.map_err(rpc::broken)?;
+        let first = tokio::time::timeout(self.limits.hello, parts.message()).await;
+        let silent = |_| Fault::invalid("a client opened a call and said nothing");
+        let first = first.map_err(silent)?.map_err(rpc::broken)?;
         let call = given(first.and_then(|part| part.call))?;
         let digest = Digest::from_bytes(&call.program)?;
         let session = call.session;

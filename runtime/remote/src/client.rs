@@ -151,6 +151,7 @@ impl Client {
 
     /// Tells the task that this client needs a program no more.
     pub fn forget(&self, callable: &Callable) -> Result<(), Fault> {
+        self.lease.check()?;
         let request = self.about(callable);
         let Nothing {} = self.ask(rpc::FORGET, request, self.limits.hello)?;
         Ok(())

@@ -206,7 +206,9 @@ impl Task {
         mut words: Streaming<Attend>,
         answers: &mpsc::Sender<Result<Reply, Status>>,
     ) -> Result<(), Fault> {
-        let first = words.message().await.map_err(rpc::broken)?;
+        let first = tokio::time::timeout(self.limits.hello, words.message()).await;
+        let silent = |_| Fault::invalid("a client opened a stream and said nothing");
+        let first = first.map_err(silent)?.map_err(rpc::broken)?;
         self.takes_more()?;
         let attend = given(first)?;
         let mut welcome = self.greeted(&given(attend.hello)?)?;

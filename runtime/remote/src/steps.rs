@@ -87,7 +87,9 @@ impl Task {
 
     /// Reads the greeting of a master. Errors when it is not of this cluster, has another program, or has another start with a stream.
     async fn begin_stream(&self, orders: &mut Streaming<Order>) -> Result<Stream, Fault> {
-        let first = orders.message().await.map_err(rpc::broken)?;
+        let first = tokio::time::timeout(self.limits.hello, orders.message()).await;
+        let silent = |_| Fault::invalid("a master opened a stream and said nothing");
+        let first = first.map_err(silent)?.map_err(rpc::broken)?;
         let hello = given(first.and_then(|order| order.hello))?;
         let master = self.master_of(&hello)?;
         let incarnation = hello.incarnation;

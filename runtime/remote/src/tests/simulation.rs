@@ -55,8 +55,9 @@ const PROGRAMS: [&str; 5] = [
 const FAULTS: Duration = Duration::from_secs(60);
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// Longest time to an error, from the begin of the call or of the last trouble on.
-const IN_TIME: Duration = Duration::from_secs(5);
+/// Longest time to an error, from the begin of the call or of the last trouble on: twice the time for a loss to be noticed, and one for a
+/// connection that is not made. A run may wait for the turn of another one, which fails first.
+const IN_TIME: Duration = Duration::from_secs(8);
 
 fn limits() -> Limits {
     Limits {
