@@ -348,8 +348,13 @@ fn variables_of_a_restarted_task_are_lost_until_they_are_set() {
     sessions[1].cluster_tasks_after_reset(&[""]).unwrap();
     assert_eq!(run(&plain[1]).unwrap(), 1.0);
     assert_eq!(run(&plain[0]).unwrap_err().to_string(), without);
+    // What came after the reset can be lost as well.
+    let last = servers.pop();
+    drop(last);
+    servers.push(serve(spec.clone(), task(FIVE[0]), &settings).unwrap());
+    assert_eq!(run(&plain[1]).unwrap_err().to_string(), without);
     let third = open(&spec, ("ps", 1)).unwrap();
-    assert_eq!(run(&compiled(&third, &scaled_count())).unwrap(), 20.0);
+    assert_eq!(run(&compiled(&third, &scaled_count())).unwrap(), 10.0);
 }
 
 /// Adds to a variable on one task 1 and, from another task, the least of another variable and 0. `index` picks an element of a list of three

@@ -6,7 +6,7 @@ use crate::messages::{DeviceInfo, Fault};
 use crate::outbox::PartWire;
 use crate::turn::{StateUse, Turn};
 use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState};
-use gristmill_runtime::program::{IoSpec, VariableSpec};
+use gristmill_runtime::program::{IoSpec, Program};
 use gristmill_runtime::{Error, Tensor};
 use std::future::Future;
 use std::pin::Pin;
@@ -125,6 +125,24 @@ pub trait Part: Send + Sync + 'static {
     fn abort(&self, run: u64, error: Error);
 }
 
+/// Adds the variables of a program and of the bodies of its loops and branches, each once.
+fn add_variables(program: &Program, found: &mut Vec<VariableState>) {
+    for spec in &program.variables {
+        let is_it = |v: &VariableState| v.container == spec.container && v.name == spec.name;
+        if !found.iter().any(is_it) {
+            found.push(VariableState {
+                container: spec.container.clone(),
+                name: spec.name.clone(),
+                dtype: spec.dtype,
+                shape: None,
+            });
+        }
+    }
+    let steps = program.partitions.iter().flat_map(|p| &p.steps);
+    let bodies = steps.flat_map(|step| step.kind.sub_programs());
+    bodies.for_each(|body| add_variables(body, found));
+}
+
 impl Part for Executor {
     fn inputs(&self) -> Vec<IoSpec> {
         self.program().inputs.clone()
@@ -147,14 +165,9 @@ impl Part for Executor {
     }
 
     fn variables(&self) -> Vec<VariableState> {
-        let specs = self.program().variables.iter();
-        let state = |spec: &VariableSpec| VariableState {
-            container: spec.container.clone(),
-            name: spec.name.clone(),
-            dtype: spec.dtype,
-            shape: None,
-        };
-        specs.map(state).collect()
+        let mut found = Vec::new();
+        add_variables(self.program(), &mut found);
+        found
     }
 
     fn hold(self: Arc<Self>) -> Job<Turn> {

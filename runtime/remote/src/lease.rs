@@ -150,14 +150,14 @@ impl Way {
             tokio::select! {
                 _ = stopped.changed() => return None,
                 reason = end_of(&mut open.answers) => if let Some(fault) = reason {
-                    return Some(fault.with_hint("open another session"));
+                    return Some(fault.with_hint(ANOTHER));
                 },
             }
             open = tokio::select! {
                 _ = stopped.changed() => return None,
                 opened = self.open_again(session) => match opened {
                     Ok(open) => open,
-                    Err(fault) => return Some(fault),
+                    Err(fault) => return Some(fault.with_hint(ANOTHER)),
                 },
             };
         }
@@ -183,9 +183,12 @@ impl Way {
             self.limits.tries,
             began.elapsed()
         );
-        Err(Fault::new(ErrorKind::DeviceFailed, message).with_hint("open another session"))
+        Err(Fault::new(ErrorKind::DeviceFailed, message))
     }
 }
+
+/// The remedy when a session is lost.
+const ANOTHER: &str = "open another session";
 
 /// The wait before the first try to open a broken stream again.
 const FIRST_WAIT: Duration = Duration::from_millis(100);

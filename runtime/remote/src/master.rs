@@ -101,6 +101,11 @@ pub(crate) struct OnTask {
 type OnceRegistered = (TaskName, Registered, Option<Link>);
 
 impl Installed {
+    /// Its tasks.
+    pub(crate) fn names(&self) -> Vec<&TaskName> {
+        self.tasks.iter().map(|task| &task.name).collect()
+    }
+
     /// The stream of orders to another task.
     pub(crate) fn link(&self, name: &TaskName) -> Result<&Link, Fault> {
         let found = self.tasks.iter().find(|task| task.name == *name);
@@ -452,14 +457,23 @@ impl Task {
     /// Counts one client less, and forgets the programs that were idle for longest.
     pub(crate) async fn let_go(self: &Arc<Self>, digest: &Digest) {
         locked(&self.master.callables).let_go(digest);
-        // Goes on even if the client does not wait.
-        let evicting = tokio::spawn(self.clone().evict_idle(self.limits.idle_callables));
-        let _ = evicting.await;
+        let idle = self.take_idle(self.limits.idle_callables);
+        // A run of such a program may go on for long: nobody waits for it.
+        tokio::spawn(self.clone().evict(idle));
+    }
+
+    /// Takes out programs without a client but the `most` that were used last.
+    fn take_idle(&self, most: usize) -> Vec<Arc<Callable>> {
+        locked(&self.master.callables).take_idle(most)
     }
 
     /// Forgets programs without a client but the `most` that were used last.
     pub(crate) async fn evict_idle(self: Arc<Self>, most: usize) {
-        let idle = locked(&self.master.callables).take_idle(most);
+        let idle = self.take_idle(most);
+        self.evict(idle).await;
+    }
+
+    async fn evict(self: Arc<Self>, idle: Vec<Arc<Callable>>) {
         for callable in idle {
             let mut state = callable.state.lock().await;
             state.is_forgotten = true;

@@ -73,7 +73,11 @@ impl Task {
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut done = Ok(());
         for (share, _) in &run.of.turns {
-            done = self.in_time(self.turn(run, share, false)).await;
+            done = tokio::select! {
+                done = self.in_time(self.turn(run, share, false)) => done,
+                fault = run.of.outputs.failure(run.number) => Err(fault),
+                () = caller.gone() => Err(gone()),
+            };
             if done.is_err() {
                 break;
             }
@@ -154,7 +158,7 @@ impl Task {
         let mut running = self.begin(run, feeds);
         let mut failed = Failed::default();
         let mut deadline = Instant::now() + self.limits.run;
-        let mut awaited: Vec<&TaskName> = run.of.tasks.iter().map(|on| &on.name).collect();
+        let mut awaited = run.of.names();
         loop {
             let has_failed = failed.first.is_some();
             let fault = tokio::select! {
@@ -182,7 +186,10 @@ impl Task {
                 deadline = Instant::now() + self.limits.abort;
                 self.abort_all(run, &fault);
             }
-            failed.note(fault);
+            if failed.note(fault) {
+                // All tasks forget their parts: nobody waits for these to end.
+                break;
+            }
         }
         failed.is_lost |= !running.is_empty();
         Err((failed.first.unwrap_or_default(), failed.is_lost))
@@ -277,17 +284,19 @@ impl Task {
 struct Failed {
     /// The first one, or the first independent one.
     first: Option<Fault>,
-    /// True when a task does not answer, or a device failed.
+    /// True when a task does not answer, or a device failed, of its own.
     is_lost: bool,
 }
 
 impl Failed {
-    fn note(&mut self, fault: Fault) {
-        self.is_lost |= fault.category() == ErrorKind::DeviceFailed;
+    /// Notes a failure; true once a task is lost.
+    fn note(&mut self, fault: Fault) -> bool {
+        self.is_lost |= fault.category() == ErrorKind::DeviceFailed && !fault.is_derived;
         let was_derived = self.first.as_ref().is_none_or(|f| f.is_derived);
         if self.first.is_none() || was_derived && !fault.is_derived {
             self.first = Some(fault);
         }
+        self.is_lost
     }
 }
 

@@ -33,6 +33,9 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 use tonic_prost::ProstCodec;
 
+/// Time for connections to close after the end of the service.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// Threads of the process for the network. Kernels have threads of their own.
 const N_THREADS: usize = 2;
 
@@ -64,7 +67,9 @@ pub(crate) struct Task {
     pub(crate) worker: Worker,
     pub(crate) master: Master,
     pub(crate) phase: watch::Receiver<Phase>,
+    /// Runs, and orders without a report.
     pub(crate) busy: Busy,
+    pub(crate) orders: Busy,
     /// Answers of the service `grpc.health.v1.Health`.
     pub(crate) health: HealthReporter,
     /// Number of the last registered program.
@@ -102,6 +107,7 @@ impl Task {
             master: Master::default(),
             phase,
             busy: Busy::default(),
+            orders: Busy::default(),
             health: HealthReporter::new(),
             last_id: AtomicU64::new(0),
         }
@@ -527,6 +533,11 @@ where
     health.set_serving::<Service>().await;
     let tidied = task.clone();
     let tidy = async move { tidied.keep_tidy().await };
+    let ending = task.clone();
+    let overdue = async move {
+        ending.stopped().await;
+        tokio::time::sleep(LINGER).await;
+    };
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(limits.keep_alive))
         .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
@@ -538,6 +549,8 @@ where
     tokio::select! {
         served = served => served.map_err(|e| e.to_string()),
         () = tidy => Ok(()),
+        // Whoever still holds a connection open loses it.
+        () = overdue => Ok(()),
     }
 }
 

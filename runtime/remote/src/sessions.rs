@@ -86,9 +86,12 @@ impl Sessions {
     /// Lets a session go of a program. False if it did not hold it.
     pub(crate) fn let_go(&self, id: u64, digest: &Digest) -> bool {
         let let_go = self.with(id, |session| match session.held.get_mut(digest) {
-            Some(0) | None => false,
+            None => false,
             Some(n) => {
                 *n -= 1;
+                if *n == 0 {
+                    session.held.remove(digest);
+                }
                 true
             }
         });
@@ -135,6 +138,9 @@ impl Sessions {
                     return Err(without_values(&task.name, &lost));
                 }
             }
+            if session.checked.len() >= MOST_CHECKED {
+                session.checked.clear();
+            }
             session.checked.insert(program.id);
             Ok(())
         })?
@@ -156,12 +162,16 @@ impl Sessions {
     pub(crate) fn note_reset(&self, id: u64, task: &TaskName, containers: &[String]) {
         // An ended session knows nothing.
         let _ = self.with(id, |session| {
+            session.checked.clear();
             session
                 .known
                 .retain(|(of, container, _), _| of != task || !containers.contains(container));
         });
     }
 }
+
+/// Most programs noted as checked; after that all are checked again.
+const MOST_CHECKED: usize = 4096;
 
 /// Names in an error; the number of the others follows.
 const NAMED: usize = 3;

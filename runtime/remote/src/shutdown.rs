@@ -22,7 +22,7 @@ pub(crate) enum Phase {
 /// Methods of one message that begin something.
 const BEGIN: [&str; 3] = [rpc::OFFER, rpc::PREPARE, rpc::INITIALISE];
 
-/// Number of runs under way.
+/// Number of runs, or of other things, under way.
 pub(crate) struct Busy(watch::Sender<usize>);
 
 impl Default for Busy {
@@ -109,13 +109,16 @@ impl Task {
         }
         let drained = async {
             self.busy.until_idle().await;
+            self.orders.until_idle().await;
             let outboxes: Vec<_> = locked(&self.worker.outboxes).values().cloned().collect();
             for outbox in outboxes {
                 outbox.finish().await;
             }
         };
-        // Whatever is not there by then is cut off.
-        let _ = tokio::time::timeout(grace, drained).await;
-        *self.busy.0.borrow()
+        match tokio::time::timeout(grace, drained).await {
+            Ok(()) => 0,
+            // Whatever is not there by then is cut off.
+            Err(_) => *self.busy.0.borrow(),
+        }
     }
 }

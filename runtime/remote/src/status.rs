@@ -97,6 +97,7 @@ impl Task {
     /// This task, after containers were reset.
     pub(crate) async fn status(&self, order: Look) -> Result<TaskStatus, Fault> {
         if !order.reset.is_empty() {
+            let _underway = self.begin_run()?;
             self.engine.reset(order.reset).await?;
         }
         let variables = self.engine.variables()?.into_iter();
@@ -145,6 +146,7 @@ impl Task {
 
     /// Sets the variables of a program to its initial values, on all its tasks.
     pub(crate) async fn initialise(self: &Arc<Self>, request: Call) -> Result<Nothing, Fault> {
+        let _underway = self.begin_run()?;
         let sessions = &self.master.sessions;
         sessions.check(request.session)?;
         let callable = self.callable(&Digest::from_bytes(&request.program)?)?;

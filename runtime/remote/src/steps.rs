@@ -33,16 +33,22 @@ struct Stream {
 }
 
 impl Stream {
-    fn add(&self, id: CallableId) {
-        if let Some(parts) = &mut *locked(&self.parts) {
-            parts.insert(id);
+    /// Adds a part. Errors on one of another master, and on one it has.
+    fn add(&self, id: CallableId) -> Result<(), Fault> {
+        let is_new = match &mut *locked(&self.parts) {
+            Some(parts) => parts.insert(id),
+            None => true,
+        };
+        match is_new && id.master == self.incarnation {
+            true => Ok(()),
+            false => Err(Fault::invalid("a part is of another master, or is there")),
         }
     }
 
-    fn remove(&self, id: CallableId) {
-        if let Some(parts) = &mut *locked(&self.parts) {
-            parts.remove(&id);
-        }
+    /// Removes a part. False if the stream does not have it.
+    fn remove(&self, id: CallableId) -> bool {
+        let mut parts = locked(&self.parts);
+        parts.as_mut().is_some_and(|parts| parts.remove(&id))
     }
 
     fn has(&self, id: CallableId) -> bool {
@@ -123,23 +129,28 @@ impl Task {
         stream: &Arc<Stream>,
     ) -> Result<(), Fault> {
         while let Some(mut order) = orders.message().await.map_err(rpc::broken)? {
-            if let Some(abort) = order.abort.take() {
+            if let Some(abort) = order.abort.take()
+                && stream.has(given(abort.callable)?)
+            {
                 // An absent part has no runs.
                 let _ = self.abort(abort);
             }
-            if let Some(release) = order.release.take() {
-                let id = given(release.callable)?;
-                stream.remove(id);
+            if let Some(release) = order.release.take()
+                && stream.remove(given(release.callable)?)
+            {
                 let message = "the master has released the program";
-                self.release(id, &Fault::new(ErrorKind::DeviceFailed, message));
+                let cause = Fault::new(ErrorKind::DeviceFailed, message);
+                self.release(given(release.callable)?, &cause);
             }
             let (id, run) = match about(&order)? {
                 Some(of) => of,
                 None => continue,
             };
             if order.register.is_some() {
-                stream.add(id);
-            } else if let Ok(hosted) = self.hosted(id) {
+                stream.add(id)?;
+            } else if stream.has(id)
+                && let Ok(hosted) = self.hosted(id)
+            {
                 // From here on the run is given up with the stream.
                 hosted.note(run);
             }
@@ -161,7 +172,9 @@ impl Task {
         reports: mpsc::WeakSender<Said>,
     ) {
         let (number, said) = (order.number, reports.clone());
-        let doing = tokio::spawn(async move { self.done(order, &stream, said).await });
+        // Until the report is on its way.
+        let _obeying = self.orders.begin();
+        let doing = tokio::spawn(async move { self.done((id, order), &stream, said).await });
         let panicked = |e| {
             let message = format!("an order panicked: {e}");
             Err(Fault::new(ErrorKind::Internal, message))
@@ -185,11 +198,14 @@ impl Task {
     /// The report on an order.
     async fn done(
         &self,
-        order: Order,
+        (id, order): (CallableId, Order),
         stream: &Stream,
         reports: mpsc::WeakSender<Said>,
     ) -> Result<Report, Fault> {
         let mut report = Report::default();
+        if !stream.has(id) {
+            return Err(self.has_no_part());
+        }
         match order {
             Order {
                 register: Some(part),

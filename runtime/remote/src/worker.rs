@@ -273,13 +273,15 @@ impl Task {
 
     pub(crate) fn hosted(&self, id: CallableId) -> Result<Arc<Hosted>, Fault> {
         let found = locked(&self.worker.parts).get(&id).cloned();
-        found.ok_or_else(|| {
-            let message = format!(
-                "{} does not have this program: was it restarted?",
-                self.name
-            );
-            Fault::new(ErrorKind::DeviceFailed, message)
-        })
+        found.ok_or_else(|| self.has_no_part())
+    }
+
+    pub(crate) fn has_no_part(&self) -> Fault {
+        let message = format!(
+            "{} does not have this program: was it restarted?",
+            self.name
+        );
+        Fault::new(ErrorKind::DeviceFailed, message)
     }
 
     /// Gives up a run.

@@ -14,7 +14,7 @@ use crate::shutdown::Phase;
 use crate::{ClusterSpec, TaskName};
 use gristmill_runtime::{ErrorKind, Tensor};
 use http::Uri;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -71,6 +71,9 @@ fn limits() -> Limits {
         ..Limits::default()
     }
 }
+
+/// More than the counts of a start of a task.
+const COUNTS: u64 = 1_000_000;
 
 /// A stream of the simulated network, which tonic asks for its peer.
 struct Wire(TcpStream);
@@ -170,7 +173,7 @@ async fn host(world: World, i: usize) -> turmoil::Result {
     world.n_parts[i].store(0, Ordering::SeqCst);
     let engine = Arc::new(Chain {
         // All counts of a task are different ones.
-        count: Arc::new(tokio::sync::Mutex::new(n_starts * 1_000_000)),
+        count: Arc::new(tokio::sync::Mutex::new(n_starts * COUNTS)),
         n_parts: world.n_parts[i].clone(),
         random: world.random.clone(),
     });
@@ -202,6 +205,8 @@ struct Session {
     channel: Channel,
     lease: Lease,
     programs: Vec<Document>,
+    /// Starts of tasks, by the counts that came from there.
+    starts: BTreeMap<TaskName, u64>,
 }
 
 impl Session {
@@ -215,6 +220,7 @@ impl Session {
             channel,
             lease,
             programs: Vec::new(),
+            starts: BTreeMap::new(),
         })
     }
 
@@ -290,21 +296,26 @@ async fn attempt(
         return Ok(());
     }
     let program = below(&world.random, PROGRAMS.len() as u64) as usize;
+    let counting = PROGRAMS[program].split(' ').find(|s| s.ends_with('+'));
+    let counting = counting.map(|stage| task(stage.trim_end_matches('+')));
     let sent = input(number);
     let mut came = open
         .call(program, Tensor::from_slice(&sent, &[SIZE])?)
         .await;
     if matches!(&came, Err(e) if e.message.ends_with("that this session has used are lost")) {
         open.initialise(program).await?;
+        open.starts.remove(&counting.unwrap());
         return Ok(());
     }
     if let Ok(bytes) = &mut came {
         let count = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
-        let counting = PROGRAMS[program].split(' ').find(|s| s.ends_with('+'));
         match counting {
             None => assert_eq!(count, 0),
-            Some(stage) => {
-                let counted = (task(stage.trim_end_matches('+')), count);
+            Some(counting) => {
+                let start = count / COUNTS;
+                let known = *open.starts.entry(counting.clone()).or_insert(start);
+                assert_eq!(known, start, "{counting} lost its count without an error");
+                let counted = (counting, count);
                 assert!(
                     world.counts.lock().unwrap().insert(counted.clone()),
                     "{counted:?} twice"
