@@ -206,3 +206,59 @@ impl Part for Executor {
         Executor::abort(self, run, error);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gristmill_runtime::DType;
+    use gristmill_runtime::device::{DeviceKind, DeviceName};
+    use gristmill_runtime::program::{BufferId, If, Partition, Step, StepKind, VariableSpec};
+
+    fn program(variables: &[&str], steps: Vec<StepKind>) -> Program {
+        let variables = variables.iter().map(|name| VariableSpec {
+            container: "own".into(),
+            name: (*name).into(),
+            dtype: DType::F32,
+            initial: None,
+            in_place: false,
+        });
+        let steps = steps.into_iter().map(|kind| Step {
+            kind,
+            origin: "/if".into(),
+            deps: vec![],
+        });
+        Program {
+            name: "test".into(),
+            inputs: vec![],
+            outputs: vec![],
+            variables: variables.collect(),
+            partitions: vec![Partition {
+                device: DeviceName::local(DeviceKind::Cpu, 0),
+                arena_bytes: 0,
+                buffers: vec![],
+                constants: vec![],
+                kernels: vec![],
+                gpu_code: vec![],
+                steps: steps.collect(),
+                memory_limit: None,
+            }],
+        }
+    }
+
+    #[test]
+    fn variables_of_bodies_are_variables() {
+        let branch = |names: &[&str]| Arc::new(program(names, vec![]));
+        let body = StepKind::If(Box::new(If {
+            cond: BufferId(0),
+            then_branch: branch(&["a", "b"]),
+            else_branch: branch(&["c", "b"]),
+            args: vec![],
+            results: vec![],
+        }));
+        let mut found = Vec::new();
+        add_variables(&program(&["a"], vec![body]), &mut found);
+        let names: Vec<&str> = found.iter().map(|v| v.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(found[2].container, "own");
+    }
+}
