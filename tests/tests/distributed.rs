@@ -333,7 +333,7 @@ fn variables_of_a_restarted_task_are_lost_until_they_are_set() {
     }
     assert_eq!(run(&plain[1]).unwrap(), 1.0);
     assert_eq!(run(&scaled[1]).unwrap(), 20.0);
-    // What the other session has done counts, until the first one sets its values.
+    // Values of the other session count, until the first one sets its own.
     assert!(run(&plain[0]).is_err());
     plain[0].initialise().unwrap();
     assert_eq!(run(&scaled[0]).unwrap(), 10.0);
@@ -348,7 +348,7 @@ fn variables_of_a_restarted_task_are_lost_until_they_are_set() {
     sessions[1].cluster_tasks_after_reset(&[""]).unwrap();
     assert_eq!(run(&plain[1]).unwrap(), 1.0);
     assert_eq!(run(&plain[0]).unwrap_err().to_string(), without);
-    // What came after the reset can be lost as well.
+    // Values after the reset can be lost as well.
     let last = servers.pop();
     drop(last);
     servers.push(serve(spec.clone(), task(FIVE[0]), &settings).unwrap());

@@ -35,7 +35,7 @@ pub struct Limits {
     pub abort: Duration,
     /// Most sessions of clients.
     pub sessions: usize,
-    /// Time for which a task keeps what a silent client or master has there.
+    /// Time for which a task keeps the session of a silent client.
     pub lease: Duration,
     /// Most tries to open a broken stream of a session again.
     pub tries: u32,

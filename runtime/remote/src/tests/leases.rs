@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Limits of a task that waits a second for silent clients and masters.
+/// Limits of a task that waits a second for silent clients.
 fn impatient() -> Limits {
     Limits {
         lease: Duration::from_secs(1),

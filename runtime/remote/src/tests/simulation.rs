@@ -380,7 +380,7 @@ enum Trouble {
     Down(usize),
     Cut(String, String),
     Held(String, String),
-    /// What a host has sent stays on its way, and then the host goes down.
+    /// Messages of a host stay on their way, and then the host goes down.
     HeldAndDown(usize, String),
 }
 
