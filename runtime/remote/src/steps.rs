@@ -99,7 +99,10 @@ impl Task {
         let hello = given(first.and_then(|order| order.hello))?;
         let master = self.master_of(&hello)?;
         let incarnation = hello.incarnation;
-        self.worker.masters.enter(&master, incarnation)?;
+        self.worker
+            .masters
+            .enter(&master, incarnation, &self.limits)
+            .await?;
         Ok(Stream {
             master,
             incarnation,
