@@ -17,6 +17,7 @@ mod hostile;
 mod house_rules;
 mod images;
 mod ir_cases;
+mod keys;
 mod levels;
 mod libraries;
 mod lists;

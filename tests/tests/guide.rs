@@ -84,6 +84,7 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "devices",
         "variables",
         "server",
+        "keys",
         "train",
         "check",
     ];

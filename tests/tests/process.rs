@@ -231,7 +231,23 @@ fn built(flags: &[&str]) -> PathBuf {
         .file_name()
         .and_then(|n| n.to_str())
         .expect("profiles have plain names");
-    let status = Command::new(env!("CARGO"))
+    let mut cargo = Command::new(env!("CARGO"));
+    // Variables of this test's own package: to build scripts that look at them, those of other packages would change with every build.
+    let is_own = |name: &str| {
+        let own = [
+            "CARGO_PKG_",
+            "CARGO_MANIFEST_",
+            "CARGO_CRATE_",
+            "CARGO_BIN_",
+        ];
+        own.iter().any(|prefix| name.starts_with(prefix))
+    };
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(is_own) {
+            cargo.env_remove(name);
+        }
+    }
+    let status = cargo
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "--locked"])
         .args(flags)

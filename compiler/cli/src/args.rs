@@ -10,6 +10,7 @@ use gristmill::Source;
 use gristmill::TargetCpu;
 use gristmill::command_line::ConvAlgorithm;
 use gristmill::cost::{Bytes, store};
+use gristmill::distribute::Credentials;
 use gristmill::ir::{Bindings, Graph};
 use gristmill::pipeline::Lowered;
 use gristmill::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
@@ -292,12 +293,13 @@ impl CompileArgs {
     }
 
     /// The same in a session on a task of a cluster.
-    pub fn open_on(&self, target: &str) -> Result<(Session, Options)> {
+    pub fn open_on(&self, target: &str, trusted: &Credentials) -> Result<(Session, Options)> {
         let settings = Settings {
             log_device_placement: self.log_device_placement,
             ..Settings::default()
         };
-        Ok((Session::open(target, &settings)?, self.options(false)?))
+        let session = Session::open_with(target, &settings, trusted)?;
+        Ok((session, self.options(false)?))
     }
 
     /// The model of a file, with the state that flags ask for.

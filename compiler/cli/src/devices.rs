@@ -1,6 +1,7 @@
 //! `gristmill devices`: physical devices of this machine, and logical ones.
 
 use crate::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
+use crate::cluster::TrustArgs;
 use crate::heading;
 use crate::output::outln;
 use crate::variables::tasks_json;
@@ -30,6 +31,8 @@ pub struct DevicesArgs {
     /// List the devices of all tasks of a cluster, given the address of one, in place of this machine's.
     #[arg(long, value_name = "grpc://HOST:PORT", conflicts_with = "devices", help_heading = heading::DEVICES)]
     session: Option<String>,
+    #[command(flatten)]
+    trust: TrustArgs,
     /// Print JSON.
     #[arg(long, help_heading = heading::OUTPUT)]
     json: bool,
@@ -38,8 +41,9 @@ pub struct DevicesArgs {
 /// Runs the verb.
 pub fn devices(args: &DevicesArgs) -> Result<()> {
     if let Some(target) = &args.session {
-        return of_cluster(target, args.json);
+        return of_cluster(target, args);
     }
+    args.trust.needs_session()?;
     let machine = Machine::probe(args)?;
     if args.json {
         print_json("devices", machine.json());
@@ -50,9 +54,11 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
 }
 
 /// The devices of all tasks, with their names in the cluster.
-fn of_cluster(target: &str, as_json: bool) -> Result<()> {
-    let tasks = Session::open(target, &Settings::default())?.cluster_tasks()?;
-    if as_json {
+fn of_cluster(target: &str, args: &DevicesArgs) -> Result<()> {
+    let credentials = args.trust.of_client()?;
+    let session = Session::open_with(target, &Settings::default(), &credentials)?;
+    let tasks = session.cluster_tasks()?;
+    if args.json {
         let tasks = tasks.iter().map(|task| tasks_json(task, task_json(task)));
         print_json("devices", json!({ "tasks": tasks.collect::<Vec<_>>() }));
         return Ok(());

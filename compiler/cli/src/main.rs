@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod calibrate;
 mod check;
+mod cluster;
 mod compile;
 mod completions;
 mod devices;
@@ -12,6 +13,7 @@ mod heading;
 mod image;
 mod inputs;
 mod inspect;
+mod keys;
 mod kit;
 mod load;
 mod man;
@@ -91,6 +93,8 @@ enum Verb {
     Calibrate(calibrate::CalibrateArgs),
     /// Serve as one task of several machines.
     Server(server::ServerArgs),
+    /// Make the keys of several machines: certificates of tasks and clients.
+    Keys(keys::KeysArgs),
     /// List the variables on the tasks of a cluster, or set them to their initial values.
     Variables(variables::VariablesArgs),
     /// List devices, drivers and compilers.
@@ -134,6 +138,7 @@ fn run_verb(verb: Verb) -> Result<()> {
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Server(a) => server::server(&a),
+        Verb::Keys(a) => keys::keys(&a),
         Verb::Variables(a) => variables::variables(&a),
         Verb::Devices(a) => devices::devices(&a),
         Verb::Completions(a) => completions::completions(&a),

@@ -1,6 +1,7 @@
 //! `gristmill run`: compile for this machine and run once.
 
 use crate::args::CompileArgs;
+use crate::cluster::TrustArgs;
 use crate::heading;
 use crate::image::{self, Ready};
 use crate::inputs::{self, InputArgs, Inputs};
@@ -48,6 +49,8 @@ pub struct RunArgs {
         help_heading = heading::DEVICES
     )]
     session: Option<String>,
+    #[command(flatten)]
+    trust: TrustArgs,
     /// Set the variables of the model to their initial values before the run, on the tasks of --session.
     #[arg(long, requires = "session", help_heading = heading::INPUTS)]
     initialise: bool,
@@ -80,8 +83,11 @@ pub struct RunArgs {
 impl RunArgs {
     fn open(&self) -> Result<(Session, Options)> {
         match &self.session {
-            None => self.compile.open(),
-            Some(target) => self.compile.open_on(target),
+            None => {
+                self.trust.needs_session()?;
+                self.compile.open()
+            }
+            Some(target) => self.compile.open_on(target, &self.trust.of_client()?),
         }
     }
 
@@ -231,6 +237,7 @@ fn run_image(args: &RunArgs) -> Result<Ran> {
         let message = "an image holds machine code, which tasks of a cluster do not take";
         return Err(Error::invalid(message).hint("run the model that it was compiled from"));
     }
+    args.trust.needs_session()?;
     let started = Instant::now();
     let ready = Ready::of(&args.model, &args.inputs, &args.compile)?;
     ready.inputs.announce(args.inputs.seed);

@@ -1,18 +1,15 @@
 //! `gristmill server`: one task of several machines.
 
+use crate::cluster::{ClusterArgs, TrustArgs};
 use crate::output::{noteln, outln};
-use crate::{args, heading, load, parse, signals};
+use crate::{args, heading, parse, signals};
 use clap::Args;
 use gristmill::cost::store;
-use gristmill::distribute::{ClusterSpec, TaskName, serve};
+use gristmill::distribute::{ClusterSpec, Credentials, ServerOptions, TaskName, serve_with};
 use gristmill::{Error, Result, Settings, Tuning};
 use gristmill_runtime::cpu::n_cores;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// Name of the variable that describes a cluster to TensorFlow.
-const TF_CONFIG: &str = "TF_CONFIG";
 
 /// Arguments of `server`.
 #[derive(Args)]
@@ -23,15 +20,13 @@ pub struct ServerArgs {
     /// Number of the task within its job.
     #[arg(long, value_name = "N", alias = "task_index", requires = "job", help_heading = heading::DEVICES)]
     task: Option<u32>,
-    /// Jobs, tasks and addresses, in TOML or JSON: the same file for all tasks. Default: the host lists, or the variable TF_CONFIG.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["ps_hosts", "worker_hosts"], help_heading = heading::DEVICES)]
-    cluster: Option<PathBuf>,
-    /// Addresses of the tasks of the job `ps`, between commas.
-    #[arg(long, value_name = "HOST:PORT,..", alias = "ps_hosts", requires = "job", help_heading = heading::DEVICES)]
-    ps_hosts: Option<String>,
-    /// Addresses of the tasks of the job `worker`, between commas.
-    #[arg(long, value_name = "HOST:PORT,..", alias = "worker_hosts", requires = "job", help_heading = heading::DEVICES)]
-    worker_hosts: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Address to listen at, where the one in the cluster is not this machine's own: 0.0.0.0:2222 behind a translation of addresses.
+    #[arg(long, value_name = "HOST:PORT", help_heading = heading::DEVICES)]
+    listen: Option<String>,
+    #[command(flatten)]
+    trust: TrustArgs,
     /// Logical devices of the task, as in `--devices` of the compiling verbs.
     #[arg(long, default_value = "cpu:1", value_name = "LIST", help_heading = heading::DEVICES)]
     devices: String,
@@ -50,14 +45,24 @@ const LOOK: Duration = Duration::from_millis(50);
 pub fn server(args: &ServerArgs) -> Result<()> {
     let (cluster, task) = args.place()?;
     let interrupt = signals::interrupt()?;
-    let server = serve(cluster, task, &args.settings()?)?;
+    let options = ServerOptions {
+        credentials: args.trust.of_task(&task)?,
+        listen: args.listen.clone(),
+        ..ServerOptions::default()
+    };
+    let whoever = match options.credentials {
+        Credentials::Local => "whoever runs programs on this machine",
+        Credentials::Insecure => "nothing is encrypted, and whoever reaches this address",
+        Credentials::Keys(_) => "whoever has keys of the same authority",
+    };
+    let server = serve_with(cluster, task, &args.settings()?, options)?;
     outln!(
         "serving grpc://{} as {}, incarnation {:016x}",
         server.address(),
         server.name(),
         server.incarnation()
     );
-    noteln!("whoever runs programs on this machine may use this server and read its variables");
+    noteln!("{whoever} may run programs on this server, and read and change its variables");
     while !interrupt.load(Ordering::Relaxed) {
         if let Some(ended) = server.wait(LOOK) {
             return Ok(ended?);
@@ -76,25 +81,9 @@ impl ServerArgs {
     fn place(&self) -> Result<(ClusterSpec, TaskName)> {
         let named = self.job.clone().zip(self.task);
         let named = named.map(|(job, task)| TaskName { job, task });
-        let hosts = [("ps", &self.ps_hosts), ("worker", &self.worker_hosts)];
-        let hosts = hosts.map(|(job, hosts)| Some((job, hosts.as_deref()?)));
-        let hosts: Vec<(&str, &str)> = hosts.into_iter().flatten().collect();
+        let (cluster, own) = self.cluster.read()?;
         let nameless = || Error::invalid("which task is this?").hint("--job worker --task 0");
-        if let Some(path) = &self.cluster {
-            let parsed = ClusterSpec::parse(&load::text(path)?);
-            let cluster = parsed.map_err(|e| e.context(path.display()))?;
-            return Ok((cluster, named.ok_or_else(nameless)?));
-        }
-        if !hosts.is_empty() {
-            return Ok((ClusterSpec::of_hosts(hosts)?, named.ok_or_else(nameless)?));
-        }
-        let Ok(config) = std::env::var(TF_CONFIG) else {
-            let message = "a server needs a cluster";
-            let hint = "--cluster FILE, --ps-hosts and --worker-hosts, or the variable TF_CONFIG";
-            return Err(Error::invalid(message).hint(hint));
-        };
-        let (cluster, own) = ClusterSpec::of_tf_config(&config)?;
-        Ok((cluster, named.unwrap_or(own)))
+        Ok((cluster, named.or(own).ok_or_else(nameless)?))
     }
 
     fn settings(&self) -> Result<Settings> {

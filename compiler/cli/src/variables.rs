@@ -1,5 +1,6 @@
 //! `gristmill variables`: state that the tasks of a cluster keep for sessions.
 
+use crate::cluster::TrustArgs;
 use crate::output::{noteln, outln};
 use crate::{heading, print_json};
 use clap::Args;
@@ -15,6 +16,8 @@ pub struct VariablesArgs {
     /// A task of the cluster; all its tasks are listed.
     #[arg(long, value_name = "grpc://HOST:PORT", help_heading = heading::DEVICES)]
     session: String,
+    #[command(flatten)]
+    trust: TrustArgs,
     /// Set all variables of a container to their initial values first, on every task. An empty name is the container of models without one.
     #[arg(long, value_name = "CONTAINER", help_heading = heading::INPUTS)]
     reset: Vec<String>,
@@ -26,7 +29,8 @@ pub struct VariablesArgs {
 /// Runs the verb.
 pub fn variables(args: &VariablesArgs) -> Result<()> {
     let containers: Vec<&str> = args.reset.iter().map(String::as_str).collect();
-    let session = Session::open(&args.session, &Settings::default())?;
+    let credentials = args.trust.of_client()?;
+    let session = Session::open_with(&args.session, &Settings::default(), &credentials)?;
     let tasks = session.cluster_tasks_after_reset(&containers)?;
     if args.json {
         let tasks = tasks

@@ -10,20 +10,31 @@ use crate::place::{self, Fallback, Objective, Request};
 use crate::session::cluster::{Cluster, Remote};
 use crate::session::{Session, Settings};
 use crate::target::TargetCpu;
-use gristmill_remote::{Callable, Client, Limits, TaskState};
+use gristmill_remote::{Callable, Client, Credentials, Limits, TaskState};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::program::IoSpec;
 use std::sync::Arc;
 
 impl Session {
-    /// A session on a task of a cluster, `grpc://HOST:PORT`: models compiled into it run there. Nodes go to the devices that they are pinned to,
+    /// A session on a task of a cluster, `grpc://HOST:PORT`: models compiled into it run there. Nodes go to the devices of their pins,
     /// of any task (`/job:ps/task:0/cpu:0`), and without a pin to devices of the session's own task. Of the settings, only those for the
     /// caches and logs of this process have an effect.
     ///
-    /// Errors: `InvalidInput` on another form of address, and on a task of another version; `Unsupported` for an address beyond this machine;
-    /// `DeviceFailed` when there is no answer.
+    /// Errors: `InvalidInput` on another form of address, and on a task of another version; `Unsupported` for an address beyond this machine, for
+    /// which [`Session::open_with`] takes keys; `DeviceFailed` when there is no answer.
     pub fn open(target: &str, settings: &Settings) -> Result<Session> {
-        let client = Client::connect(target, version(), Limits::default())?;
+        Session::open_with(target, settings, &Credentials::Local)
+    }
+
+    /// A session as [`Session::open`] makes it, with keys or without.
+    ///
+    /// Errors as [`Session::open`] does, and with `DeviceFailed` or `InvalidInput` when one end does not accept the other.
+    pub fn open_with(
+        target: &str,
+        settings: &Settings,
+        credentials: &Credentials,
+    ) -> Result<Session> {
+        let client = Client::connect(target, version(), credentials.clone(), Limits::default())?;
         let cluster = OnTask {
             target: target.to_owned(),
             client: Arc::new(client),

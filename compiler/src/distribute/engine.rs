@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::pipeline::{self, Config};
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, PartWire, Plan, Server,
-    TaskName, in_thread,
+    ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Made, PartWire, Plan, Server,
+    ServerOptions, TaskName, in_thread,
 };
 use gristmill_runtime::exec::{ExecOptions, Executor, VariableState};
 use std::sync::Arc;
@@ -18,16 +18,29 @@ pub(super) fn version() -> String {
     env!("CARGO_PKG_VERSION").to_owned()
 }
 
-/// Serves as a task of a cluster, with the devices of the settings. Its variables live as long as the server, whatever sessions use them.
+/// Serves this machine alone as a task of a cluster, with the devices of the settings. Its variables live as long as the server, whatever
+/// sessions use them.
 ///
 /// Errors with `InvalidInput` when the task is not in the cluster, its address is not this machine's or is taken; with `Unsupported` for an
 /// address that other machines reach; and as [`Session::new`] does.
 ///
 /// The server ends when it is dropped; [`Server::join`] waits for a failure.
 pub fn serve(cluster: ClusterSpec, task: TaskName, settings: &Settings) -> Result<Server> {
+    serve_with(cluster, task, settings, ServerOptions::default())
+}
+
+/// Serves as [`serve`] does, those whom the options trust: holders of [`Keys`](gristmill_remote::Keys) on any machine.
+///
+/// Errors as [`serve`] does; any address may be served with keys.
+pub fn serve_with(
+    cluster: ClusterSpec,
+    task: TaskName,
+    settings: &Settings,
+    options: ServerOptions,
+) -> Result<Server> {
     let session = Session::new(settings)?;
     let engine = Arc::new(Compiler::new(session, task.clone()));
-    Ok(Server::start(cluster, task, engine, Limits::default())?)
+    Ok(Server::start(cluster, task, engine, options)?)
 }
 
 /// A compiler and executor with the devices of a session.

@@ -20,10 +20,13 @@
 //! # }
 //! ```
 //!
+//! Beyond one machine, tasks and clients need keys ([`make_keys`], or `gristmill keys DIR`): see [`serve_with`] and
+//! [`Session::open_with`](crate::Session::open_with).
+//!
 //! The text of graphs and tensors cross the network, never code: each task compiles its part for its own devices. (Abadi et al., "TensorFlow:
 //! large-scale machine learning on heterogeneous distributed systems", 2015, section 3.3.)
 //!
-//! Not there yet: addresses beyond this machine, assignments on more than one task in a run, shared batches, training, and extents
+//! Not there yet: assignments on more than one task in a run, shared batches, training, and extents
 //! known in a run only.
 
 mod client;
@@ -34,15 +37,32 @@ mod spread;
 mod tasks;
 mod text;
 
-pub use engine::serve;
-pub use gristmill_remote::{ClusterSpec, DeviceInfo, RunningTask, Server, TaskName};
+pub use engine::{serve, serve_with};
+pub use gristmill_remote::{
+    ClusterSpec, Credentials, DeviceInfo, Keys, MadeKeys, RunningTask, Server, ServerOptions,
+    TaskName,
+};
 pub use gristmill_runtime::exec::VariableState;
 #[doc(hidden)]
 pub use spread::Spread;
 pub use tasks::TaskState;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use gristmill_remote::Fault;
+use std::path::Path;
+
+/// Makes the keys of a cluster in a folder: `ca.pem` and `ca.key` of its authority, `JOB-TASK.pem` and `JOB-TASK.key` of each task, `client.pem` and
+/// `client.key` of clients; those of tasks and clients are valid for a number of days. Nothing is written over: with the authority of an
+/// earlier call, keys of new tasks are added, and what was deleted is made again.
+///
+/// Only the user of this process may read the private keys. A task needs `ca.pem` and its own two files, a client `ca.pem` and the two of
+/// clients; whoever has `ca.key` can make keys for anybody.
+///
+/// Errors with `InvalidInput`, naming the file, when one cannot be read or written, when one of a pair is absent, and on a job name too long
+/// for a certificate.
+pub fn make_keys(folder: &Path, cluster: &ClusterSpec, days: u16) -> Result<MadeKeys> {
+    Ok(gristmill_remote::make_keys(folder, cluster, days)?)
+}
 
 impl From<Error> for Fault {
     fn from(e: Error) -> Fault {

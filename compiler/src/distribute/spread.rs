@@ -13,8 +13,8 @@ use crate::pipeline::Lowered;
 use crate::session::cluster::Remote;
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    Client, ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Limits, Made, PartWire, Plan,
-    Server, TaskName,
+    Client, ClusterSpec, Credentials, DeviceInfo, Document, Engine, Fault, Job, Limits, Made,
+    PartWire, Plan, Server, ServerOptions, TaskName,
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
@@ -45,11 +45,16 @@ impl Spread {
                 plan: plan.clone(),
             };
             let engine = Arc::new(engine);
-            let started = Server::start(cluster.clone(), task(number), engine, Limits::default());
+            let started = Server::start(
+                cluster.clone(),
+                task(number),
+                engine,
+                ServerOptions::default(),
+            );
             servers.push(started?);
         }
         let target = format!("grpc://{}", cluster.address(&task(0))?);
-        let client = Client::connect(&target, version(), Limits::default())?;
+        let client = Client::connect(&target, version(), Credentials::Local, Limits::default())?;
         let callable = client.prepare(&Document::from(String::new()))?;
         Ok(Spread {
             program: Elsewhere::new(Arc::new(client), callable),

@@ -8,6 +8,7 @@ use crate::messages::{
     Call, DeviceInfo, Fault, Hello, Look, Nothing, Prepare, Prepared, TaskStatus, TaskStatuses,
     Welcome,
 };
+use crate::network::{Credentials, Network};
 use crate::rpc;
 use crate::server::network;
 use crate::status::TaskState;
@@ -15,7 +16,7 @@ use crate::{Limits, TaskName};
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::future::Future;
-use std::net::ToSocketAddrs;
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::Channel;
 
@@ -46,9 +47,14 @@ pub struct Callable {
 impl Client {
     /// Connects to the task at `target`, `grpc://HOST:PORT`.
     ///
-    /// Errors with `InvalidInput` on another form, on a task of another version, and with `Unsupported` beyond this machine; `DeviceFailed` when
-    /// there is no answer.
-    pub fn connect(target: &str, version: String, limits: Limits) -> Result<Client, Fault> {
+    /// Errors with `InvalidInput` on another form, on a task of another version, and with `Unsupported` beyond this machine without keys;
+    /// `DeviceFailed` when there is no answer.
+    pub fn connect(
+        target: &str,
+        version: String,
+        credentials: Credentials,
+        limits: Limits,
+    ) -> Result<Client, Fault> {
         let address = target.strip_prefix("grpc://").unwrap_or_default();
         if address
             .rsplit_once(':')
@@ -57,21 +63,19 @@ impl Client {
             let message = format!("session {target:?}: expected grpc://HOST:PORT");
             return Err(Fault::invalid(message));
         }
-        let fail = |why: String| Fault::invalid(format!("session {target:?}: {why}"));
-        let mut found = address.to_socket_addrs().map_err(|e| fail(e.to_string()))?;
-        if found.any(|a| !a.ip().is_loopback()) {
-            let message = "it is on another machine, and sessions without keys stay on their own";
-            return Err(Fault::new(
-                ErrorKind::Unsupported,
-                format!("session {target:?}: {message}"),
-            ));
-        }
+        let network = Network {
+            environment: Arc::new(Machine),
+            credentials,
+        };
         let (given, asked) = (limits.clone(), address.to_owned());
         let (channel, lease, welcome) = wait(async move {
             // A channel needs the threads of the network to be made.
-            let channel = rpc::channel(&Machine, &asked, &given)?;
+            let channel = network.channel(&asked, None, &given);
+            let channel =
+                channel.map_err(|fault| fault.context(format!("session grpc://{asked}")))?;
             let hello = Hello::new(version);
-            let (lease, welcome) = Lease::begin(&channel, hello, &asked, &given).await?;
+            let begun = Lease::begin(&channel, hello, &asked, &given).await;
+            let (lease, welcome) = begun.map_err(|fault| network.explain(fault))?;
             Ok((channel, lease, welcome))
         })?;
         Ok(Client {

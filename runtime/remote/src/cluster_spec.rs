@@ -155,11 +155,10 @@ impl ClusterSpec {
 
 /// Errors on a job name that no device could have.
 fn check_job(job: &str) -> Result<(), Error> {
-    let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.';
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let begins = job.starts_with(|c: char| c.is_ascii_alphabetic());
     if !begins || !job.chars().all(is_letter) {
-        let message =
-            format!("job {job:?}: expected a letter, then letters, digits, '_', '-' and '.'");
+        let message = format!("job {job:?}: expected a letter, then letters, digits and '_'");
         return Err(Error::invalid(message));
     }
     match job == LOCAL_JOB {

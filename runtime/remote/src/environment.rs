@@ -1,4 +1,4 @@
-//! The network and the random numbers of a task or client: those of the machine, or of a simulation.
+//! Sockets and random numbers of a task or client: those of the machine, or of a simulation.
 
 use std::hash::{BuildHasher, Hasher};
 use tonic::transport::{Channel, Endpoint};

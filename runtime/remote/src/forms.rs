@@ -290,7 +290,7 @@ expected `,` or `]` at line 1 column 23
 task 1 is there twice at line 1 column 40
 format "gristmill/cluster/9": expected "gristmill/cluster/1", or none
 job "localhost": it is the name of a process without a cluster; use another name
-job "a/b": expected a letter, then letters, digits, '_', '-' and '.'
+job "a/b": expected a letter, then letters, digits and '_'
 TOML parse error at line 1, column 2
   |
 1 | [tasks]

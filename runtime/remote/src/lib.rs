@@ -7,6 +7,7 @@
 
 mod callables;
 mod calls;
+mod certificates;
 mod client;
 mod cluster_spec;
 mod contents;
@@ -14,6 +15,7 @@ mod engine;
 mod environment;
 mod forms;
 mod inbox;
+mod keys;
 mod lease;
 mod limits;
 mod links;
@@ -21,6 +23,7 @@ mod master;
 mod masters;
 mod messages;
 mod names;
+mod network;
 mod outbox;
 mod rpc;
 mod runs;
@@ -32,15 +35,18 @@ mod steps;
 mod turn;
 mod worker;
 
+pub use certificates::{MadeKeys, make_keys};
 pub use client::{Callable, Client};
 pub use cluster_spec::{ClusterSpec, TaskName};
 pub use contents::{Constant, Digest, Document, Source};
 pub use engine::{Engine, Job, Made, Part, Plan, Share, in_thread};
+pub use keys::Keys;
 pub use limits::Limits;
 pub use messages::{DeviceInfo, Fault};
 pub use names::{global, local};
+pub use network::Credentials;
 pub use outbox::PartWire;
-pub use server::Server;
+pub use server::{Server, ServerOptions};
 pub use status::{RunningTask, TaskState};
 pub use turn::{StateUse, Turn};
 

@@ -246,7 +246,8 @@ fn dispatch(mut report: Report, master: &Weak<Task>, waiting: &Waiting) -> Optio
     };
     match (number, fault) {
         (0, Some(fault)) => {
-            let inbox = master.upgrade().and_then(|task| task.master.inbox(id));
+            let inbox = master.upgrade().and_then(|task| task.master.program(id));
+            let inbox = inbox.map(|installed| installed.outputs.clone());
             inbox
                 .iter()
                 .for_each(|inbox| inbox.fail(run, fault.clone()));

@@ -5,6 +5,7 @@ use crate::callables::Callables;
 use crate::contents::{self, Digest, Document};
 use crate::engine::{Plan, Share, in_thread};
 use crate::inbox::Inbox;
+use crate::keys::Peer;
 use crate::links::Link;
 use crate::messages::{
     Call, CallableId, DeviceInfo, End, Fault, Io, Nothing, Prepare, Prepared, Register, Registered,
@@ -35,10 +36,9 @@ pub(crate) struct Master {
 }
 
 impl Master {
-    /// The outputs of a program.
-    pub(crate) fn inbox(&self, id: CallableId) -> Option<Arc<Inbox>> {
-        let installed = locked(&self.installed).get(&id).and_then(Weak::upgrade);
-        installed.map(|installed| installed.outputs.clone())
+    /// A program, unless it is gone.
+    pub(crate) fn program(&self, id: CallableId) -> Option<Arc<Installed>> {
+        locked(&self.installed).get(&id).and_then(Weak::upgrade)
     }
 
     /// Lets the runs of all programs fail that have a part on a lost task. It may have done its part of a run: a tensor of it may be lost on
@@ -104,6 +104,13 @@ impl Installed {
     /// Its tasks.
     pub(crate) fn names(&self) -> Vec<&TaskName> {
         self.tasks.iter().map(|task| &task.name).collect()
+    }
+
+    /// Errors unless one of its tasks is at the other end.
+    pub(crate) fn check_task(&self, peer: &Peer) -> Result<(), Fault> {
+        let checked = self.tasks.iter().map(|task| peer.check_task(&task.name));
+        let first = checked.reduce(|found, next| found.or(next));
+        first.unwrap_or(Ok(()))
     }
 
     /// The stream of orders to another task.
@@ -265,7 +272,7 @@ impl Task {
             return Ok(channel.clone());
         }
         let address = self.spec.address(name).map_err(Fault::from)?;
-        let channel = rpc::channel(&*self.environment, address, &self.limits)?;
+        let channel = self.network.channel(address, Some(name), &self.limits)?;
         channels.insert(name.clone(), channel.clone());
         Ok(channel)
     }
@@ -292,7 +299,7 @@ impl Task {
     /// Another task's answer to a greeting: it has the same cluster and program.
     pub(crate) async fn greet(&self, name: &TaskName) -> Result<Welcome, Fault> {
         let asked = self.ask(name, rpc::HELLO, self.hello(name), self.limits.hello);
-        asked.await
+        asked.await.map_err(|fault| self.network.explain(fault))
     }
 
     /// Divides a program, and compiles its parts on their tasks, unless they have them.
@@ -417,11 +424,13 @@ impl Task {
             let master = Arc::downgrade(&self);
             let tell = move |run: u64, fault: &Fault| {
                 let task = master.upgrade();
-                let inbox = task.and_then(|task| task.master.inbox(id));
+                let inbox = task.and_then(|task| task.master.program(id));
+                let inbox = inbox.map(|installed| installed.outputs.clone());
                 inbox.iter().for_each(|i| i.fail(run, fault.clone()));
             };
             let part = share.part.clone();
-            return self.compile(id, part, outputs, Arc::new(tell)).await;
+            let of = (id, self.name.clone());
+            return self.compile(of, part, outputs, Arc::new(tell)).await;
         };
         let channel = self.channel(&share.task)?;
         let brought = contents::bring(&channel, &share.part, &self.limits).await;

@@ -4,11 +4,11 @@
 //! network only, since the receiver has memory for every tensor. Bound: an executor gives one tensor per end and run. Peer gone: the runs
 //! with tensors on the stream are aborted, and the next tensor opens another stream.
 
-use crate::Limits;
 use crate::engine::Part;
-use crate::environment::Environment;
 use crate::messages::{CallableId, End, Fault, Opening, Piece, Reply};
+use crate::network::Network;
 use crate::rpc;
+use crate::{Limits, TaskName};
 use bytes::Bytes;
 use gristmill_runtime::ErrorKind;
 use gristmill_runtime::exec::{Outgoing, Wire};
@@ -44,10 +44,10 @@ pub(crate) struct Outbox(mpsc::UnboundedSender<Wish>);
 
 /// The task at the other end of an outbox.
 pub(crate) struct Way {
-    pub(crate) who: String,
+    pub(crate) task: TaskName,
     pub(crate) address: String,
     pub(crate) limits: Limits,
-    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) network: Network,
 }
 
 /// A wish of those who send.
@@ -142,11 +142,12 @@ struct Open {
 
 async fn carry(way: Way, mut wishes: mpsc::UnboundedReceiver<Wish>) {
     let Way {
-        who,
+        task,
         address,
         limits,
-        environment,
+        network,
     } = way;
+    let who = task.to_string();
     let mut open: Option<Open> = None;
     let open_on = |channel| Open::new(channel, &who, &address);
     loop {
@@ -181,7 +182,7 @@ async fn carry(way: Way, mut wishes: mpsc::UnboundedReceiver<Wish>) {
                 open_on(channel)
             }
             // A connection of its own: whoever does not read tensors does not hold up orders.
-            None => match rpc::channel(&*environment, &address, &limits) {
+            None => match network.channel(&address, Some(&task), &limits) {
                 Ok(channel) => open_on(channel),
                 Err(fault) => {
                     (parcel.lost)(parcel.run, &fault);

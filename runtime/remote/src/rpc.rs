@@ -1,6 +1,6 @@
-//! Calls over gRPC: a path, a message, and a reply that holds an answer or an error.
+//! Calls over gRPC: a path, a message, and a reply with an answer or an error.
 
-use crate::environment::Environment;
+use crate::keys::{self, Peer};
 use crate::messages::{Fault, Reply};
 use bytes::Bytes;
 use gristmill_runtime::ErrorKind;
@@ -9,7 +9,7 @@ use prost::Message;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
@@ -29,6 +29,20 @@ pub(crate) const STATUSES: &str = "/gristmill.v1.Task/Statuses";
 pub(crate) const INITIALISE: &str = "/gristmill.v1.Task/Initialise";
 pub(crate) const STEPS: &str = "/gristmill.v1.Task/Steps";
 pub(crate) const TENSORS: &str = "/gristmill.v1.Task/Tensors";
+
+/// Methods for tasks, and for clients; others are for both.
+pub(crate) const OF_TASKS: [&str; 4] = [HELLO, STEPS, STATUS, TENSORS];
+const OF_CLIENTS: [&str; 7] = [ATTEND, CLOSE, PREPARE, CALL, FORGET, STATUSES, INITIALISE];
+
+/// Errors unless a method is for this end.
+pub(crate) fn permit(path: &str, peer: &Peer) -> Result<(), Fault> {
+    let permitted = match path {
+        path if OF_TASKS.contains(&path) => peer.check_any_task(),
+        path if OF_CLIENTS.contains(&path) => peer.check_client(),
+        _ => Ok(()),
+    };
+    permitted.map_err(|fault| fault.context(path.rsplit('/').next().unwrap_or(path)))
+}
 
 /// A future of a service.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send>>;
@@ -75,23 +89,6 @@ impl Failure {
     }
 }
 
-/// Connections to an address.
-pub(crate) fn channel(
-    environment: &dyn Environment,
-    address: &str,
-    limits: &crate::Limits,
-) -> Result<Channel, Fault> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"));
-    let endpoint = endpoint.map_err(|e| Fault::invalid(format!("address {address:?}: {e}")))?;
-    let endpoint = endpoint
-        .tcp_nodelay(true)
-        .connect_timeout(limits.connect)
-        .http2_keep_alive_interval(limits.keep_alive)
-        .keep_alive_timeout(limits.keep_alive_timeout)
-        .keep_alive_while_idle(true);
-    Ok(environment.channel(endpoint))
-}
-
 /// Asks once; nothing is asked again by itself.
 pub(crate) async fn call<Q: Message + 'static, A: Message + Default>(
     channel: &Channel,
@@ -122,10 +119,10 @@ pub(crate) fn answer<A: Message + Default>(reply: Reply) -> Result<A, Failure> {
     }
 }
 
-/// The status of calls under way when their server ends, with the reason.
-pub(crate) fn ending(fault: &Fault) -> Status {
+/// The status of a call which a server refuses or ends, with the reason.
+pub(crate) fn status(code: tonic::Code, fault: &Fault) -> Status {
     let details = Bytes::from(fault.encode_to_vec());
-    Status::with_details(tonic::Code::Unavailable, fault.message.clone(), details)
+    Status::with_details(code, fault.message.clone(), details)
 }
 
 /// Where gRPC itself failed: the server may have given a reason, too large a message is the caller's, all else is a lost connection.
@@ -141,16 +138,34 @@ pub(crate) fn of_status(status: &Status) -> Failure {
     }
 }
 
-/// The error of a stream that breaks.
+/// The error of a broken stream.
 pub(crate) fn broken(status: Status) -> Fault {
     Fault::new(ErrorKind::DeviceFailed, status.message())
 }
 
-/// The innermost cause of a failed connection says most.
-pub(crate) fn lost(error: &dyn std::error::Error) -> Failure {
+/// The error of a failed connection.
+pub(crate) fn lost(error: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure::Lost(innermost(error))
+}
+
+/// The innermost cause of an error says most.
+pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
+    loop {
+        let io = innermost.downcast_ref::<std::io::Error>();
+        let wrapped = io.and_then(|io| io.get_ref()?.downcast_ref());
+        if let Some(tls) = wrapped.or(innermost.downcast_ref()) {
+            return keys::reason(tls);
+        }
+        match innermost.source() {
+            Some(source) => innermost = source,
+            None => break,
+        }
     }
-    Failure::Lost(innermost.to_string())
+    // Some errors have passed through text.
+    let said = innermost.to_string();
+    match said.strip_prefix("received fatal alert: ") {
+        Some(alert) => keys::refusal(alert),
+        None => said,
+    }
 }

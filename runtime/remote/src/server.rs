@@ -3,12 +3,14 @@
 use crate::client::wait;
 use crate::contents::Store;
 use crate::engine::Engine;
-use crate::environment::{Environment, Machine};
+use crate::environment::Machine;
+use crate::keys::Peer;
 use crate::master::Master;
 use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
+use crate::network::{Credentials, NEEDS_KEYS, Network};
 use crate::rpc::{self, Answer, reply};
 use crate::shutdown::{Busy, Phase};
-use crate::worker::Worker;
+use crate::worker::{Worker, given};
 use crate::{ClusterSpec, Limits, TaskName};
 use gristmill_runtime::{Error, ErrorKind};
 use std::convert::Infallible;
@@ -27,7 +29,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::server::{ClientStreamingService, Grpc, NamedService, StreamingService, UnaryService};
-use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming, TlsConnectInfo};
 use tonic::{Request, Response, Streaming};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
@@ -60,7 +62,7 @@ pub(crate) struct Task {
     pub(crate) name: TaskName,
     pub(crate) incarnation: u64,
     pub(crate) limits: Limits,
-    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) network: Network,
     pub(crate) engine: Arc<dyn Engine>,
     /// Texts and constants of programs and parts.
     pub(crate) store: Store,
@@ -92,15 +94,15 @@ impl Task {
         spec: ClusterSpec,
         name: TaskName,
         engine: Arc<dyn Engine>,
-        (limits, environment): (Limits, Arc<dyn Environment>),
+        (limits, network): (Limits, Network),
         phase: watch::Receiver<Phase>,
     ) -> Task {
         Task {
             spec,
             name,
-            incarnation: environment.random().max(1),
+            incarnation: network.random().max(1),
             limits,
-            environment,
+            network,
             engine,
             store: Store::default(),
             worker: Worker::default(),
@@ -175,6 +177,23 @@ impl Task {
         Ok(self.welcome())
     }
 
+    /// Errors as [`Task::greeted`] does, and when the greeting is not of the task at the other end.
+    fn greeted_by(&self, hello: &Hello, peer: &Peer) -> Result<Welcome, Fault> {
+        self.sender(hello, peer)?;
+        self.greeted(hello)
+    }
+
+    /// The task a greeting is from. Errors when it is not in the cluster, and when it is not the one at the other end.
+    pub(crate) fn sender(&self, hello: &Hello, peer: &Peer) -> Result<TaskName, Fault> {
+        let from = given(hello.from.clone())?;
+        let mut tasks = self.spec.tasks().map(|(name, _)| name);
+        let found = tasks.find(|name| name.to_string() == from).cloned();
+        let found =
+            found.ok_or_else(|| Fault::invalid(format!("{from} is not a task of the cluster")))?;
+        peer.check_task(&found)?;
+        Ok(found)
+    }
+
     /// The greeting of another task.
     pub(crate) fn hello(&self, to: &TaskName) -> Hello {
         Hello {
@@ -201,13 +220,37 @@ impl Task {
         path: String,
         request: http::Request<Body>,
     ) -> http::Response<Body> {
+        let peer = self.peer(&request);
+        let permitted = peer.and_then(|peer| rpc::permit(&path, &peer).map(|()| peer));
+        let peer = match permitted {
+            Ok(peer) => peer,
+            Err(fault) => {
+                let fault = fault.of_task(&self.name);
+                return rpc::status(tonic::Code::PermissionDenied, &fault).into_http();
+            }
+        };
         match self.refuse(&path, request).await {
+            Ok(request) if rpc::OF_TASKS.contains(&&*path) => {
+                self.answer_task(path, peer, request).await
+            }
             Ok(request) => self.answer_client(path, request).await,
             Err(refusal) => refusal,
         }
     }
 
-    /// Orders of clients, and of others.
+    /// The other end of a request's connection.
+    fn peer(&self, request: &http::Request<Body>) -> Result<Peer, Fault> {
+        let Credentials::Keys(_) = &self.network.credentials else {
+            return Ok(Peer::Anyone);
+        };
+        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
+        let certificates = info.and_then(TlsConnectInfo::peer_certs);
+        let own = certificates.and_then(|certificates| certificates.first().cloned());
+        own.map(Peer::Holder)
+            .ok_or_else(|| Fault::invalid("a connection without a certificate"))
+    }
+
+    /// Orders of clients, and what is for all.
     async fn answer_client(
         self: Arc<Self>,
         path: String,
@@ -215,7 +258,6 @@ impl Task {
     ) -> http::Response<Body> {
         let (task, limits) = (self.clone(), self.limits.clone());
         match path.as_str() {
-            rpc::HELLO => unary(&limits, request, |q| async move { task.greeted(&q) }).await,
             rpc::STATUSES => {
                 unary(&limits, request, |q| async move { task.statuses(q).await }).await
             }
@@ -241,7 +283,14 @@ impl Task {
                 .await
             }
             rpc::FORGET => unary(&limits, request, |q| async move { task.forget(q).await }).await,
-            _ => self.answer_task(path, request).await,
+            rpc::PUT => {
+                let work = |stream| async move { task.put(stream).await };
+                streamed::<Chunk, _, _>(limits.message_bytes, request, work).await
+            }
+            _ => {
+                let status = tonic::Status::unimplemented(format!("there is no method {path:?}"));
+                status.into_http()
+            }
         }
     }
 
@@ -249,24 +298,21 @@ impl Task {
     async fn answer_task(
         self: Arc<Self>,
         path: String,
+        peer: Peer,
         request: http::Request<Body>,
     ) -> http::Response<Body> {
         let (limits, limit) = (self.limits.clone(), self.limits.message_bytes);
         let task = self;
         match path.as_str() {
-            rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders)).await,
+            rpc::HELLO => {
+                let work = |q: Hello| async move { task.greeted_by(&q, &peer) };
+                unary(&limits, request, work).await
+            }
+            rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders, peer)).await,
             rpc::STATUS => unary(&limits, request, |q| async move { task.status(q).await }).await,
-            rpc::TENSORS => {
-                let work = |stream| async move { task.tensors(stream).await };
-                streamed::<Piece, _, _>(limit, request, work).await
-            }
-            rpc::PUT => {
-                let work = |stream| async move { task.put(stream).await };
-                streamed::<Chunk, _, _>(limit, request, work).await
-            }
             _ => {
-                let status = tonic::Status::unimplemented(format!("there is no method {path:?}"));
-                status.into_http()
+                let work = |stream| async move { task.tensors(stream, &peer).await };
+                streamed::<Piece, _, _>(limit, request, work).await
             }
         }
     }
@@ -412,9 +458,30 @@ impl tower_service::Service<http::Request<Body>> for Service {
             tokio::select! {
                 answer = task.clone().answer(path, request) => Ok(answer),
                 // Calls under way end with the server.
-                () = task.stopped() => Ok(rpc::ending(&task.is_stopping()).into_http()),
+                () = task.stopped() => Ok(rpc::status(tonic::Code::Unavailable, &task.is_stopping()).into_http()),
             }
         })
+    }
+}
+
+/// Settings of a server.
+#[derive(Clone, Debug, Default)]
+pub struct ServerOptions {
+    /// Who may connect, and as whom the task connects to others.
+    pub credentials: Credentials,
+    /// The address to listen at, `HOST:PORT`, where it differs from the one in the cluster, at which others find the task: `0.0.0.0:2222` behind a
+    /// translation of addresses.
+    pub listen: Option<String>,
+    /// Bounds of messages and waits.
+    pub limits: Limits,
+}
+
+impl From<Limits> for ServerOptions {
+    fn from(limits: Limits) -> ServerOptions {
+        ServerOptions {
+            limits,
+            ..ServerOptions::default()
+        }
     }
 }
 
@@ -431,18 +498,31 @@ impl Server {
     /// Serves as a task of a cluster, at its address. Several servers of one process are possible.
     ///
     /// Errors with `InvalidInput` when the task is not in the cluster, its address is not one of this machine's or is taken; `Unsupported` when
-    /// it is not a loopback address, as other machines could then give orders to this one.
+    /// it is not a loopback address, and there are no keys: other machines could then give orders to this one.
     pub fn start(
         spec: ClusterSpec,
         name: TaskName,
         engine: Arc<dyn Engine>,
-        limits: Limits,
-    ) -> Result<Server, Error> {
+        options: ServerOptions,
+    ) -> Result<Server, Fault> {
+        let ServerOptions {
+            credentials,
+            listen,
+            limits,
+        } = options;
         let address = spec.address(&name)?.to_owned();
-        let listener = listen(&name, &address)?;
+        let listener = listener(listen.as_ref().unwrap_or(&address), &credentials);
+        let listener = listener.map_err(|fault| fault.context(&name))?;
         let network = network()?;
         let (phase, seen) = watch::channel(Phase::Serving);
-        let around = (limits, Arc::new(Machine) as Arc<dyn Environment>);
+        let environment = Arc::new(Machine);
+        let around = (
+            limits,
+            Network {
+                environment,
+                credentials,
+            },
+        );
         let task = Task::new(spec, name.clone(), engine, around, seen);
         let task = Arc::new(task);
         let served = task.clone();
@@ -538,7 +618,12 @@ where
         ending.stopped().await;
         tokio::time::sleep(LINGER).await;
     };
-    let served = tonic::transport::Server::builder()
+    let mut builder = tonic::transport::Server::builder();
+    if let Credentials::Keys(keys) = &task.network.credentials {
+        let tls = keys.of_server().timeout(limits.connect);
+        builder = builder.tls_config(tls).map_err(|e| e.to_string())?;
+    }
+    let served = builder
         .http2_keepalive_interval(Some(limits.keep_alive))
         .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
         .add_service(HealthServer::new(HealthService::from_health_reporter(
@@ -554,17 +639,18 @@ where
     }
 }
 
-fn listen(name: &TaskName, address: &str) -> Result<TcpListener, Error> {
-    let fail = |why: String| Error::invalid(format!("{name}: address {address:?}: {why}"));
+fn listener(address: &str, credentials: &Credentials) -> Result<TcpListener, Fault> {
+    let fail = |why: String| Fault::invalid(format!("address {address:?}: {why}"));
     let found = address.to_socket_addrs().map_err(|e| fail(e.to_string()))?;
     let found: Vec<_> = found.collect();
-    if let Some(open) = found.iter().find(|a| !a.ip().is_loopback()) {
+    if let Credentials::Local = credentials
+        && let Some(open) = found.iter().find(|a| !a.ip().is_loopback())
+    {
         let message = format!(
-            "{name}: address {address:?} is {}, which other machines reach: a server without keys serves its own machine only \
-             (127.0.0.1, [::1], localhost)",
+            "address {address:?} is {}, which other machines reach",
             open.ip()
         );
-        return Err(Error::new(ErrorKind::Unsupported, message));
+        return Err(Fault::new(ErrorKind::Unsupported, message).with_hint(NEEDS_KEYS));
     }
     let listener = TcpListener::bind(found.as_slice()).map_err(|e| match e.kind() {
         std::io::ErrorKind::AddrInUse => {

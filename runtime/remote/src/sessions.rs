@@ -225,7 +225,7 @@ impl Task {
         let sessions = &self.master.sessions;
         welcome.session = match attend.session {
             0 => {
-                let id = self.environment.random().max(1);
+                let id = self.network.random().max(1);
                 sessions.begin(id, &self.limits).map(|()| id)?
             }
             id => sessions.with(id, |session| {

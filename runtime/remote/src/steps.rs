@@ -2,6 +2,7 @@
 
 use crate::TaskName;
 use crate::contents::TensorBytes;
+use crate::keys::Peer;
 use crate::messages::{
     CallableId, Fault, Hello, Opening, Order, Register, Registered, Report, Results, Step,
     TurnOrder, Value,
@@ -62,14 +63,20 @@ impl Task {
     pub(crate) fn steps(
         self: Arc<Self>,
         orders: Streaming<Order>,
+        peer: Peer,
     ) -> ReceiverStream<Result<Report, Status>> {
         let (reports, out) = mpsc::channel(16);
-        tokio::spawn(self.obey(orders, reports));
+        tokio::spawn(self.obey(orders, peer, reports));
         ReceiverStream::new(out)
     }
 
-    async fn obey(self: Arc<Self>, mut orders: Streaming<Order>, reports: mpsc::Sender<Said>) {
-        let ended = match self.begin_stream(&mut orders).await {
+    async fn obey(
+        self: Arc<Self>,
+        mut orders: Streaming<Order>,
+        peer: Peer,
+        reports: mpsc::Sender<Said>,
+    ) {
+        let ended = match self.begin_stream(&mut orders, &peer).await {
             Err(fault) => Err(fault),
             Ok(stream) => {
                 let stream = Arc::new(stream);
@@ -92,12 +99,16 @@ impl Task {
     }
 
     /// Reads the greeting of a master. Errors when it is not of this cluster, has another program, or has another start with a stream.
-    async fn begin_stream(&self, orders: &mut Streaming<Order>) -> Result<Stream, Fault> {
+    async fn begin_stream(
+        &self,
+        orders: &mut Streaming<Order>,
+        peer: &Peer,
+    ) -> Result<Stream, Fault> {
         let first = tokio::time::timeout(self.limits.hello, orders.message()).await;
         let silent = |_| Fault::invalid("a master opened a stream and said nothing");
         let first = first.map_err(silent)?.map_err(rpc::broken)?;
         let hello = given(first.and_then(|order| order.hello))?;
-        let master = self.master_of(&hello)?;
+        let master = self.master_of(&hello, peer)?;
         let incarnation = hello.incarnation;
         self.worker
             .masters
@@ -240,7 +251,9 @@ impl Task {
         let document = self.store.document(&given(order.part)?, &self.limits)?;
         let id = given(order.callable)?;
         let tell = report_of_loss(reports, id);
-        let registered = self.compile(id, document, order.outputs, tell).await?;
+        let master = stream.master.clone();
+        let registered = self.compile((id, master), document, order.outputs, tell);
+        let registered = registered.await?;
         if !stream.has(id) {
             let message = "the master wants the program no more";
             let fault = Fault::new(ErrorKind::DeviceFailed, message);
@@ -258,14 +271,10 @@ impl Task {
         }
     }
 
-    /// The greeting task. Errors when it is not of this cluster, or has another program.
-    fn master_of(&self, hello: &Hello) -> Result<TaskName, Fault> {
+    /// The greeting task. Errors when it is not of this cluster, not at the other end, or has another program.
+    fn master_of(&self, hello: &Hello, peer: &Peer) -> Result<TaskName, Fault> {
         self.greeted(hello)?;
-        let from = given(hello.from.clone())?;
-        let mut tasks = self.spec.tasks().map(|(name, _)| name);
-        let found = tasks.find(|name| name.to_string() == from);
-        let found = found.cloned();
-        found.ok_or_else(|| Fault::invalid(format!("{from} is not a task of the cluster")))
+        self.sender(hello, peer)
     }
 
     /// Runs a part for a master.

@@ -4,6 +4,7 @@ use crate::TaskName;
 use crate::contents::Document;
 use crate::engine::{Made, Part};
 use crate::inbox::Inbox;
+use crate::keys::Peer;
 use crate::masters::Masters;
 use crate::messages::{
     Abort, CallableId, End, Fault, Nothing, Opening, Piece, Registered, Value, VariableInfo,
@@ -31,6 +32,7 @@ pub(crate) struct Worker {
 
 /// A compiled part.
 pub(crate) struct Hosted {
+    master: TaskName,
     part: Arc<dyn Part>,
     /// Keeps the constants in the store, for other parts.
     _document: Document,
@@ -210,7 +212,7 @@ impl Task {
     /// Compiles a part. Whoever runs it is told of its tensors that are lost on the way to other tasks.
     pub(crate) async fn compile(
         &self,
-        id: CallableId,
+        (id, master): (CallableId, TaskName),
         document: Document,
         outputs: Vec<u32>,
         tell: Lost,
@@ -225,6 +227,7 @@ impl Task {
         let ways = outgoing.iter().map(|end| self.way(end));
         wire.join(id, &part, ways.collect::<Result<_, Fault>>()?, tell);
         let hosted = Hosted {
+            master,
             feeds: Arc::new(Inbox::new(part.inputs())),
             outputs,
             part,
@@ -262,10 +265,10 @@ impl Task {
         let mut outboxes = locked(&self.worker.outboxes);
         let outbox = outboxes.entry(address.to_owned()).or_insert_with(|| {
             Outbox::start(Way {
-                who: task.to_string(),
+                task: task.clone(),
                 address: address.to_owned(),
                 limits: self.limits.clone(),
-                environment: self.environment.clone(),
+                network: self.network.clone(),
             })
         });
         Ok(outbox.clone())
@@ -300,7 +303,11 @@ impl Task {
     }
 
     /// Takes tensors of another task until its stream ends.
-    pub(crate) async fn tensors(&self, mut stream: Streaming<Piece>) -> Result<Nothing, Fault> {
+    pub(crate) async fn tensors(
+        &self,
+        mut stream: Streaming<Piece>,
+        peer: &Peer,
+    ) -> Result<Nothing, Fault> {
         let mut goals: Vec<Goal> = Vec::new();
         while let Some(mut piece) = stream.message().await.map_err(rpc::broken)? {
             if let Some(opening) = piece.opening.take() {
@@ -312,7 +319,7 @@ impl Task {
                     let message = format!("a stream opens more than {most} tensors");
                     return Err(Fault::invalid(message));
                 }
-                goals.push(self.goal(opening)?);
+                goals.push(self.goal(opening, peer)?);
             }
             let goal = goals.get(piece.number as usize);
             let goal = goal.ok_or_else(|| Fault::invalid("a tensor was not opened"))?;
@@ -321,12 +328,15 @@ impl Task {
         Ok(Nothing {})
     }
 
-    /// The tensor another task means.
-    fn goal(&self, opening: Opening) -> Result<Goal, Fault> {
+    /// The tensor another task means. Errors when it is not of the task at the other end.
+    fn goal(&self, opening: Opening, peer: &Peer) -> Result<Goal, Fault> {
         let id = given(opening.callable)?;
         if let Some(output) = opening.fetch {
-            let inbox = self.master.inbox(id);
-            let inbox = inbox.map_or_else(Weak::new, |inbox| Arc::downgrade(&inbox));
+            let Some(installed) = self.master.program(id) else {
+                return Ok(Goal::Slot(Weak::new(), 0));
+            };
+            installed.check_task(peer)?;
+            let inbox = Arc::downgrade(&installed.outputs);
             return Ok(Goal::Slot(inbox, output as usize));
         }
         // A released part takes no more tensors: they may have been on their way.
@@ -334,9 +344,13 @@ impl Task {
             return Ok(Goal::Slot(Weak::new(), 0));
         };
         if let Some(feed) = opening.feed {
+            peer.check_task(&hosted.master)?;
             return Ok(Goal::Slot(Arc::downgrade(&hosted.feeds), feed as usize));
         }
         let end = given(opening.end)?;
+        if let Some(source) = task_of(&end.devices()?[0]) {
+            peer.check_task(&source)?;
+        }
         let index = hosted.incoming.iter().position(|own| *own == end);
         let index = index.ok_or_else(|| {
             let (tensor, source) = (&end.tensor, &end.source);

@@ -16,7 +16,12 @@ fn counting(spec: &ClusterSpec, limits: &Limits) -> (Vec<Server>, Vec<Arc<Atomic
     let one = |name: &&str| {
         let engine = Relay::new(&Arc::default());
         let n_parts = engine.n_parts.clone();
-        let server = Server::start(spec.clone(), task(name), Arc::new(engine), limits.clone());
+        let server = Server::start(
+            spec.clone(),
+            task(name),
+            Arc::new(engine),
+            limits.clone().into(),
+        );
         (server.unwrap(), n_parts)
     };
     THREE.iter().map(one).unzip()
@@ -96,7 +101,7 @@ fn parts_of_masters_that_are_gone_are_forgotten() {
 fn a_session_ends_with_its_lease() {
     let spec = cluster(&THREE[..1]);
     let engine = Arc::new(Relay::new(&Arc::default()));
-    let _server = Server::start(spec.clone(), task(THREE[0]), engine, impatient()).unwrap();
+    let _server = Server::start(spec.clone(), task(THREE[0]), engine, impatient().into()).unwrap();
     let client = connect(&spec, THREE[0]).unwrap();
     let program = Document::from(THREE[0].to_owned());
     let callable = client.prepare(&program).unwrap();
@@ -125,7 +130,7 @@ fn sessions_are_counted() {
         ..impatient()
     };
     let engine = Arc::new(Relay::new(&Arc::default()));
-    let _server = Server::start(spec.clone(), task(THREE[0]), engine, limits).unwrap();
+    let _server = Server::start(spec.clone(), task(THREE[0]), engine, limits.into()).unwrap();
     let [first, second] = [0, 1].map(|_| connect(&spec, THREE[0]).unwrap());
     let refused = connect(&spec, THREE[0]).err().unwrap();
     assert_eq!(

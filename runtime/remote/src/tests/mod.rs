@@ -1,8 +1,11 @@
 //! Servers of one process that pass a tensor on, without a compiler.
 
 use crate::engine::in_thread;
+use crate::environment::Machine;
+use crate::network::Network;
 use crate::*;
 mod chain;
+mod keys;
 mod leases;
 mod shutdown;
 mod simulation;
@@ -15,6 +18,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+/// The network of this machine.
+fn plain() -> Network {
+    Network {
+        environment: Arc::new(Machine),
+        credentials: Credentials::Local,
+    }
+}
 
 /// Elements of the tensor: a bit more than five pieces.
 const N: usize = 330_000;
@@ -314,14 +325,14 @@ fn limits() -> Limits {
     }
 }
 
-fn start(spec: &ClusterSpec, name: &str, fails: &Arc<AtomicBool>) -> Result<Server, Error> {
+fn start(spec: &ClusterSpec, name: &str, fails: &Arc<AtomicBool>) -> Result<Server, Fault> {
     let engine = Arc::new(Relay::new(fails));
-    Server::start(spec.clone(), task(name), engine, limits())
+    Server::start(spec.clone(), task(name), engine, limits().into())
 }
 
 fn connect(spec: &ClusterSpec, name: &str) -> Result<Client, Fault> {
     let target = format!("grpc://{}", spec.address(&task(name)).unwrap());
-    Client::connect(&target, "1.0".into(), limits())
+    Client::connect(&target, "1.0".into(), Credentials::Local, limits())
 }
 
 fn values(first: f32) -> Tensor {
@@ -383,7 +394,13 @@ fn constants_reach_each_task_once_whatever_their_size() {
             n_sent: n_sent.clone(),
             ..Relay::new(&Arc::default())
         };
-        Server::start(spec.clone(), task(name), Arc::new(engine), limits.clone()).unwrap()
+        Server::start(
+            spec.clone(),
+            task(name),
+            Arc::new(engine),
+            limits.clone().into(),
+        )
+        .unwrap()
     });
     // 9 MiB, more than a message may have, and one byte.
     let large: Vec<u8> = (0..9u32 << 20).map(|i| (i * 7 + (i >> 9)) as u8).collect();
@@ -446,7 +463,7 @@ fn damaged_and_oversized_contents_are_refused() {
         ..limits()
     };
     let engine = Arc::new(Relay::new(&Arc::default()));
-    let _server = Server::start(spec.clone(), task(THREE[0]), engine, limits).unwrap();
+    let _server = Server::start(spec.clone(), task(THREE[0]), engine, limits.into()).unwrap();
     let client = connect(&spec, THREE[0]).unwrap();
     let refused = |constant: Constant| {
         let constants = [(constant.digest, constant)].into();
@@ -617,9 +634,9 @@ fn others_are_refused_with_the_difference() {
     );
     assert_eq!(error.to_string(), expected);
     let far = start(&moved, THREE[2], &fails).err().unwrap();
-    assert_eq!(far.kind(), ErrorKind::Unsupported);
+    assert_eq!(far.category(), ErrorKind::Unsupported);
     let target = format!("grpc://{}", spec.address(&task(THREE[0])).unwrap());
-    let other = Client::connect(&target, "2.0".into(), limits())
+    let other = Client::connect(&target, "2.0".into(), Credentials::Local, limits())
         .err()
         .unwrap();
     let expected =
@@ -632,6 +649,6 @@ fn others_are_refused_with_the_difference() {
         "grpc://a",
         "grpc://10.0.0.9:7",
     ] {
-        assert!(Client::connect(target, "1.0".into(), limits()).is_err());
+        assert!(Client::connect(target, "1.0".into(), Credentials::Local, limits()).is_err());
     }
 }

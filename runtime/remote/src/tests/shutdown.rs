@@ -13,7 +13,7 @@ fn servers(spec: &ClusterSpec, slow: usize, delay: Duration) -> Vec<Server> {
             delay,
             ..Relay::new(&Arc::default())
         };
-        Server::start(spec.clone(), task(name), Arc::new(engine), limits()).unwrap()
+        Server::start(spec.clone(), task(name), Arc::new(engine), limits().into()).unwrap()
     };
     THREE.iter().enumerate().map(one).collect()
 }
@@ -22,7 +22,7 @@ fn servers(spec: &ClusterSpec, slow: usize, delay: Duration) -> Vec<Server> {
 fn health(spec: &ClusterSpec, name: &str) -> i32 {
     let address = spec.address(&task(name)).unwrap().to_owned();
     let asked = wait(async move {
-        let channel = crate::rpc::channel(&crate::environment::Machine, &address, &limits())?;
+        let channel = plain().channel(&address, None, &limits())?;
         let mut client = HealthClient::new(channel);
         let answer = client.check(HealthCheckRequest::default()).await;
         Ok(answer.unwrap().into_inner().status)
@@ -123,7 +123,13 @@ fn a_run_without_an_end_names_who_is_waited_for() {
             delay: Duration::from_secs(if i == 1 { 4 } else { 0 }),
             ..Relay::new(&Arc::default())
         };
-        Server::start(spec.clone(), task(name), Arc::new(engine), limits.clone()).unwrap()
+        Server::start(
+            spec.clone(),
+            task(name),
+            Arc::new(engine),
+            limits.clone().into(),
+        )
+        .unwrap()
     };
     let _servers: Vec<Server> = THREE.iter().enumerate().map(one).collect();
     let client = connect(&spec, THREE[0]).unwrap();

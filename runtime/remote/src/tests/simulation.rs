@@ -8,6 +8,7 @@ use crate::environment::Environment;
 use crate::lease::Lease;
 use crate::limits::Limits;
 use crate::messages::{Call, Fault, Hello, Nothing, Prepare, Prepared};
+use crate::network::{Credentials, Network};
 use crate::rpc;
 use crate::server::{Task, serve};
 use crate::shutdown::Phase;
@@ -167,6 +168,14 @@ fn spec() -> ClusterSpec {
     ClusterSpec::new(tasks).unwrap()
 }
 
+fn simulated(world: &World) -> Network {
+    Network {
+        environment: Arc::new(Simulated(world.random.clone())),
+        // The hosts of a simulation have addresses of their own.
+        credentials: Credentials::Insecure,
+    }
+}
+
 /// A task from its start to its crash.
 async fn host(world: World, i: usize) -> turmoil::Result {
     let n_starts = world.n_starts[i].fetch_add(1, Ordering::SeqCst);
@@ -177,15 +186,9 @@ async fn host(world: World, i: usize) -> turmoil::Result {
         n_parts: world.n_parts[i].clone(),
         random: world.random.clone(),
     });
-    let environment: Arc<dyn Environment> = Arc::new(Simulated(world.random.clone()));
+    let network = simulated(&world);
     let (_phase, seen) = watch::channel(Phase::Serving);
-    let own = Task::new(
-        spec(),
-        task(HOSTS[i].1),
-        engine,
-        (limits(), environment),
-        seen,
-    );
+    let own = Task::new(spec(), task(HOSTS[i].1), engine, (limits(), network), seen);
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     let (accepted, incoming) = mpsc::channel(16);
     tokio::spawn(async move {
@@ -212,8 +215,7 @@ struct Session {
 impl Session {
     async fn open(world: &World, address: &str) -> Result<Session, Fault> {
         let limits = limits();
-        let environment = Simulated(world.random.clone());
-        let channel = rpc::channel(&environment, address, &limits)?;
+        let channel = simulated(world).channel(address, None, &limits)?;
         let hello = Hello::new("1.0".into());
         let (lease, _) = Lease::begin(&channel, hello, address, &limits).await?;
         Ok(Session {
