@@ -18,6 +18,7 @@ mod house_rules;
 mod images;
 mod ir_cases;
 mod keys;
+mod launch;
 mod levels;
 mod libraries;
 mod lists;

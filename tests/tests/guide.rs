@@ -85,6 +85,7 @@ fn every_flag_in_the_prose_belongs_to_a_verb() {
         "variables",
         "server",
         "keys",
+        "launch",
         "train",
         "check",
     ];

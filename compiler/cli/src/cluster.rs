@@ -86,6 +86,27 @@ impl TrustArgs {
         Err(Error::invalid(message).hint("--session grpc://HOST:PORT"))
     }
 
+    /// The same flags for a server.
+    pub fn flags(&self) -> Vec<String> {
+        let keys = self
+            .keys
+            .iter()
+            .map(|folder| format!("--keys={}", folder.display()));
+        keys.chain(self.insecure.then(|| "--insecure".to_owned()))
+            .collect()
+    }
+
+    /// Errors if one is given for a verb which is no server.
+    pub fn needs_server(&self, verb: &str) -> Result<()> {
+        match self.flags().first() {
+            None => Ok(()),
+            Some(flag) => {
+                let message = format!("{flag} is for servers, and each task runs {verb:?}");
+                Err(Error::invalid(message).hint("give it behind the verb"))
+            }
+        }
+    }
+
     fn without_keys(&self) -> Credentials {
         match self.insecure {
             true => Credentials::Insecure,

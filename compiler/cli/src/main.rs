@@ -15,6 +15,7 @@ mod inputs;
 mod inspect;
 mod keys;
 mod kit;
+mod launch;
 mod load;
 mod man;
 mod nodes;
@@ -93,6 +94,8 @@ enum Verb {
     Calibrate(calibrate::CalibrateArgs),
     /// Serve as one task of several machines.
     Server(server::ServerArgs),
+    /// Start all tasks of a cluster which are on this machine, and end them together.
+    Launch(launch::LaunchArgs),
     /// Make the keys of several machines: certificates of tasks and clients.
     Keys(keys::KeysArgs),
     /// List the variables on the tasks of a cluster, or set them to their initial values.
@@ -138,6 +141,7 @@ fn run_verb(verb: Verb) -> Result<()> {
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Server(a) => server::server(&a),
+        Verb::Launch(a) => launch::launch(&a),
         Verb::Keys(a) => keys::keys(&a),
         Verb::Variables(a) => variables::variables(&a),
         Verb::Devices(a) => devices::devices(&a),

@@ -45,6 +45,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub fn server(args: &ServerArgs) -> Result<()> {
     let (cluster, task) = args.place()?;
     let interrupt = signals::interrupt()?;
+    // Before its keys: their files are named after the task.
+    cluster.address(&task)?;
     let options = ServerOptions {
         credentials: args.trust.of_task(&task)?,
         listen: args.listen.clone(),

@@ -34,38 +34,62 @@ pub struct MadeKeys {
 /// for a certificate.
 pub fn make_keys(folder: &Path, cluster: &ClusterSpec, days: u16) -> Result<MadeKeys, Fault> {
     std::fs::create_dir_all(folder).map_err(|e| fail(folder, e))?;
-    let mut files = MadeKeys::default();
-    let issuer = authority(folder, &mut files)?;
     let tasks = cluster.tasks();
     let tasks = tasks.map(|(name, _)| Holder::Task(name.clone()));
-    for holder in tasks.chain([Holder::Client]) {
-        let paths = ["pem", "key"].map(|ending| folder.join(format!("{}.{ending}", holder.stem())));
-        if is_there(&paths)? {
-            let [certificate, _] = paths;
-            files.kept.push(certificate);
+    let holders: Vec<Holder> = tasks.chain([Holder::Client]).collect();
+    let mut files = MadeKeys::default();
+    let issuer = authority(folder, &holders, &mut files)?;
+    for holder in &holders {
+        let paths = files_of(folder, holder);
+        if !is_there(&paths)? {
+            pair(folder, holder, &issuer, days)?;
+            files.made.extend(paths);
             continue;
         }
-        if holder.names().iter().any(|name| !is_name(name)) {
-            let message =
-                format!("keys for {holder}: the name of its job is too long for a certificate");
-            return Err(Fault::invalid(message));
-        }
-        let made = KeyPair::generate().and_then(|key| {
-            let certificate = parameters(&holder, days)?.signed_by(&key, &issuer)?;
-            Ok([certificate.pem(), key.serialize_pem()])
-        });
-        let contents = made.map_err(|e| Fault::invalid(format!("keys for {holder}: {e}")))?;
-        write(&paths, &contents, &mut files)?;
-        // An authority of another make signs under another name.
-        if let Err(fault) = Keys::read(folder, &holder) {
-            // They are of no use; nobody else has seen them.
-            paths
-                .iter()
-                .for_each(|path| drop(std::fs::remove_file(path)));
-            return Err(fault);
-        }
+        let hint = "delete both files of this pair, and they are made again";
+        Keys::read(folder, holder).map_err(|fault| fault.with_hint(hint))?;
+        let [certificate, _] = paths;
+        files.kept.push(certificate);
     }
     Ok(files)
+}
+
+/// The certificate and the private key of a holder.
+fn files_of(folder: &Path, holder: &Holder) -> [PathBuf; 2] {
+    ["pem", "key"].map(|ending| folder.join(format!("{}.{ending}", holder.stem())))
+}
+
+/// Makes a certificate and a private key.
+fn pair(
+    folder: &Path,
+    holder: &Holder,
+    issuer: &Issuer<'static, KeyPair>,
+    days: u16,
+) -> Result<(), Fault> {
+    if holder.names().iter().any(|name| !is_name(name)) {
+        let message =
+            format!("keys for {holder}: the name of its job is too long for a certificate");
+        return Err(Fault::invalid(message));
+    }
+    let made = KeyPair::generate().and_then(|key| {
+        let certificate = parameters(holder, days)?.signed_by(&key, issuer)?;
+        Ok([certificate.pem(), key.serialize_pem()])
+    });
+    let contents = made.map_err(|e| Fault::invalid(format!("keys for {holder}: {e}")))?;
+    let paths = files_of(folder, holder);
+    write(&paths, &contents)?;
+    // An authority of another make signs under another name.
+    Keys::read(folder, holder).map(drop).map_err(|fault| {
+        // They are of no use; nobody else has seen them.
+        paths
+            .iter()
+            .for_each(|path| drop(std::fs::remove_file(path)));
+        let authority = folder.join(AUTHORITY);
+        fault.context(format!(
+            "{}: it was not made by this program",
+            authority.display()
+        ))
+    })
 }
 
 fn fail(path: &Path, e: impl std::fmt::Display) -> Fault {
@@ -83,21 +107,32 @@ fn is_there(paths: &[PathBuf; 2]) -> Result<bool, Fault> {
                 false => [&paths[1], &paths[0]],
             };
             let (there, absent) = (there.display(), absent.display());
-            let hint = "bring the other file of this pair, or delete this one to make a new pair";
+            let hint = "bring the other file of this pair";
             Err(Fault::invalid(format!("{there} is there without {absent}")).with_hint(hint))
         }
     }
 }
 
-/// The authority of a folder, made if it has none.
-fn authority(folder: &Path, files: &mut MadeKeys) -> Result<Issuer<'static, KeyPair>, Fault> {
+/// The authority of a folder. It is made if the folder has none, and no pairs of one either.
+fn authority(
+    folder: &Path,
+    holders: &[Holder],
+    files: &mut MadeKeys,
+) -> Result<Issuer<'static, KeyPair>, Fault> {
     let paths = [AUTHORITY, AUTHORITY_KEY].map(|name| folder.join(name));
     if is_there(&paths)? {
         let key = std::fs::read_to_string(&paths[1]).map_err(|e| fail(&paths[1], e))?;
         let key = KeyPair::from_pem(&key).map_err(|e| fail(&paths[1], e))?;
-        files.kept.push(paths[0].clone());
         let parameters = of_authority(&key).map_err(|e| fail(&paths[1], e))?;
+        let [certificate, _] = paths;
+        files.kept.push(certificate);
         return Ok(Issuer::new(parameters, key));
+    }
+    let mut pairs = holders.iter().flat_map(|holder| files_of(folder, holder));
+    if let Some(path) = pairs.find(|path| path.exists()) {
+        let message = format!("{} is there without its authority", path.display());
+        let hint = "bring ca.pem and ca.key, or make all keys again in another folder";
+        return Err(Fault::invalid(message).with_hint(hint));
     }
     let made = KeyPair::generate().and_then(|key| {
         let parameters = of_authority(&key)?;
@@ -107,7 +142,8 @@ fn authority(folder: &Path, files: &mut MadeKeys) -> Result<Issuer<'static, KeyP
     });
     let (issuer, contents) =
         made.map_err(|e| Fault::invalid(format!("keys of an authority: {e}")))?;
-    write(&paths, &contents, files)?;
+    write(&paths, &contents)?;
+    files.made.extend(paths);
     Ok(issuer)
 }
 
@@ -148,7 +184,7 @@ fn named(subject: &str, days: u16, names: Vec<String>) -> Result<CertificatePara
 }
 
 /// Writes a certificate and its key.
-fn write(paths: &[PathBuf; 2], contents: &[String; 2], files: &mut MadeKeys) -> Result<(), Fault> {
+fn write(paths: &[PathBuf; 2], contents: &[String; 2]) -> Result<(), Fault> {
     // The key first: a certificate without one would look whole.
     for i in [1, 0] {
         let (path, is_private) = (&paths[i], i == 1);
@@ -163,7 +199,6 @@ fn write(paths: &[PathBuf; 2], contents: &[String; 2], files: &mut MadeKeys) -> 
             .open(path)
             .and_then(|mut file| file.write_all(contents[i].as_bytes()));
         written.map_err(|e| fail(path, e))?;
-        files.made.push(path.clone());
     }
     Ok(())
 }

@@ -65,6 +65,17 @@ impl ClusterSpec {
         spec.address(&task).map_err(|e| e.context("TF_CONFIG"))?;
         Ok((spec, task))
     }
+
+    /// The value of `TF_CONFIG` with this cluster for one of its tasks.
+    pub fn tf_config(&self, task: &TaskName) -> String {
+        let mut jobs: BTreeMap<&str, BTreeMap<String, &str>> = BTreeMap::new();
+        for (name, address) in self.tasks() {
+            let job = jobs.entry(&name.job).or_default();
+            job.insert(name.task.to_string(), address);
+        }
+        let own = serde_json::json!({ "type": task.job, "index": task.task });
+        serde_json::json!({ "cluster": jobs, "task": own }).to_string()
+    }
 }
 
 #[derive(Deserialize)]
@@ -186,6 +197,8 @@ worker = ["127.0.0.1:2223", "[::1]:2224", "localhost:2225"]
             "worker": ["127.0.0.1:2223", "[::1]:2224", "localhost:2225"]},
             "task": {"type": "worker", "index": 2}, "environment": "cloud"}"#;
         let (of_config, own) = ClusterSpec::of_tf_config(config).unwrap();
+        let again = ClusterSpec::of_tf_config(&of_config.tf_config(&own));
+        assert_eq!(again.unwrap(), (of_config.clone(), own.clone()));
         assert_eq!(own, name("worker", 2));
         let others = [
             ClusterSpec::parse(json).unwrap(),

@@ -132,6 +132,8 @@ impl Keys {
 
     /// The authority, the certificate and the private key, unchecked.
     pub(crate) fn of_pem([authority, certificate, key]: [String; 3]) -> Keys {
+        // tonic panics where a program has two providers of cryptography and has chosen none. If it has chosen, this has no effect.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         Keys(Arc::new(Pair {
             authority: Certificate::from_pem(authority),
             identity: Identity::from_pem(certificate, key),
@@ -197,16 +199,18 @@ fn verify(
     own: &CertificateDer<'_>,
     chain: &[CertificateDer<'_>],
 ) -> Result<(), webpki::Error> {
-    let usage = match holder {
-        Holder::Task(_) => KeyUsage::server_auth(),
-        Holder::Client => KeyUsage::client_auth(),
+    // A task serves, and is a client of other tasks.
+    let usages = match holder {
+        Holder::Task(_) => vec![KeyUsage::server_auth(), KeyUsage::client_auth()],
+        Holder::Client => vec![KeyUsage::client_auth()],
     };
     let (certificate, now) = (EndEntityCert::try_from(own)?, UnixTime::now());
     let anchors = [authority];
     let algorithms = ALL_VERIFICATION_ALGS;
-    let verified =
-        certificate.verify_for_usage(algorithms, &anchors, chain, now, usage, None, None);
-    verified.map(|_| ())
+    for usage in usages {
+        certificate.verify_for_usage(algorithms, &anchors, chain, now, usage, None, None)?;
+    }
+    Ok(())
 }
 
 /// The reason of TLS for a failed connection.
@@ -238,7 +242,9 @@ pub(crate) fn reason(error: &rustls::Error) -> String {
 pub(crate) fn refusal(alert: &str) -> String {
     match alert {
         "UnknownCA" | "DecryptError" => "it has keys of another authority".to_owned(),
-        "CertificateExpired" => "it says that this certificate has expired".to_owned(),
+        "CertificateExpired" => {
+            "it says that this certificate has expired, or is not valid yet".to_owned()
+        }
         _ => format!("it refuses this certificate: {alert}"),
     }
 }

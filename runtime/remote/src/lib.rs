@@ -10,6 +10,7 @@ mod calls;
 mod certificates;
 mod client;
 mod cluster_spec;
+mod connections;
 mod contents;
 mod engine;
 mod environment;

@@ -33,6 +33,8 @@ pub struct Limits {
     pub run: Duration,
     /// Time for the tasks to end a run after it was given up.
     pub abort: Duration,
+    /// Most connections to a task. Others wait until one ends.
+    pub connections: usize,
     /// Most sessions of clients.
     pub sessions: usize,
     /// Time for which a task keeps the session of a silent client.
@@ -64,6 +66,7 @@ impl Default for Limits {
             prepare: Duration::from_secs(60),
             run: Duration::from_secs(600),
             abort: Duration::from_secs(3),
+            connections: 512,
             sessions: 64,
             lease: Duration::from_secs(30),
             tries: 10,

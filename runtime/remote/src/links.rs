@@ -60,7 +60,7 @@ impl Link {
         let (master, who) = (Arc::downgrade(task), who.clone());
         let most = task.limits.message_bytes;
         tokio::spawn(async move {
-            let failure = read(channel, most, queue, &master, &waiting).await;
+            let failure = read(channel, most, queue, (&master, &who), &waiting).await;
             if let Some(task) = master.upgrade() {
                 let fault = task.fault_of(&who, failure);
                 waiting.end(fault.clone());
@@ -210,7 +210,7 @@ async fn read(
     channel: Channel,
     most: usize,
     queue: mpsc::UnboundedReceiver<Order>,
-    master: &Weak<Task>,
+    between: (&Weak<Task>, &TaskName),
     waiting: &Waiting,
 ) -> Failure {
     let mut client = tonic::client::Grpc::new(channel)
@@ -232,25 +232,29 @@ async fn read(
             Ok(None) => return Failure::Lost("it has ended the stream of orders".to_owned()),
             Err(status) => return rpc::of_status(&status),
         };
-        if let Some(refusal) = dispatch(report, master, waiting) {
+        if let Some(refusal) = dispatch(report, between, waiting) {
             return Failure::Fault(refusal);
         }
     }
 }
 
 /// Gives a report to whoever waits for it. An error if it refuses the stream.
-fn dispatch(mut report: Report, master: &Weak<Task>, waiting: &Waiting) -> Option<Fault> {
+fn dispatch(
+    mut report: Report,
+    (master, who): (&Weak<Task>, &TaskName),
+    waiting: &Waiting,
+) -> Option<Fault> {
     let (number, run, fault) = (report.number, report.run, report.fault.take());
     let Some(id) = report.callable else {
         return Some(fault.unwrap_or_default());
     };
     match (number, fault) {
         (0, Some(fault)) => {
-            let inbox = master.upgrade().and_then(|task| task.master.program(id));
-            let inbox = inbox.map(|installed| installed.outputs.clone());
-            inbox
-                .iter()
-                .for_each(|inbox| inbox.fail(run, fault.clone()));
+            let program = master.upgrade().and_then(|task| task.master.program(id));
+            // Only tasks with a part of it can lose its tensors.
+            if let Some(program) = program.filter(|program| program.link(who).is_ok()) {
+                program.outputs.fail(run, fault);
+            }
         }
         (number, Some(fault)) => waiting.take(number, Err(fault)),
         (number, None) => waiting.take(number, Ok(report)),

@@ -5,7 +5,6 @@ use crate::callables::Callables;
 use crate::contents::{self, Digest, Document};
 use crate::engine::{Plan, Share, in_thread};
 use crate::inbox::Inbox;
-use crate::keys::Peer;
 use crate::links::Link;
 use crate::messages::{
     Call, CallableId, DeviceInfo, End, Fault, Io, Nothing, Prepare, Prepared, Register, Registered,
@@ -106,11 +105,13 @@ impl Installed {
         self.tasks.iter().map(|task| &task.name).collect()
     }
 
-    /// Errors unless one of its tasks is at the other end.
-    pub(crate) fn check_task(&self, peer: &Peer) -> Result<(), Fault> {
-        let checked = self.tasks.iter().map(|task| peer.check_task(&task.name));
-        let first = checked.reduce(|found, next| found.or(next));
-        first.unwrap_or(Ok(()))
+    /// The task of an output. Errors without one.
+    pub(crate) fn task_of_output(&self, output: usize) -> Result<&TaskName, Fault> {
+        let shares = &self.plan.shares;
+        let share = shares.iter().find(|share| share.outputs.contains(&output));
+        let share =
+            share.ok_or_else(|| Fault::invalid(format!("the program has no output {output}")))?;
+        Ok(&share.task)
     }
 
     /// The stream of orders to another task.

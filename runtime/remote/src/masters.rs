@@ -43,6 +43,15 @@ impl Masters {
 
     fn try_enter(&self, name: &TaskName, incarnation: u64) -> Result<(), Fault> {
         let mut masters = locked(&self.starts);
+        // Parts are known by the incarnation of their master.
+        let taken = masters
+            .iter()
+            .find(|(other, start)| start.0 == incarnation && *other != name);
+        if let Some((other, _)) = taken {
+            return Err(Fault::invalid(format!(
+                "{name} has the incarnation of {other}"
+            )));
+        }
         let (other, n) = masters.entry(name.clone()).or_insert((incarnation, 0));
         if *other != incarnation {
             let message = format!(

@@ -80,7 +80,9 @@ impl Network {
             Credentials::Keys(_) => "it may have refused these keys: are they of its authority?",
             _ => "if it serves with keys, this needs `--keys DIR` too",
         };
-        let is_broken = |sign: &str| fault.message.contains(sign);
+        // The reason comes last; names and addresses before it may be of any kind.
+        let why = fault.message.rsplit(": ").next().unwrap_or_default();
+        let is_broken = |sign: &str| why.contains(sign);
         match SIGNS.into_iter().any(is_broken) && fault.category() == ErrorKind::DeviceFailed {
             true => fault.with_hint(hint),
             false => fault,
@@ -94,7 +96,7 @@ impl Network {
 }
 
 /// The remedy where other machines take part.
-pub(crate) const NEEDS_KEYS: &str = "beyond one machine, servers and clients need keys: make them with `gristmill keys DIR`, and give them with \
+pub(crate) const NEEDS_KEYS: &str = "beyond one machine, servers and clients need keys: make them with `gristmill keys DIR --cluster FILE`, and give them with \
                                      `--keys DIR`; or say `--insecure` where all who reach the address may run programs";
 
 /// The error of an address of another machine without keys.

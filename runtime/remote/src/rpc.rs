@@ -39,7 +39,7 @@ pub(crate) fn permit(path: &str, peer: &Peer) -> Result<(), Fault> {
     let permitted = match path {
         path if OF_TASKS.contains(&path) => peer.check_any_task(),
         path if OF_CLIENTS.contains(&path) => peer.check_client(),
-        _ => Ok(()),
+        _ => peer.check_any_task().or_else(|_| peer.check_client()),
     };
     permitted.map_err(|fault| fault.context(path.rsplit('/').next().unwrap_or(path)))
 }

@@ -1,6 +1,7 @@
 //! The server of a task.
 
 use crate::client::wait;
+use crate::connections;
 use crate::contents::Store;
 use crate::engine::Engine;
 use crate::environment::Machine;
@@ -29,7 +30,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::server::{ClientStreamingService, Grpc, NamedService, StreamingService, UnaryService};
-use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming, TlsConnectInfo};
+use tonic::transport::server::{Connected, TcpConnectInfo, TlsConnectInfo};
 use tonic::{Request, Response, Streaming};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
@@ -596,7 +597,8 @@ impl Drop for Server {
 
 async fn serve_at(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
     let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
-    serve(task, TcpIncoming::from(listener).with_nodelay(Some(true))).await
+    let connections = connections::accept(listener, &task.limits);
+    serve(task, connections).await
 }
 
 /// Serves those who connect, until the server ends.

@@ -110,6 +110,12 @@ impl Task {
         let hello = given(first.and_then(|order| order.hello))?;
         let master = self.master_of(&hello, peer)?;
         let incarnation = hello.incarnation;
+        if incarnation == self.incarnation {
+            return Err(Fault::invalid(format!(
+                "{master} has the incarnation of {}",
+                self.name
+            )));
+        }
         self.worker
             .masters
             .enter(&master, incarnation, &self.limits)
@@ -323,8 +329,17 @@ fn report_of_loss(reports: mpsc::WeakSender<Said>, id: CallableId) -> Lost {
     })
 }
 
-/// The program of an order with an answer, and the run, if it is about one.
+/// The program of an order with an answer, and the run, if it is about one. Errors on an order to do more than one thing.
 fn about(order: &Order) -> Result<Option<RunOf>, Fault> {
+    let things = [
+        order.register.is_some(),
+        order.initialise.is_some(),
+        order.step.is_some(),
+        order.turn.is_some(),
+    ];
+    if things.into_iter().filter(|is_there| *is_there).count() > 1 {
+        return Err(Fault::invalid("an order to do more than one thing"));
+    }
     let (callable, run) = match order {
         Order {
             register: Some(of), ..

@@ -17,6 +17,7 @@ use crate::shutdown::Underway;
 use crate::turn::{StateUse, Turn};
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -208,6 +209,19 @@ impl Hosted {
     }
 }
 
+impl Worker {
+    /// Adds a part. Errors if there is one of its name.
+    fn add(&self, id: CallableId, part: Hosted) -> Result<(), Fault> {
+        match locked(&self.parts).entry(id) {
+            Entry::Occupied(_) => Err(Fault::invalid("a part is there already")),
+            Entry::Vacant(free) => {
+                free.insert(Arc::new(part));
+                Ok(())
+            }
+        }
+    }
+}
+
 impl Task {
     /// Compiles a part. Whoever runs it is told of its tensors that are lost on the way to other tasks.
     pub(crate) async fn compile(
@@ -238,7 +252,7 @@ impl Task {
             last_turn: AtomicU64::new(0),
             turn: Mutex::default(),
         };
-        locked(&self.worker.parts).insert(id, Arc::new(hosted));
+        self.worker.add(id, hosted)?;
         Ok(Registered {
             outgoing,
             incoming,
@@ -335,7 +349,7 @@ impl Task {
             let Some(installed) = self.master.program(id) else {
                 return Ok(Goal::Slot(Weak::new(), 0));
             };
-            installed.check_task(peer)?;
+            peer.check_task(installed.task_of_output(output as usize)?)?;
             let inbox = Arc::downgrade(&installed.outputs);
             return Ok(Goal::Slot(inbox, output as usize));
         }
@@ -348,9 +362,9 @@ impl Task {
             return Ok(Goal::Slot(Arc::downgrade(&hosted.feeds), feed as usize));
         }
         let end = given(opening.end)?;
-        if let Some(source) = task_of(&end.devices()?[0]) {
-            peer.check_task(&source)?;
-        }
+        let source = task_of(&end.devices()?[0]);
+        let nameless = || Fault::invalid(format!("{} is not a device of a task", end.source));
+        peer.check_task(&source.ok_or_else(nameless)?)?;
         let index = hosted.incoming.iter().position(|own| *own == end);
         let index = index.ok_or_else(|| {
             let (tensor, source) = (&end.tensor, &end.source);

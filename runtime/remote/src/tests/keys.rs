@@ -4,7 +4,10 @@ use super::*;
 use crate::certificates::{make_keys, of_authority, parameters};
 use crate::client::wait;
 use crate::keys::Holder;
-use crate::messages::{CallableId, End, Hello, Look, Opening, TaskStatus, Welcome};
+use crate::messages::{
+    CallableId, End, Hello, Initialise, Look, Opening, Order, Report, Step, TaskAddress,
+    TaskStatus, Welcome,
+};
 use crate::outbox::{Outbox, Parcel, Way};
 use crate::rpc::{self, Failure};
 use rcgen::{Issuer, KeyPair};
@@ -85,10 +88,7 @@ fn asked<Q: prost::Message + 'static, A: prost::Message + Default + Send + 'stat
 ) -> Result<A, Failure> {
     let address = spec.address(&task(name)).unwrap().to_owned();
     let name = task(name);
-    let network = Network {
-        environment: Arc::new(Machine),
-        credentials,
-    };
+    let network = network(credentials);
     let answer = wait(async move {
         let channel = network.channel(&address, Some(&name), &limits())?;
         Ok(rpc::call(&channel, path, question, Duration::from_secs(5), &limits()).await)
@@ -109,6 +109,82 @@ fn tasks_with_keys_run_programs_of_clients_with_keys() {
         assert_eq!(outputs[0].as_bytes(), values(first).as_bytes());
     }
     drop(servers);
+}
+
+/// The greeting of a task.
+fn hello(spec: &ClusterSpec, from: &str, incarnation: u64) -> Hello {
+    let tasks = spec.tasks().map(|(name, address)| TaskAddress {
+        job: name.job.clone(),
+        task: name.task,
+        address: address.to_owned(),
+    });
+    Hello {
+        from: Some(from.to_owned()),
+        cluster: tasks.collect(),
+        incarnation,
+        ..Hello::new("1.0".into())
+    }
+}
+
+/// The network of somebody with keys.
+fn network(credentials: Credentials) -> Network {
+    Network {
+        environment: Arc::new(Machine),
+        credentials,
+    }
+}
+
+/// Sends a tensor; the error if it is not taken.
+fn sent(
+    spec: &ClusterSpec,
+    to: &str,
+    credentials: Credentials,
+    opening: &Opening,
+) -> Option<String> {
+    let (told, lost) = std::sync::mpsc::channel();
+    let way = Way {
+        task: task(to),
+        address: spec.address(&task(to)).unwrap().to_owned(),
+        limits: limits(),
+        network: network(credentials),
+    };
+    let parcel = Parcel {
+        bytes: values(7.0).as_bytes().to_vec().into(),
+        run: 1000,
+        opening: Arc::new(opening.clone()),
+        lost: Arc::new(move |_, fault| {
+            let _ = told.send(fault.message.clone());
+        }),
+    };
+    wait(async move {
+        let outbox = Outbox::start(way);
+        outbox.send(parcel);
+        outbox.finish().await;
+        Ok(())
+    })
+    .unwrap();
+    lost.try_recv().ok()
+}
+
+/// The first report of a task on orders.
+fn reported(spec: &ClusterSpec, to: &str, credentials: Credentials, orders: Vec<Order>) -> Report {
+    let address = spec.address(&task(to)).unwrap().to_owned();
+    let to = task(to);
+    wait(async move {
+        let channel = network(credentials).channel(&address, Some(&to), &limits())?;
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await.unwrap();
+        let (more, queue) = tokio::sync::mpsc::channel(8);
+        for order in orders {
+            more.send(order).await.unwrap();
+        }
+        let codec = tonic_prost::ProstCodec::<Order, Report>::default();
+        let path = http::uri::PathAndQuery::from_static(rpc::STEPS);
+        let orders = tonic::Request::new(tokio_stream::wrappers::ReceiverStream::new(queue));
+        let reports = client.streaming(orders, path, codec).await.unwrap();
+        Ok(reports.into_inner().message().await.unwrap().unwrap())
+    })
+    .unwrap()
 }
 
 /// Reasons in which a connection ended before the other end's reason was read.
@@ -134,10 +210,9 @@ fn strangers_are_told_why() {
         plain.ends_with("[if it serves with keys, this needs `--keys DIR` too]"),
         "{plain}"
     );
-    is_refused(
-        client_keys(other),
-        "lost the task at ADDRESS: its certificate is of another authority",
-    );
+    let of_other = refused(&spec, name, client_keys(other));
+    let expected = "lost the task at ADDRESS: its certificate is of another authority []";
+    assert_eq!(of_other, expected);
     // The client knows the server, and not the other way round.
     is_refused(
         mixed(own, other, "client"),
@@ -147,10 +222,8 @@ fn strangers_are_told_why() {
         mixed(own, old.path(), "client"),
         "it says that this certificate has expired",
     );
-    is_refused(
-        task_keys(own, name),
-        "/job:ps/task:0: Attend: it takes the keys of a client, and others were used",
-    );
+    let expected = "/job:ps/task:0: Attend: it takes the keys of a client, and others were used []";
+    assert_eq!(refused(&spec, name, task_keys(own, name)), expected);
     drop(connect_with(&spec, name, client_keys(own)).unwrap());
     drop(server);
     for (server, reason) in [
@@ -180,18 +253,7 @@ fn each_task_and_client_does_what_its_keys_allow() {
     let keys = keys.path();
     let engine = |name| start_with(&spec, name, task_keys(keys, name)).unwrap();
     let mut servers: Vec<Server> = THREE.into_iter().map(engine).collect();
-    let hello = |from: &str| Hello {
-        from: Some(from.to_owned()),
-        cluster: spec
-            .tasks()
-            .map(|(name, address)| crate::messages::TaskAddress {
-                job: name.job.clone(),
-                task: name.task,
-                address: address.to_owned(),
-            })
-            .collect(),
-        ..Hello::new("1.0".into())
-    };
+    let hello = |from: &str| hello(&spec, from, 0);
     let greeted = |as_whom: &str, from: &str| {
         let answer: Result<Welcome, _> = asked(
             &spec,
@@ -234,33 +296,10 @@ fn each_task_and_client_does_what_its_keys_allow() {
         tensor: "x".into(),
         size_bytes: 4 * N as u64,
     };
+    let opening = Opening::of_end(id, end);
     let sent = |as_whom: &str| {
-        let (told, lost) = std::sync::mpsc::channel();
-        let way = Way {
-            task: task(THREE[2]),
-            address: spec.address(&task(THREE[2])).unwrap().to_owned(),
-            limits: limits(),
-            network: Network {
-                environment: Arc::new(Machine),
-                credentials: task_keys(keys, as_whom),
-            },
-        };
-        let parcel = Parcel {
-            bytes: values(7.0).as_bytes().to_vec().into(),
-            run: 1000,
-            opening: Arc::new(Opening::of_end(id, end.clone())),
-            lost: Arc::new(move |_, fault| {
-                let _ = told.send(fault.message.clone());
-            }),
-        };
-        wait(async move {
-            let outbox = Outbox::start(way);
-            outbox.send(parcel);
-            outbox.finish().await;
-            Ok(())
-        })
-        .unwrap();
-        lost.try_recv().ok()
+        let credentials = task_keys(keys, as_whom);
+        sent(&spec, THREE[2], credentials, &opening)
     };
     assert_eq!(sent(THREE[1]), None);
     let other = "it takes the keys of /job:worker/task:0, and others were used";
@@ -270,9 +309,9 @@ fn each_task_and_client_does_what_its_keys_allow() {
     servers.truncate(2);
     let _impostor = start_with(&spec, THREE[2], mixed(keys, keys, "worker-0")).unwrap();
     let client = connect_with(&spec, THREE[0], client_keys(keys)).unwrap();
-    let fault = client
-        .prepare(&Document::from(THREE.join(" ")))
-        .unwrap_err();
+    // A program that nobody has had before.
+    let program = Document::from([THREE[2], THREE[0]].join(" "));
+    let fault = client.prepare(&program).unwrap_err();
     let expected = "its certificate is for another task, or for clients";
     assert!(fault.message.ends_with(expected), "{fault}");
 }
@@ -404,4 +443,93 @@ fn making_keys_again_adds_what_is_new() {
         "{refused}"
     );
     assert!(!other.path().join("ps-0.key").exists());
+}
+
+#[test]
+fn nobody_gives_orders_or_sends_tensors_for_another_task() {
+    let spec = cluster(&THREE);
+    let keys = folder(&spec);
+    let keys = keys.path();
+    let servers = THREE.map(|name| start_with(&spec, name, task_keys(keys, name)).unwrap());
+    let client = connect_with(&spec, THREE[0], client_keys(keys)).unwrap();
+    let callable = client.prepare(&Document::from(THREE.join(" "))).unwrap();
+    client.call(&callable, &[values(1.0)]).unwrap();
+    let id = CallableId {
+        master: servers[0].incarnation(),
+        number: 1,
+    };
+    // All of this is done with the keys of the second task.
+    let own = || task_keys(keys, THREE[1]);
+    let fault = |from: &str, incarnation: u64, order: Order| {
+        let greeting = Order {
+            hello: Some(hello(&spec, from, incarnation)),
+            ..Order::default()
+        };
+        let report = reported(&spec, THREE[2], own(), vec![greeting, order]);
+        report.fault.unwrap().message
+    };
+    let step = Order {
+        step: Some(Step {
+            callable: Some(id),
+            run: 1000,
+            feeds: vec![],
+        }),
+        number: 1,
+        ..Order::default()
+    };
+    assert_eq!(
+        fault(THREE[0], 1, step.clone()),
+        "it takes the keys of /job:ps/task:0, and others were used"
+    );
+    assert_eq!(
+        fault(THREE[1], servers[0].incarnation(), step.clone()),
+        "/job:worker/task:0 has the incarnation of /job:ps/task:0"
+    );
+    assert_eq!(
+        fault(THREE[1], servers[2].incarnation(), step.clone()),
+        "/job:worker/task:0 has the incarnation of /job:worker/task:1"
+    );
+    let absent = "/job:worker/task:1 does not have this program: was it restarted?";
+    assert_eq!(
+        fault(THREE[1], servers[1].incarnation(), step.clone()),
+        absent
+    );
+    let two = Order {
+        initialise: Some(Initialise { callable: Some(id) }),
+        ..step
+    };
+    assert_eq!(
+        fault(THREE[1], servers[1].incarnation(), two),
+        "an order to do more than one thing"
+    );
+    let output = sent(&spec, THREE[0], own(), &Opening::of_fetch(id, 0));
+    let of_third = "it takes the keys of /job:worker/task:1, and others were used";
+    assert_eq!(output.as_deref(), Some(of_third));
+    let input = sent(&spec, THREE[2], own(), &Opening::of_feed(id, 0));
+    let of_master = "it takes the keys of /job:ps/task:0, and others were used";
+    assert_eq!(input.as_deref(), Some(of_master));
+    client.call(&callable, &[values(2.0)]).unwrap();
+}
+
+#[test]
+fn keys_without_their_authority_stay_as_they_are() {
+    let spec = cluster(&THREE[..1]);
+    let keys = folder(&spec);
+    let keys = keys.path();
+    fs::remove_file(keys.join("ca.key")).unwrap();
+    let half = make_keys(keys, &spec, 30).unwrap_err();
+    assert!(half.message.contains("ca.pem is there without "), "{half}");
+    fs::remove_file(keys.join("ca.pem")).unwrap();
+    let alone = make_keys(keys, &spec, 30).unwrap_err();
+    assert!(
+        alone
+            .message
+            .ends_with("ps-0.pem is there without its authority"),
+        "{alone}"
+    );
+    // An old pair is not taken for a good one.
+    let keys = folder(&spec);
+    expired(keys.path(), &Holder::Client, keys.path());
+    let old = make_keys(keys.path(), &spec, 30).unwrap_err();
+    assert!(old.message.ends_with("client.pem: it has expired"), "{old}");
 }
