@@ -134,6 +134,12 @@ fn authority(
         let hint = "bring ca.pem and ca.key, or make all keys again in another folder";
         return Err(Fault::invalid(message).with_hint(hint));
     }
+    let issuer = new_authority(&paths)?;
+    files.made.extend(paths);
+    Ok(issuer)
+}
+
+fn new_authority(paths: &[PathBuf; 2]) -> Result<Issuer<'static, KeyPair>, Fault> {
     let made = KeyPair::generate().and_then(|key| {
         let parameters = of_authority(&key)?;
         let certificate = parameters.self_signed(&key)?;
@@ -142,8 +148,7 @@ fn authority(
     });
     let (issuer, contents) =
         made.map_err(|e| Fault::invalid(format!("keys of an authority: {e}")))?;
-    write(&paths, &contents)?;
-    files.made.extend(paths);
+    write(paths, &contents)?;
     Ok(issuer)
 }
 

@@ -1,6 +1,7 @@
 //! Connections to a server, of which there is a bounded number.
 
-use crate::Limits;
+use std::convert::Infallible;
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,20 +22,26 @@ pub(crate) struct Connection {
     _place: OwnedSemaphorePermit,
 }
 
-/// Connections in the order in which they come. When all places are taken, others wait for one. The listener ends with the stream.
+/// Connections in the order in which they come, and the work of accepting them, which has no end. When all places are taken, others wait for
+/// one. The listener ends with the stream.
 pub(crate) fn accept(
     listener: TcpListener,
-    limits: &Limits,
-) -> ReceiverStream<io::Result<Connection>> {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    most: usize,
+) -> (
+    ReceiverStream<io::Result<Connection>>,
+    impl Future<Output = Infallible>,
+) {
+    let places = Arc::new(Semaphore::new(most));
     let (accepted, connections) = mpsc::channel(1);
-    tokio::spawn(async move {
+    let accepting = async move {
         tokio::select! {
             () = accept_all(&listener, &places, &accepted) => {}
             () = accepted.closed() => {}
         }
-    });
-    ReceiverStream::new(connections)
+        drop(listener);
+        std::future::pending().await
+    };
+    (ReceiverStream::new(connections), accepting)
 }
 
 async fn accept_all(

@@ -597,8 +597,11 @@ impl Drop for Server {
 
 async fn serve_at(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
     let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
-    let connections = connections::accept(listener, &task.limits);
-    serve(task, connections).await
+    let (connections, accepting) = connections::accept(listener, task.limits.connections);
+    tokio::select! {
+        served = serve(task, connections) => served,
+        never = accepting => match never {},
+    }
 }
 
 /// Serves those who connect, until the server ends.
