@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::ir::constant::{ConstData, Identity};
 use crate::ir::print::PrintOptions;
+use crate::ir::verify::verify;
 use crate::ir::{Graph, Shape};
 use gristmill_remote::{Constant, Digest, Document};
 use gristmill_runtime::DType;
@@ -62,10 +63,10 @@ impl Digests {
         }
     }
 
-    /// The graph of a text with constants of a document beside it.
+    /// The graph of a text with constants of a document beside it. Errors when the graph is malformed: it may be of anybody.
     pub(super) fn graph(&self, text: &str, document: &Document) -> Result<Graph> {
         let known: RefCell<HashMap<String, ConstData>> = RefCell::default();
-        Graph::parse_beside(text, &|name| {
+        let graph = Graph::parse_beside(text, &|name| {
             if let Some(constant) = known.borrow().get(name) {
                 return Ok(constant.clone());
             }
@@ -76,7 +77,9 @@ impl Digests {
             let mut known = known.borrow_mut();
             known.insert(name.to_owned(), constant.clone());
             Ok(constant)
-        })
+        })?;
+        verify(&graph).map_err(|e| Error::invalid(e.message()))?;
+        Ok(graph)
     }
 }
 

@@ -108,7 +108,7 @@ impl Engine for Compiler {
 }
 
 /// Compiles a part for the devices of a session.
-fn compile(
+pub(super) fn compile(
     session: &Session,
     part: &Document,
     known: &Digests,

@@ -32,6 +32,8 @@
 mod client;
 mod constants;
 mod engine;
+#[cfg(test)]
+mod hostile;
 mod plan;
 mod spread;
 mod tasks;

@@ -183,6 +183,13 @@ impl PartText {
             inputs: text.inputs.iter().map(io).collect::<Result<_>>()?,
             outputs: text.outputs.iter().map(io).collect::<Result<_>>()?,
         };
+        let outputs = text.parts.iter().flat_map(|device| &device.outputs);
+        let mut outputs: Vec<u32> = outputs.copied().collect();
+        outputs.sort_unstable();
+        if !outputs.into_iter().eq(0..interface.outputs.len() as u32) {
+            let message = "outputs of a part are without a device, or have several";
+            return Err(Error::invalid(message));
+        }
         let devices = text.parts.iter();
         let parts = devices.map(|device| {
             let graph = known.graph(&device.graph, part)?;

@@ -17,6 +17,9 @@ use std::sync::Arc;
 /// Regions may nest this deep.
 const MAX_DEPTH: usize = 64;
 
+/// A text may have this many nodes and inputs, with those of its regions.
+const MAX_NODES: usize = 1_000_000;
+
 impl Graph {
     /// Parses the text form. Written result types are checked against the type rules.
     pub fn parse(text: &str) -> Result<Graph> {
@@ -34,6 +37,7 @@ impl Graph {
             text,
             at,
             constants,
+            n_nodes: 0,
         };
         let g = c.graph(0)?;
         c.skip_space();
@@ -52,6 +56,7 @@ struct Cursor<'t> {
     text: &'t str,
     at: usize,
     constants: &'t Beside<'t>,
+    n_nodes: usize,
 }
 
 impl<'t> Cursor<'t> {
@@ -226,6 +231,10 @@ impl<'t> Cursor<'t> {
 
     /// `%n = input ..` or `%n: type, .. = op(..) ..`.
     fn definition(&mut self, g: &mut Graph, values: &mut Vec<ValueId>, depth: usize) -> Result<()> {
+        self.n_nodes += 1;
+        if self.n_nodes > MAX_NODES {
+            return Err(self.error(format!("more than {MAX_NODES} nodes")));
+        }
         let mut types = Vec::new();
         loop {
             let n = self.number("%")?;

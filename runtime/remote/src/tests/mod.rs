@@ -5,6 +5,7 @@ use crate::environment::Machine;
 use crate::network::Network;
 use crate::*;
 mod chain;
+mod hostile;
 mod keys;
 mod leases;
 mod shutdown;
