@@ -4,12 +4,12 @@ use super::constants::Digests;
 use super::engine::{Compiler, compile};
 use super::plan::plan;
 use super::text::ProgramText;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::Options;
 use crate::session::Session;
 use crate::testing::{RandomOptions, random_graph};
 use crate::testing::{Rng, Setup};
-use gristmill_remote::{Document, Engine, PartWire, TaskName};
+use gristmill_remote::{DeviceInfo, Document, Engine, Made, Plan, TaskName};
 use std::sync::Arc;
 
 /// Texts with errors for each good one.
@@ -71,95 +71,102 @@ fn is_told<T>(result: Result<T>, text: &str) -> bool {
     }
 }
 
-#[test]
-fn texts_with_errors_are_compiled_or_refused() {
-    let setup = Setup::with_threads(1);
-    let session = Session::new(&setup.settings).unwrap();
-    let (known, mut rng) = (Digests::default(), Rng(7));
-    let devices = Compiler::new(session.clone(), own()).devices();
-    let devices = [(own(), devices)];
-    let planned = |program: &Document| plan(program, &devices, &setup.settings, &known);
-    let (mut n_taken, mut n_refused) = (0, 0);
-    let n_seeds = std::env::var("GRISTMILL_TEST_SEEDS").ok();
-    let n_seeds = n_seeds.map_or(8, |n| n.parse().unwrap());
-    for seed in 0..n_seeds {
-        let random = RandomOptions {
-            n_variables: 1,
-            initial_values: true,
-            ..RandomOptions::default()
-        };
-        let (graph, _) = random_graph(seed, &random);
-        let program = ProgramText::document(&graph, &Options::default(), &known).unwrap();
-        let part = planned(&program).unwrap().shares[0].part.clone();
-        let compiled = |part: &Document| {
-            // A session of its own: variables of other types are no error of the text.
-            let session = Session::new(&setup.settings)?;
-            compile(&session, part, &known, Arc::new(PartWire::default()))
-        };
-        compiled(&part).unwrap();
-        for _ in 0..N_MUTANTS {
-            for (document, is_part) in [(&program, false), (&part, true)] {
-                let text = mutant(document.text(), &mut rng);
-                let document = Document::new(text.as_str(), document.constants().clone());
-                let is_taken = match is_part {
-                    true => is_told(compiled(&document), &text),
-                    false => is_told(planned(&document), &text),
-                };
-                *(if is_taken {
-                    &mut n_taken
-                } else {
-                    &mut n_refused
-                }) += 1;
-            }
+/// A task that divides and compiles texts.
+struct Own {
+    setup: Setup,
+    known: Digests,
+    devices: Vec<(TaskName, Vec<DeviceInfo>)>,
+}
+
+impl Own {
+    fn new() -> Own {
+        let setup = Setup::with_threads(1);
+        let session = Session::new(&setup.settings).unwrap();
+        let devices = Compiler::new(session, own()).devices();
+        Own {
+            setup,
+            known: Digests::default(),
+            devices: vec![(own(), devices)],
         }
     }
-    assert!(
-        n_taken > 20 && n_refused > 200,
-        "{n_taken} taken, {n_refused} refused"
-    );
+
+    fn divided(&self, program: &Document) -> Result<Plan> {
+        plan(program, &self.devices, &self.setup.settings, &self.known)
+    }
+
+    fn compiled(&self, part: &Document) -> Result<Made> {
+        // A session of its own: variables of other types are no error of the text.
+        let session = Session::new(&self.setup.settings)?;
+        compile(&session, part, &self.known, Arc::default())
+    }
+}
+
+/// With the variable GRISTMILL_TEST_SEEDS, errors in the texts of so many graphs.
+#[test]
+fn texts_with_errors_are_compiled_or_refused() {
+    let (own, mut rng) = (Own::new(), Rng(7));
+    let n_seeds = std::env::var("GRISTMILL_TEST_SEEDS").map_or(8, |n| n.parse().unwrap());
+    let (mut n_taken, mut n_refused) = (0, 0);
+    let random = RandomOptions {
+        n_variables: 1,
+        initial_values: true,
+        ..RandomOptions::default()
+    };
+    for seed in 0..n_seeds {
+        let (graph, _) = random_graph(seed, &random);
+        let program = ProgramText::document(&graph, &Options::default(), &own.known).unwrap();
+        let part = own.divided(&program).unwrap().shares[0].part.clone();
+        own.compiled(&part).unwrap();
+        for i in 0..2 * N_MUTANTS {
+            let document = if i % 2 == 0 { &program } else { &part };
+            let text = mutant(document.text(), &mut rng);
+            let document = Document::new(text.as_str(), document.constants().clone());
+            let is_taken = match i % 2 {
+                0 => is_told(own.divided(&document), &text),
+                _ => is_told(own.compiled(&document), &text),
+            };
+            n_taken += usize::from(is_taken);
+            n_refused += usize::from(!is_taken);
+        }
+    }
+    let counts = format!("{n_taken} taken, {n_refused} refused");
+    assert!(n_taken > 20 && n_refused > 200, "{counts}");
+}
+
+/// What becomes of a program whose graph has this text.
+fn refused(graph: &str) -> Error {
+    let known = Digests::default();
+    let small = random_graph(1, &RandomOptions::default()).0;
+    let document = ProgramText::document(&small, &Options::default(), &known).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(document.text()).unwrap();
+    json["graph"] = graph.into();
+    let parsed = ProgramText::parse(&Document::from(json.to_string()), &known);
+    parsed.err().unwrap()
 }
 
 #[test]
-fn deep_and_long_texts_are_refused() {
-    let known = Digests::default();
-    let program = |graph: &str| {
-        let small = random_graph(1, &RandomOptions::default()).0;
-        let document = ProgramText::document(&small, &Options::default(), &known).unwrap();
-        let mut json: serde_json::Value = serde_json::from_str(document.text()).unwrap();
-        json["graph"] = graph.into();
-        ProgramText::parse(&Document::from(json.to_string()), &known)
-    };
-    let deep = |open: &str, close: &str| {
-        let n = 100_000;
-        format!(
-            "graph \"g\" {{ %0 = input \"x\": f32[{}{}]",
-            open.repeat(n),
-            close.repeat(n)
-        )
-    };
-    for (open, close) in [
+fn deep_texts_are_refused() {
+    let brackets = [
         ("[", "]"),
         ("(", ")"),
         ("(1 + ", ")"),
         ("min(1, ", ")"),
         ("-", ""),
-    ] {
-        let refused = program(&deep(open, close)).err().unwrap();
-        assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{open}");
+    ];
+    for (open, close) in brackets {
+        let (open, close) = (open.repeat(100_000), close.repeat(100_000));
+        let graph = format!("graph \"g\" {{ %0 = input \"x\": f32[{open}{close}]");
+        assert_eq!(refused(&graph).kind(), ErrorKind::InvalidInput);
     }
     let regions = "graph \"g\" { %0: f32[] = loop() (".repeat(100_000);
-    assert_eq!(
-        program(&regions).err().unwrap().kind(),
-        ErrorKind::InvalidInput
-    );
+    assert_eq!(refused(&regions).kind(), ErrorKind::InvalidInput);
+    let json = ProgramText::parse(&Document::from("[".repeat(100_000)), &Digests::default());
+    assert_eq!(json.err().unwrap().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn long_texts_are_refused() {
     let inputs = (0..=1_000_000).map(|i| format!("%{i}=input\"{i}\":f32[]"));
-    let many = program(&format!("graph \"g\" {{{}", inputs.collect::<String>()));
-    let many = many.err().unwrap();
-    assert!(
-        many.to_string().contains("more than 1000000 nodes"),
-        "{many}"
-    );
-    let json = "[".repeat(100_000);
-    let refused = ProgramText::parse(&Document::from(json), &known).err();
-    assert_eq!(refused.unwrap().kind(), ErrorKind::InvalidInput);
+    let many = refused(&format!("graph \"g\" {{{}", inputs.collect::<String>()));
+    assert!(many.message().contains("more than 1000000 nodes"), "{many}");
 }
