@@ -96,7 +96,7 @@ impl TrustArgs {
             .collect()
     }
 
-    /// Errors if one is given for a verb which is no server.
+    /// Errors if one is given for another verb than `server`.
     pub fn needs_server(&self, verb: &str) -> Result<()> {
         match self.flags().first() {
             None => Ok(()),

@@ -122,7 +122,7 @@ impl LaunchArgs {
 impl Launched {
     fn is_running(&mut self) -> bool {
         if self.ended.is_none() {
-            // What cannot be waited for has ended.
+            // A process nobody can wait for has ended.
             self.ended = self.process.try_wait().unwrap_or_default();
         }
         self.ended.is_none()

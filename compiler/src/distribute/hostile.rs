@@ -133,7 +133,7 @@ fn texts_with_errors_are_compiled_or_refused() {
     assert!(n_taken > 20 && n_refused > 200, "{counts}");
 }
 
-/// What becomes of a program whose graph has this text.
+/// The error of a program with this text for its graph.
 fn refused(graph: &str) -> Error {
     let known = Digests::default();
     let small = random_graph(1, &RandomOptions::default()).0;

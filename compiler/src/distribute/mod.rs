@@ -57,7 +57,7 @@ use std::path::Path;
 /// `client.key` of clients; those of tasks and clients are valid for a number of days. Nothing is written over: with the authority of an
 /// earlier call, keys of new tasks are added, and what was deleted is made again.
 ///
-/// Only the user of this process may read the private keys. A task needs `ca.pem` and its own two files, a client `ca.pem` and the two of
+/// On Unix, only the user of this process may read the private keys. A task needs `ca.pem` and its own two files, a client `ca.pem` and the two of
 /// clients; whoever has `ca.key` can make keys for anybody.
 ///
 /// Errors with `InvalidInput`, naming the file, when one cannot be read or written, when one of a pair is absent, and on a job name too long

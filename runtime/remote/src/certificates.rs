@@ -96,7 +96,7 @@ fn fail(path: &Path, e: impl std::fmt::Display) -> Fault {
     Fault::invalid(format!("{}: {e}", path.display()))
 }
 
-/// Whether a pair is there. Errors when only one of it is.
+/// True with both files of a pair. Errors with one of them.
 fn is_there(paths: &[PathBuf; 2]) -> Result<bool, Fault> {
     match paths.each_ref().map(|path| path.exists()) {
         [true, true] => Ok(true),

@@ -238,7 +238,7 @@ pub(crate) fn reason(error: &rustls::Error) -> String {
     said.to_owned()
 }
 
-/// What the other end means by an alert, which is a message of TLS. The name is the alert's in RFC 8446, section 6.
+/// The meaning of an alert of the other end. Its name is the one in RFC 8446, section 6.
 pub(crate) fn refusal(alert: &str) -> String {
     match alert {
         "UnknownCA" | "DecryptError" => "it has keys of another authority".to_owned(),
@@ -249,7 +249,7 @@ pub(crate) fn refusal(alert: &str) -> String {
     }
 }
 
-/// Whether certificates can have a name.
+/// True for a name of the form in certificates.
 pub(crate) fn is_name(name: &str) -> bool {
     ServerName::try_from(name).is_ok()
 }

@@ -105,7 +105,7 @@ fn beyond(address: &str) -> Fault {
     Fault::new(ErrorKind::Unsupported, message).with_hint(NEEDS_KEYS)
 }
 
-/// Whether an address is of this machine alone. A host without a number is looked up.
+/// True for an address of this machine alone. A host without a number is looked up.
 fn is_loopback(address: &str) -> Result<bool, String> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let bare = host.trim_start_matches('[').trim_end_matches(']');

@@ -387,7 +387,7 @@ fn making_keys_again_adds_what_is_new() {
         "worker-0.key worker-0.pem worker-1.key worker-1.pem"
     );
     assert_eq!(names(&second.kept), "ca.pem client.pem ps-0.pem");
-    // Those of both calls trust each other.
+    // Holders of both calls trust each other.
     for name in THREE {
         Keys::of_task(folder, &task(name)).unwrap();
     }
