@@ -15,6 +15,7 @@ use super::constant::ConstData;
 use super::graph::{Graph, Node, ValueId};
 use super::ops::Op;
 use super::types::Shape;
+use gristmill_runtime::Tensor;
 use std::fmt::{self, Write};
 
 /// The words before the name of a constant beside the text.
@@ -181,15 +182,19 @@ impl Printer<'_> {
         let beside = constant.and_then(|value| (self.named)(value));
         let beside = beside.map(|name| format!("{BESIDE}{name:?}"));
         let instead = beside.or_else(|| self.elided(constant?));
-        if let (Some(instead), Op::Constant { .. }) = (&instead, op) {
-            return vec![format!("value = {instead}")];
+        let all = |op: &Op, initial: Option<String>| {
+            let attrs = op.attrs().into_iter();
+            let attrs = attrs.map(|(name, text)| match (name, &initial) {
+                ("initial", Some(initial)) => format!("{name} = {initial}"),
+                _ => format!("{name} = {text}"),
+            });
+            attrs.collect()
+        };
+        match (op, instead) {
+            (Op::Constant { .. }, Some(instead)) => vec![format!("value = {instead}")],
+            (op, Some(instead)) => all(&begun_with_zero(op), Some(instead)),
+            (op, None) => all(op, None),
         }
-        let attrs = op.attrs().into_iter();
-        let attrs = attrs.map(|(name, text)| match (name, &instead) {
-            ("value" | "initial", Some(instead)) => format!("{name} = {instead}"),
-            _ => format!("{name} = {text}"),
-        });
-        attrs.collect()
     }
 
     /// Type and checksum of a constant that is too large to be printed.
@@ -202,6 +207,15 @@ impl Printer<'_> {
             fnv1a(t.as_bytes())
         ))
     }
+}
+
+/// A read of a variable with one byte as its initial value: the text of a large one takes longer to write than all else.
+fn begun_with_zero(op: &Op) -> Op {
+    let mut small = op.clone();
+    if let Op::ReadVariable { initial, .. } = &mut small {
+        *initial = Some(ConstData::held(Tensor::scalar(0u8)));
+    }
+    small
 }
 
 impl Op {
