@@ -169,6 +169,12 @@ pub(crate) enum PreparedStep {
         slot: usize,
         buffer: Span,
     },
+    /// A send of an unassigned variable to another task.
+    Lend {
+        slot: usize,
+        variable: Arc<Variable>,
+        shape: Vec<usize>,
+    },
     Recv {
         slot: usize,
         buffer: Span,
@@ -316,7 +322,7 @@ impl Frame {
                 self.prepare_kernel(source, kernel, args, [*items, *grain])
                     .map_err(|e| e.at(&step.origin))?
             }
-            StepKind::Send { key, buffer } => source.send(key, *buffer),
+            StepKind::Send { key, buffer } => source.send(key, *buffer)?,
             StepKind::Recv { key, buffer } => source.recv(key, *buffer),
             StepKind::Copy { src, dst } => PreparedStep::Copy {
                 src: source.span(*src),
@@ -562,10 +568,23 @@ impl<'a> StepSource<'a> {
     }
 
     /// Over emulated links a device sends through its host.
-    fn send(&self, key: &Key, buffer: BufferId) -> PreparedStep {
-        let (links, slot, buffer) = (self.links, self.links.slots[key], self.span(buffer));
-        if matches!(links.memory, Memory::Host) || links.rendezvous.courier().is_some() {
-            return PreparedStep::Send { slot, buffer };
+    fn send(&self, key: &Key, id: BufferId) -> Result<PreparedStep, Error> {
+        let (links, slot, buffer) = (self.links, self.links.slots[key], self.span(id));
+        let is_emulated = links.rendezvous.courier().is_some();
+        let is_here = matches!(links.memory, Memory::Host);
+        if is_here
+            && !is_emulated
+            && links.rendezvous.leaves(slot)
+            && let Some(variable) = self.unassigned(id)
+        {
+            return Ok(PreparedStep::Lend {
+                slot,
+                variable: self.variable(variable)?,
+                shape: self.shape(id),
+            });
+        }
+        if is_here || is_emulated {
+            return Ok(PreparedStep::Send { slot, buffer });
         }
         let target = links.targets[slot].clone();
         let rendezvous = links.rendezvous.clone();
@@ -574,12 +593,20 @@ impl<'a> StepSource<'a> {
             .driver()
             .is_none()
             .then(|| Box::new(arrived) as Arrival);
-        PreparedStep::SendFromDevice(SendFromDevice {
+        Ok(PreparedStep::SendFromDevice(SendFromDevice {
             slot,
             buffer,
             target,
             arrival,
-        })
+        }))
+    }
+
+    /// The variable whose place a buffer is, where the program assigns it nowhere.
+    fn unassigned(&self, id: BufferId) -> Option<u32> {
+        match self.partition.buffers[id.0 as usize].loc {
+            Loc::Variable(variable) if !self.program.may_assign(variable) => Some(variable),
+            _ => None,
+        }
     }
 
     fn recv(&self, key: &Key, buffer: BufferId) -> PreparedStep {

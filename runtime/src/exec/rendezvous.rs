@@ -9,10 +9,11 @@
 use super::emulate::Courier;
 use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
-use super::wire::{Remote, Runs};
+use super::wire::{Bytes, Remote, Runs};
 use crate::driver::{Driver, Event, HostMemory};
 use crate::error::Error;
 use crate::sync::lock;
+use crate::tensor::Tensor;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -136,6 +137,23 @@ impl Rendezvous {
         Ok(())
     }
 
+    /// Lends a tensor under `slot`, which the wire receives, without a copy. Errors as [`Rendezvous::send`].
+    pub(crate) fn lend(&self, slot_idx: usize, epoch: u64, value: Tensor) -> Result<(), Error> {
+        let slot = &self.slots[slot_idx];
+        let Receiver::Wire(end) = slot.receiver else {
+            return Err(Error::internal("only the wire is lent a variable"));
+        };
+        check_send(slot, &lock(&slot.staging), epoch, value.size_bytes())?;
+        slot.epoch.store(epoch, Ordering::Release);
+        self.remote.send(end, epoch, Bytes::Shared(value));
+        Ok(())
+    }
+
+    /// True when the tensors of a slot leave this process.
+    pub(crate) fn leaves(&self, slot: usize) -> bool {
+        matches!(self.slots[slot].receiver, Receiver::Wire(_))
+    }
+
     /// Lets a device send under `slot`: `ask` asks it to. The receiver is told now when it is a device as well, or else by
     /// [`Rendezvous::deliver`], by the device's copy.
     pub(crate) fn send_from_device(
@@ -172,7 +190,7 @@ impl Rendezvous {
             Receiver::Wire(end) => {
                 let memory = self.slots[slot].outgoing.clone();
                 let memory = memory.expect("what leaves the task is staged on the host");
-                self.remote.send(end, epoch, memory);
+                self.remote.send(end, epoch, Bytes::Staged(memory));
             }
         }
     }

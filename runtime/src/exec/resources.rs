@@ -661,6 +661,12 @@ impl Variable {
         take(self.checked(&state, shape)?.here()?.as_bytes())
     }
 
+    /// The value itself, which is on the host. Errors as [`Variable::read`].
+    pub(crate) fn lend(&self, shape: &[usize]) -> Result<Tensor, Error> {
+        let state = shared(&self.state);
+        Ok(self.checked(&state, shape)?.here()?.clone())
+    }
+
     /// Sets the value, from the end of the run on, by `fill`, which writes its bytes.
     pub(crate) fn assign(
         &self,

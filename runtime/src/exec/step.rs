@@ -258,6 +258,14 @@ fn move_tensor(
                     .rendezvous
                     .send(*slot, context.epoch, buffer.size_bytes, fill)
             }
+            PreparedStep::Lend {
+                slot,
+                variable,
+                shape,
+            } => {
+                let value = variable.lend(shape)?;
+                context.rendezvous.lend(*slot, context.epoch, value)
+            }
             PreparedStep::Recv { slot, buffer } => {
                 let take = |staged: &[u8]| memory.write(address(buffer), staged);
                 context.rendezvous.receive(*slot, take)

@@ -1,8 +1,8 @@
 //! Transfers from and to devices of other tasks.
 //!
-//! An end of a transfer is remote if its other device is not local. Such tensors are staged like all others; a [`Wire`] takes the outgoing ones,
-//! and whoever reads the incoming ones gives them to [`Executor::receive`]. Runs are numbered by their caller: one run of all tasks has one
-//! number.
+//! An end of a transfer is remote if its other device is not local. Such tensors are staged like all others, but for
+//! values of variables not assigned by the program, which are lent as they are. A [`Wire`] takes the outgoing ones, and whoever reads the
+//! incoming ones gives them to [`Executor::receive`]. Runs are numbered by their caller: one run of all tasks has one number.
 //!
 //! Order: each end carries one tensor per run, in pieces from its first byte to its last. Blocking: neither side waits for the other; a run
 //! begins when the wire has given back all staging, or is aborted. Bound: one tensor per end; a piece for a later run is taken
@@ -43,14 +43,24 @@ pub struct Outgoing {
     pub end: usize,
     /// Number of the run.
     pub run: u64,
-    memory: Arc<dyn HostMemory>,
+    bytes: Bytes,
     lent: Arc<Lent>,
+}
+
+/// The bytes of an outgoing tensor.
+pub(crate) enum Bytes {
+    Staged(Arc<dyn HostMemory>),
+    /// Those of a variable: whoever assigns it meanwhile does so elsewhere.
+    Shared(Tensor),
 }
 
 impl AsRef<[u8]> for Outgoing {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: staging is written while a run sends to it, once per run, and the next run waits until this is dropped.
-        unsafe { super::transfer::bytes_of(&*self.memory) }
+        match &self.bytes {
+            // SAFETY: staging is written while a run sends to it, once per run, and the next run waits until this is dropped.
+            Bytes::Staged(memory) => unsafe { super::transfer::bytes_of(&**memory) },
+            Bytes::Shared(value) => value.as_bytes(),
+        }
     }
 }
 
@@ -110,14 +120,14 @@ impl Remote {
         })
     }
 
-    /// Lends a staged tensor to the wire.
-    pub(crate) fn send(&self, end: usize, run: u64, memory: Arc<dyn HostMemory>) {
+    /// Lends a tensor to the wire.
+    pub(crate) fn send(&self, end: usize, run: u64, bytes: Bytes) {
         let Some(wire) = &self.wire else { return };
         self.lent.n.fetch_add(1, Ordering::AcqRel);
         wire.send(Outgoing {
             end,
             run,
-            memory,
+            bytes,
             lent: self.lent.clone(),
         });
     }

@@ -10,14 +10,14 @@ pub(crate) struct Resident {
     pub(crate) variable: u32,
     /// Number of the partition with the buffers.
     pub(crate) partition: usize,
-    /// Shape of the value that a run reads.
+    /// Shape of the value before a run.
     pub(crate) read: Option<Vec<usize>>,
-    /// Shape of the value that it assigns.
+    /// Shape of the assigned value.
     pub(crate) assigned: Option<Vec<usize>>,
 }
 
 impl Program {
-    /// The variables that are used where they are, in order.
+    /// The variables used where they are, in order.
     pub(crate) fn residents(&self) -> Vec<Resident> {
         let mut found: BTreeMap<u32, Resident> = BTreeMap::new();
         let partitions = self.partitions.iter().enumerate();
@@ -43,7 +43,21 @@ impl Program {
 }
 
 impl Program {
-    /// The buffers that a variable is read into or assigned from, each with the variable's index; those of
+    /// False if no step assigns a variable. Branches and loops have variables of their own numbers: an assignment there counts as one of this.
+    pub(crate) fn may_assign(&self, variable: u32) -> bool {
+        let buffers = self.partitions.iter().flat_map(|p| &p.buffers);
+        let mut places = buffers.map(|buffer| buffer.loc);
+        let is_place = |loc| loc == Loc::Assigned(variable);
+        let steps = self.partitions.iter().flat_map(|p| &p.steps);
+        let mut kinds = steps.map(|step| &step.kind);
+        places.any(is_place)
+            || kinds.any(|kind| match kind {
+                StepKind::AssignVariable { variable: own, .. } => *own == variable,
+                kind => kind.sub_programs().iter().any(|body| body.assigns()),
+            })
+    }
+
+    /// The buffers read from variables, or assigned to them, each with the variable's index; those of
     /// sub-programs are not among them.
     pub fn variable_buffers(&self) -> Vec<(u32, &Buffer)> {
         let mut found = Vec::new();
@@ -97,7 +111,7 @@ fn buffers_at(p: &Program, loc: Loc) -> Vec<(usize, &Buffer)> {
     all.filter(|(_, b)| b.loc == loc).collect()
 }
 
-/// Violations of a variable whose buffers hold its value, and the one that it gets.
+/// Violations of a variable whose buffers hold its value, and its next one.
 fn check_places(
     p: &Program,
     index: usize,

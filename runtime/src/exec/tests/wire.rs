@@ -289,3 +289,73 @@ fn remote_ends_need_a_wire() {
                     session on a cluster";
     assert_eq!(error.to_string(), expected);
 }
+
+/// A send of variable v, in a buffer, to another task.
+fn shipping(buffer: u32) -> StepKind {
+    StepKind::Send {
+        key: Key {
+            source: cpu(0),
+            destination: task(1),
+            tensor: "v".into(),
+        },
+        buffer: BufferId(buffer),
+    }
+}
+
+/// An executor of a program that sends v, or of one that updates it, with what it sends.
+fn with_keeper(p: Program, resources: &Arc<Resources>) -> (Executor, Arc<Keeper>) {
+    let keeper = Arc::new(Keeper::default());
+    let options = ExecOptions {
+        wire: Some(keeper.clone()),
+        resources: resources.clone(),
+        ..ExecOptions::default()
+    };
+    (Executor::new(Arc::new(p), &options).unwrap(), keeper)
+}
+
+#[test]
+fn a_variable_is_lent_as_it_is_and_assigned_elsewhere() {
+    let updating = state::accumulator(true, true);
+    let place = buffer("v", DType::F32, &[2], Loc::Variable(0));
+    let steps = vec![step(shipping(0), "/ship", &[])];
+    let mut p = program(
+        vec![],
+        vec![],
+        vec![partition(0, 0, vec![place], vec![], steps)],
+    );
+    p.variables = updating.variables.clone();
+    p.variables[0].in_place = false;
+    let resources = Arc::new(Resources::default());
+    let ((ships, kept), (updates, _)) = (
+        with_keeper(p, &resources),
+        with_keeper(updating, &resources),
+    );
+    let value = || resources.get("c", "v").unwrap().unwrap();
+    ships.run_as(1, &[], &mut []).unwrap();
+    let lent = kept.0.lock().unwrap().pop().unwrap();
+    assert_eq!(lent.as_ref().as_ptr(), value().as_bytes().as_ptr());
+    let one = filled(1.0, 2);
+    updates.run(&[one.clone(), one]).unwrap();
+    assert_eq!(value(), state::floats(&[2.0, 3.0]));
+    assert_eq!(lent.as_ref(), state::floats(&[1.0, 2.0]).as_bytes());
+}
+
+#[test]
+fn a_variable_that_the_run_assigns_is_staged() {
+    for in_place in [false, true] {
+        let mut p = state::accumulator(in_place, true);
+        let own = &mut p.partitions[0];
+        // Sent before the check and the update.
+        for step in &mut own.steps {
+            step.deps.iter_mut().for_each(|dep| dep.0 += 1);
+            step.deps.push(StepId(0));
+        }
+        own.steps.insert(0, step(shipping(2), "/ship", &[]));
+        let resources = Arc::new(Resources::default());
+        let (both, kept) = with_keeper(p, &resources);
+        let one = filled(1.0, 2);
+        both.run(&[one.clone(), one]).unwrap();
+        let lent = kept.0.lock().unwrap().pop().unwrap();
+        assert_eq!(lent.as_ref(), state::floats(&[1.0, 2.0]).as_bytes());
+    }
+}
