@@ -26,6 +26,7 @@ mod messages;
 mod names;
 mod network;
 mod outbox;
+mod pieces;
 mod rpc;
 mod runs;
 mod server;

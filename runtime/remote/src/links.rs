@@ -155,7 +155,7 @@ impl Link {
     pub(crate) async fn step(
         &self,
         task: &Task,
-        (id, run): RunOf,
+        (id, run, takes_turn): (CallableId, u64, bool),
         feeds: Vec<Tensor>,
         inbox: &Arc<Inbox>,
     ) -> Result<Vec<Value>, Fault> {
@@ -174,6 +174,7 @@ impl Link {
             callable: Some(id),
             run,
             feeds: values,
+            takes_turn,
         };
         let order = Order {
             step: Some(step),

@@ -78,7 +78,7 @@ pub(crate) struct Installed {
     pub(crate) id: CallableId,
     /// Outputs of the run under way.
     pub(crate) outputs: Arc<Inbox>,
-    /// The shares whose turns a run takes before it begins, in order; true if it assigns variables there.
+    /// The shares whose turns a run takes, in order; true if it assigns variables there.
     pub(crate) turns: Vec<(Arc<Share>, bool)>,
     pub(crate) tasks: Vec<OnTask>,
     /// Warnings of the tasks.
@@ -100,6 +100,17 @@ pub(crate) struct OnTask {
 type OnceRegistered = (TaskName, Registered, Option<Link>);
 
 impl Installed {
+    /// The shares whose turns a run takes before its steps. The only turn is taken with the step: no other run can wait for it in a circle.
+    pub(crate) fn turns_before(&self) -> impl Iterator<Item = &Arc<Share>> {
+        let several = self.turns.iter().filter(|_| self.turns.len() > 1);
+        several.map(|(share, _)| share)
+    }
+
+    /// True if the step of a share takes the turn of its run.
+    pub(crate) fn takes_turn_with_step(&self, share: &Share) -> bool {
+        matches!(self.turns.as_slice(), [(only, _)] if only.task == share.task)
+    }
+
     /// Its tasks.
     pub(crate) fn names(&self) -> Vec<&TaskName> {
         self.tasks.iter().map(|task| &task.name).collect()

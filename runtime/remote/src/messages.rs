@@ -482,6 +482,9 @@ pub(crate) struct Step {
     pub(crate) run: u64,
     #[prost(message, repeated, tag = "3")]
     pub(crate) feeds: Vec<Value>,
+    /// True if it takes the turn of the run as well.
+    #[prost(bool, tag = "4")]
+    pub(crate) takes_turn: bool,
 }
 
 /// A master's order to take the turn of a run, or to commit the run in its turn.

@@ -7,6 +7,7 @@
 use crate::engine::Part;
 use crate::messages::{CallableId, End, Fault, Opening, Piece, Reply};
 use crate::network::Network;
+use crate::pieces::{self, WithBody};
 use crate::rpc;
 use crate::{Limits, TaskName};
 use bytes::Bytes;
@@ -17,7 +18,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinHandle};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
@@ -278,13 +278,13 @@ fn abort(part: &Weak<dyn Part>, run: u64, fault: &Fault) {
 
 /// The life of a stream. The reason of its end; none if all pieces were taken.
 async fn stream(channel: Channel, queue: mpsc::Receiver<Piece>) -> Option<rpc::Failure> {
-    let mut client = tonic::client::Grpc::new(channel);
+    let mut client = tonic::client::Grpc::new(WithBody::new(channel, pieces::sending(queue)));
     if let Err(e) = client.ready().await {
         return Some(rpc::lost(&e));
     }
     let codec = ProstCodec::<Piece, Reply>::default();
     let path = PathAndQuery::from_static(rpc::TENSORS);
-    let request = Request::new(ReceiverStream::new(queue));
+    let request = Request::new(tokio_stream::empty());
     match client.client_streaming(request, path, codec).await {
         Err(status) => Some(rpc::of_status(&status)),
         Ok(reply) => reply.into_inner().fault.map(rpc::Failure::Fault),

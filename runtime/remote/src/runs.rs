@@ -72,7 +72,7 @@ impl Task {
         caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut done = Ok(());
-        for (share, _) in &run.of.turns {
+        for share in run.of.turns_before() {
             done = tokio::select! {
                 done = self.in_time(self.turn(run, share, false)) => done,
                 fault = run.of.outputs.failure(run.number) => Err(fault),
@@ -86,7 +86,7 @@ impl Task {
             Ok(()) => Some(self.run_all(run, feeds, caller).await?),
             Err(_) => None,
         };
-        if fetches.is_some() && !run.of.turns.is_empty() {
+        if fetches.is_some() && run.of.turns.iter().any(|(_, assigns)| *assigns) {
             done = match caller.has_gone() {
                 false => self.commit(run).await,
                 true => Err(gone()),
@@ -126,18 +126,14 @@ impl Task {
         }
     }
 
-    /// Commits a run on all tasks whose turns it has. Where it has only read, nothing can go wrong any more.
+    /// Commits a run on all tasks where it assigns. Where it has only read, its turn has ended.
     async fn commit(self: &Arc<Self>, run: &Run) -> Result<(), Fault> {
-        let shares = run.of.turns.clone();
-        let committed = self.on_each(shares, |task, (share, assigns)| {
+        let turns = run.of.turns.iter();
+        let assigning = turns.filter(|(_, assigns)| *assigns);
+        let shares = assigning.map(|(share, _)| share.clone()).collect();
+        let committed = self.on_each(shares, |task, share| {
             let run = run.clone();
-            async move {
-                let committed = task.in_time(task.turn(&run, &share, true)).await;
-                match assigns {
-                    true => committed,
-                    false => Ok(()),
-                }
-            }
+            async move { task.in_time(task.turn(&run, &share, true)).await }
         });
         committed.await.into_iter().collect()
     }
@@ -232,7 +228,9 @@ impl Task {
 
     async fn run_here(&self, run: &Run, share: &Share, feeds: Vec<Tensor>) -> Result<(), Fault> {
         let hosted = self.hosted(run.of.id)?;
-        let fetches = hosted.run(run.number, async { Ok(feeds) }).await?;
+        let takes_turn = run.of.takes_turn_with_step(share);
+        let turn = takes_turn.then(|| self.busy.begin());
+        let fetches = hosted.run(run.number, turn, async { Ok(feeds) }).await?;
         for (&output, tensor) in share.outputs.iter().zip(fetches) {
             run.of.outputs.put(output, run.number, tensor);
         }
@@ -246,7 +244,9 @@ impl Task {
         feeds: Vec<Tensor>,
     ) -> Result<(), Fault> {
         let link = run.of.link(&share.task)?;
-        let values = link.step(self, run.key(), feeds, &run.of.outputs).await?;
+        let (id, number) = run.key();
+        let of = (id, number, run.of.takes_turn_with_step(share));
+        let values = link.step(self, of, feeds, &run.of.outputs).await?;
         if values.len() != share.outputs.len() {
             let (n, expected) = (values.len(), share.outputs.len());
             return Err(Fault::invalid(format!(

@@ -9,6 +9,7 @@ use crate::keys::Peer;
 use crate::master::Master;
 use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
 use crate::network::{Credentials, NEEDS_KEYS, Network};
+use crate::pieces::Arriving;
 use crate::rpc::{self, Answer, reply};
 use crate::shutdown::{Busy, Phase};
 use crate::worker::{Worker, given};
@@ -312,8 +313,11 @@ impl Task {
             rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders, peer)).await,
             rpc::STATUS => unary(&limits, request, |q| async move { task.status(q).await }).await,
             _ => {
-                let work = |stream| async move { task.tensors(stream, &peer).await };
-                streamed::<Piece, _, _>(limit, request, work).await
+                let (head, body) = request.into_parts();
+                let pieces = Arriving::new(body, &limits);
+                let work = |_| async move { task.tensors(pieces, &peer).await };
+                let bare = http::Request::from_parts(head, Body::empty());
+                streamed::<Piece, _, _>(limit, bare, work).await
             }
         }
     }
@@ -631,6 +635,7 @@ where
     let served = builder
         .http2_keepalive_interval(Some(limits.keep_alive))
         .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
+        .max_frame_size(frame_bytes(&limits))
         .add_service(HealthServer::new(HealthService::from_health_reporter(
             health,
         )))
@@ -642,6 +647,12 @@ where
         // Whoever still holds a connection open loses it.
         () = overdue => Ok(()),
     }
+}
+
+/// Largest frame to a server. A piece in one frame needs fewer calls of the system than one in many.
+fn frame_bytes(limits: &Limits) -> u32 {
+    // Between the bounds of RFC 9113, section 6.5.2.
+    limits.piece_bytes.clamp(1 << 14, (1 << 24) - 1) as u32
 }
 
 fn listener(address: &str, credentials: &Credentials) -> Result<TcpListener, Fault> {

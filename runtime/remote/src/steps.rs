@@ -292,12 +292,17 @@ impl Task {
     ) -> Result<Results, Fault> {
         let (id, run) = (given(step.callable)?, step.run);
         let hosted = self.hosted(id)?;
-        let _underway = match hosted.has_turn(run) {
+        let underway = match hosted.has_turn(run) {
             true => None,
             false => Some(self.begin_run()?),
         };
+        let (turn, _underway) = match step.takes_turn {
+            true => (underway, None),
+            false => (None, underway),
+        };
         let outbox = self.outbox(master)?;
-        let fetches = hosted.run(run, hosted.gathered(run, &step.feeds)).await?;
+        let feeds = hosted.gathered(run, &step.feeds);
+        let fetches = hosted.run(run, turn, feeds).await?;
         if fetches.len() != hosted.outputs.len() {
             let (n, expected) = (fetches.len(), hosted.outputs.len());
             return Err(Fault::invalid(format!(

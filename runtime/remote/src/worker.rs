@@ -11,7 +11,7 @@ use crate::messages::{
 };
 use crate::names::task_of;
 use crate::outbox::{Lost, Outbox, PartWire, Way};
-use crate::rpc;
+use crate::pieces::Arriving;
 use crate::server::Task;
 use crate::shutdown::Underway;
 use crate::turn::{StateUse, Turn};
@@ -21,7 +21,6 @@ use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use tonic::Streaming;
 
 /// The compiled parts of a task.
 #[derive(Default)]
@@ -47,6 +46,8 @@ pub(crate) struct Hosted {
     /// The last begun run, and the last one with a turn.
     last_run: AtomicU64,
     last_turn: AtomicU64,
+    /// True if the part assigns variables.
+    assigns: bool,
     /// The run that has the turn of the part's variables.
     turn: Mutex<Option<Held>>,
 }
@@ -114,27 +115,24 @@ impl Hosted {
         self.feeds.gather(run).await
     }
 
-    /// Runs the part once its inputs are there.
+    /// Runs the part once its inputs are there, in the run's turn, had or taken now. Where the part only reads variables, its turn ends.
     pub(crate) async fn run(
         &self,
         run: u64,
+        turn: Option<Underway>,
         feeds: impl Future<Output = Result<Vec<Tensor>, Fault>>,
     ) -> Result<Vec<Tensor>, Fault> {
         self.note(run);
-        let ran = match feeds.await {
+        let gathered = async {
+            let feeds = feeds.await?;
+            match turn {
+                Some(underway) => self.take_turn(run, underway).await.map(|()| feeds),
+                None => Ok(feeds),
+            }
+        };
+        let ran = match gathered.await {
             Ok(feeds) => {
-                let had_turn = self.last_turn.load(Ordering::Acquire) == run;
-                let ran = match self.turn_of(run) {
-                    Some(turn) => turn.run(run, feeds.clone()).await,
-                    None if had_turn => {
-                        self.part.skip(run);
-                        Err(Fault::new(
-                            ErrorKind::DeviceFailed,
-                            "the turn of a run was given up",
-                        ))
-                    }
-                    None => self.part.clone().run(run, feeds.clone()).await,
-                };
+                let ran = self.run_in_turn(run, feeds.clone()).await;
                 feeds.into_iter().for_each(|feed| self.feeds.recycle(feed));
                 ran
             }
@@ -143,6 +141,9 @@ impl Hosted {
                 Err(fault)
             }
         };
+        if !self.assigns {
+            self.leave_turn(run);
+        }
         self.feeds.end(run);
         let follows = self.given_up.load(Ordering::Acquire) >= run;
         ran.map_err(|fault| match follows {
@@ -151,7 +152,25 @@ impl Hosted {
         })
     }
 
-    /// The turn that a run holds.
+    /// Runs the part in the run's turn, or without one if it never had any.
+    async fn run_in_turn(&self, run: u64, feeds: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
+        let had_turn = self.last_turn.load(Ordering::Acquire) == run;
+        match self.turn_of(run) {
+            Some(turn) => turn.run(run, feeds).await,
+            None if had_turn => {
+                self.part.skip(run);
+                Err(turn_is_gone())
+            }
+            None => self.part.clone().run(run, feeds).await,
+        }
+    }
+
+    /// Ends the turn of a run, without its assignments.
+    fn leave_turn(&self, run: u64) {
+        locked(&self.turn).take_if(|held| held.run <= run);
+    }
+
+    /// The turn of a run.
     fn turn_of(&self, run: u64) -> Option<Turn> {
         let held = locked(&self.turn);
         let held = held.as_ref().filter(|held| held.run == run);
@@ -165,8 +184,7 @@ impl Hosted {
     /// Commits a run in its turn.
     pub(crate) async fn commit(&self, run: u64) -> Result<(), Fault> {
         let held = locked(&self.turn).take_if(|held| held.run == run);
-        let gone = || Fault::new(ErrorKind::DeviceFailed, "the turn of a run was given up");
-        held.ok_or_else(gone)?.turn.commit().await
+        held.ok_or_else(turn_is_gone)?.turn.commit().await
     }
 
     /// Takes the turn of a run.
@@ -205,8 +223,12 @@ impl Hosted {
         self.feeds.fail(run, cause.clone());
         self.part.abort(run, cause.into());
         // Last: a run without its turn would take another one.
-        locked(&self.turn).take_if(|held| held.run <= run);
+        self.leave_turn(run);
     }
+}
+
+fn turn_is_gone() -> Fault {
+    Fault::new(ErrorKind::DeviceFailed, "the turn of a run was given up")
 }
 
 impl Worker {
@@ -250,6 +272,7 @@ impl Task {
             given_up: AtomicU64::new(0),
             last_run: AtomicU64::new(0),
             last_turn: AtomicU64::new(0),
+            assigns: state_use == StateUse::Assigns,
             turn: Mutex::default(),
         };
         self.worker.add(id, hosted)?;
@@ -319,11 +342,11 @@ impl Task {
     /// Takes tensors of another task until its stream ends.
     pub(crate) async fn tensors(
         &self,
-        mut stream: Streaming<Piece>,
+        mut pieces: Arriving,
         peer: &Peer,
     ) -> Result<Nothing, Fault> {
         let mut goals: Vec<Goal> = Vec::new();
-        while let Some(mut piece) = stream.message().await.map_err(rpc::broken)? {
+        while let Some(mut piece) = pieces.next().await? {
             if let Some(opening) = piece.opening.take() {
                 if piece.number as usize != goals.len() {
                     return Err(Fault::invalid("tensors of a stream are not in order"));

@@ -58,10 +58,10 @@ impl Decoder for Raw {
 }
 
 /// Numbers that differ from run to run of the test in nothing.
-struct Rng(u64);
+pub(super) struct Rng(pub(super) u64);
 
 impl Rng {
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 = self
             .0
             .wrapping_mul(6364136223846793005)
@@ -112,6 +112,7 @@ fn messages(spec: &ClusterSpec, id: CallableId, session: u64) -> Vec<(&'static s
                 callable,
                 run: 9,
                 feeds: vec![],
+                takes_turn: false,
             }),
             ..Order::default()
         },

@@ -473,6 +473,7 @@ fn nobody_gives_orders_or_sends_tensors_for_another_task() {
             callable: Some(id),
             run: 1000,
             feeds: vec![],
+            takes_turn: false,
         }),
         number: 1,
         ..Order::default()

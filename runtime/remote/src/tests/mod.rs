@@ -8,6 +8,7 @@ mod chain;
 mod hostile;
 mod keys;
 mod leases;
+mod pieces;
 mod shutdown;
 mod simulation;
 
