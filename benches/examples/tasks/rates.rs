@@ -1,121 +1,17 @@
-//! Tensors and steps between two tasks, each a process of this machine, beside plain TCP and beside two devices of one process.
-//!
-//! `tasks [N]`: medians of N rounds (15), without keys and with them, in turn. Prints the rate of a variable of 4 and 64 MiB from one task to the
-//! other, the bytes on the wire for one of its bytes, and the time of a step with one number there and back.
+//! Rates of tensors and times of steps between two tasks.
 
-use gristmill::distribute::{
-    ClusterSpec, Credentials, Keys, ServerOptions, TaskName, make_keys, serve_with,
-};
+use crate::cluster::{Tasks, device, one_process};
+use crate::{here, median};
 use gristmill::ir::{Graph, GraphBuilder, ScalarOp};
-use gristmill::place::DeviceSet;
-use gristmill::{Compiled, DType, Options, Result, Session, Settings, Tensor};
-use std::io::{BufRead, BufReader, Read, Write};
+use gristmill::{Compiled, DType, Options, Result, Session, Tensor};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 const MIB: usize = 1 << 20;
 
 /// Bytes in one write to a plain connection, as in one message between tasks.
 const PIECE: usize = 256 << 10;
-
-/// Devices of both tasks, as the session's task names them.
-const TASKS: [&str; 2] = ["/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"];
-
-fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let done = match words.first().map(String::as_str) {
-        Some("serve") => serve(&words[1..]),
-        n => measure(n.map_or(15, |n| n.parse().expect("a number of rounds"))),
-    };
-    if let Err(e) = done {
-        eprintln!("error: {e}");
-        std::process::exit(2);
-    }
-}
-
-fn task(task: u32) -> TaskName {
-    TaskName {
-        job: "worker".into(),
-        task,
-    }
-}
-
-fn settings() -> Settings {
-    Settings {
-        threads: Some(1),
-        ..Settings::default()
-    }
-}
-
-/// A task, until its input ends: `serve NUMBER ADDRESS ADDRESS [KEYS]`.
-fn serve(words: &[String]) -> Result<()> {
-    let number = u32::from(words[0] == "1");
-    let spec = ClusterSpec::new((0..).map(task).zip(words[1..3].to_vec()))?;
-    let options = ServerOptions {
-        credentials: match words.get(3) {
-            None => Credentials::Local,
-            Some(folder) => Credentials::Keys(Keys::of_task(folder.as_ref(), &task(number))?),
-        },
-        ..ServerOptions::default()
-    };
-    let server = serve_with(spec, task(number), &settings(), options)?;
-    println!("ready");
-    let _ = std::io::stdin().read(&mut [0]);
-    drop(server);
-    Ok(())
-}
-
-/// Two tasks as processes, and a session on the first.
-struct Pair {
-    session: Session,
-    processes: Vec<Child>,
-}
-
-impl Pair {
-    fn start(keys: Option<&Path>) -> Result<Pair> {
-        let spec = ClusterSpec::local([0, 1].map(task))?;
-        let addresses: Vec<&str> = spec.tasks().map(|(_, address)| address).collect();
-        let folder = keys.and_then(Path::to_str);
-        if let Some(folder) = keys {
-            make_keys(folder, &spec, 1)?;
-        }
-        let start = |number: &str| {
-            let mut process = Command::new(std::env::current_exe().expect("it runs"))
-                .args(["serve", number])
-                .args(&addresses)
-                .args(folder)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("this program starts again");
-            let out = process.stdout.as_mut().expect("it is piped");
-            let read = BufReader::new(out).read_line(&mut String::new());
-            read.expect("it says that it is ready");
-            process
-        };
-        let processes = ["0", "1"].map(start).into();
-        let credentials = match keys {
-            None => Credentials::Local,
-            Some(folder) => Credentials::Keys(Keys::of_client(folder)?),
-        };
-        let target = format!("grpc://{}", addresses[0]);
-        Ok(Pair {
-            session: Session::open_with(&target, &settings(), &credentials)?,
-            processes,
-        })
-    }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        for process in &mut self.processes {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
-}
 
 /// The first number of a variable of the second device, taken on the first.
 fn crossing(devices: [&str; 2], n: usize) -> Result<Graph> {
@@ -222,23 +118,19 @@ fn answering(n_bytes: usize) -> std::io::Result<TcpStream> {
     Ok(connection)
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
-
-fn measure(n_rounds: usize) -> Result<()> {
+/// Prints the rate of a variable of 4 and 64 MiB from one task to the other, the bytes on the wire for each of its bytes, and the time of a step
+/// with one number there and back.
+pub fn measure(n_rounds: usize) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("gristmill-tasks-{}", std::process::id()));
-    let (open, closed) = (Pair::start(None)?, Pair::start(Some(&folder))?);
-    let here = Session::new(&Settings {
-        devices: DeviceSet::parse("cpu:2", 1)?,
-        ..settings()
-    })?;
+    let pairs = [Tasks::start(2, None)?, Tasks::start(2, Some(&folder))?];
+    let (open, closed) = (pairs[0].session()?, pairs[1].session()?);
+    let own = one_process(2)?;
+    let names = [device(0), device(1)];
+    let tasks = [names[0].as_str(), names[1].as_str()];
     let places = [
-        ("one process", &here, ["/cpu:0", "/cpu:1"]),
-        ("two tasks", &open.session, TASKS),
-        ("with keys", &closed.session, TASKS),
+        ("one process", &own, ["/cpu:0", "/cpu:1"]),
+        ("two tasks", &open, tasks),
+        ("with keys", &closed, tasks),
     ];
     let sizes = [4, 4 * MIB, 64 * MIB];
     let mut cases = Vec::new();
@@ -253,7 +145,7 @@ fn measure(n_rounds: usize) -> Result<()> {
     }
     let mut tcp = Vec::new();
     for n_bytes in sizes {
-        let connection = answering(n_bytes).expect("loopback is there");
+        let connection = here(answering(n_bytes))?;
         tcp.push((n_bytes, connection, vec![0; n_bytes], Vec::new()));
     }
     for _ in 0..n_rounds {
@@ -263,7 +155,7 @@ fn measure(n_rounds: usize) -> Result<()> {
         for (n_bytes, connection, into, seconds) in &mut tcp {
             let n = if *n_bytes < MIB { 200 } else { 4 };
             for _ in 0..n {
-                seconds.push(plain(connection, into).expect("the other end goes on"));
+                seconds.push(here(plain(connection, into))?);
             }
         }
     }
