@@ -22,6 +22,7 @@ fn main() {
     let done = match words.first().map(String::as_str) {
         Some("serve") => cluster::serve(&words[1..]),
         Some("steps") => steps::measure(n(1, 15)),
+        Some("bert") if words.get(1).is_some_and(|word| word == "alone") => bert::alone(),
         Some("bert") => bert::measure(n(1, 3)),
         _ => rates::measure(n(0, 15)),
     };
