@@ -3,6 +3,7 @@
 mod api;
 mod artefacts;
 mod cli;
+mod crossing;
 mod cuda;
 mod cuda_calls;
 mod cuda_libraries;
