@@ -1,6 +1,6 @@
 //! Sessions on a cluster.
 
-use super::constants::Digests;
+use super::constants::DIGESTS;
 use super::engine::version;
 use super::text::ProgramText;
 use crate::error::{Error, Result};
@@ -38,7 +38,6 @@ impl Session {
         let cluster = OnTask {
             target: target.to_owned(),
             client: Arc::new(client),
-            known: Digests::default(),
         };
         Session::on_cluster(settings, Arc::new(cluster))
     }
@@ -48,7 +47,6 @@ impl Session {
 struct OnTask {
     target: String,
     client: Arc<Client>,
-    known: Digests,
 }
 
 impl Cluster for OnTask {
@@ -69,7 +67,7 @@ impl Cluster for OnTask {
             ..Request::default()
         };
         place::apply_pins(&mut graph, &mut request)?;
-        let program = ProgramText::document(&graph, options, &self.known)?;
+        let program = ProgramText::document(&graph, options, &DIGESTS)?;
         let callable = self.client.prepare(&program)?;
         Ok(Box::new(Elsewhere::new(self.client.clone(), callable)))
     }

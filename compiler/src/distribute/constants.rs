@@ -4,20 +4,24 @@ use crate::error::{Error, Result};
 use crate::ir::constant::{ConstData, Identity};
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
-use crate::ir::{Graph, Shape};
+use crate::ir::{Graph, Op, Shape};
 use gristmill_remote::{Constant, Digest, Document};
 use gristmill_runtime::DType;
 use gristmill_runtime::sync::lock;
+use rayon::prelude::*;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// Smaller constants are in the text.
 const BESIDE_FROM_BYTES: usize = 1 << 10;
 
-/// Digests of constants that are in memory somewhere: each is read once.
+/// Digests of constants: each is read once while it is in memory, whichever session uses it.
 #[derive(Default)]
 pub(super) struct Digests(Mutex<Known>);
+
+/// The digests known to the process.
+pub(super) static DIGESTS: LazyLock<Digests> = LazyLock::new(Digests::default);
 
 #[derive(Default)]
 struct Known {
@@ -28,13 +32,26 @@ struct Known {
 
 impl Digests {
     fn of(&self, value: &ConstData) -> Result<Digest> {
-        let identity = value.identity();
-        if let Some(known) = lock(&self.0).digests.get(&identity) {
-            return Ok(*known);
+        if let Some(known) = self.known(value) {
+            return Ok(known);
         }
         let digest = Digest::of(value.tensor()?.as_bytes());
-        self.note(identity, digest);
+        self.note(value.identity(), digest);
         Ok(digest)
+    }
+
+    fn known(&self, value: &ConstData) -> Option<Digest> {
+        lock(&self.0).digests.get(&value.identity()).copied()
+    }
+
+    /// Computes the digests of a graph's constants on all cores.
+    fn learn(&self, graph: &Graph) -> Result<()> {
+        let mut large = Vec::new();
+        add_large(graph, &mut large);
+        large.retain(|value| self.known(value).is_none());
+        large
+            .par_iter()
+            .try_for_each(|value| self.of(value).map(|_| ()))
     }
 
     fn note(&self, identity: Identity, digest: Digest) {
@@ -90,8 +107,26 @@ pub(super) struct Writer<'d> {
     failed: RefCell<Option<Error>>,
 }
 
+/// Adds the constants beside the text of a graph.
+fn add_large<'g>(graph: &'g Graph, large: &mut Vec<&'g ConstData>) {
+    for (_, node) in graph.nodes() {
+        let constant = match &node.op {
+            Op::Constant { value } => Some(value),
+            Op::ReadVariable { initial, .. } => initial.as_ref(),
+            _ => None,
+        };
+        large.extend(constant.filter(|value| value.size_bytes() >= BESIDE_FROM_BYTES));
+        for region in &node.regions {
+            add_large(region, large);
+        }
+    }
+}
+
 impl Writer<'_> {
     pub(super) fn text(&self, graph: &Graph) -> String {
+        if let Err(e) = self.digests.learn(graph) {
+            self.failed.borrow_mut().get_or_insert(e);
+        }
         graph.to_text_beside(PrintOptions::FULL, &|value| {
             let named = self.name(value);
             named.unwrap_or_else(|e| {

@@ -1,6 +1,6 @@
 //! The compiler of a task.
 
-use super::constants::Digests;
+use super::constants::{DIGESTS, Digests};
 use super::plan::{self, rates};
 use super::text::PartText;
 use crate::error::Result;
@@ -48,17 +48,11 @@ pub(super) struct Compiler {
     /// Devices, threads, weights, code and variables of the task.
     session: Session,
     task: TaskName,
-    known: Arc<Digests>,
 }
 
 impl Compiler {
     pub(super) fn new(session: Session, task: TaskName) -> Compiler {
-        let known = Arc::default();
-        Compiler {
-            session,
-            task,
-            known,
-        }
+        Compiler { session, task }
     }
 }
 
@@ -78,13 +72,13 @@ impl Engine for Compiler {
     }
 
     fn tasks(&self, program: &Document) -> Result<Vec<TaskName>, Fault> {
-        Ok(plan::tasks(program, &self.task, &self.known)?)
+        Ok(plan::tasks(program, &self.task, &DIGESTS)?)
     }
 
     fn plan(&self, program: Document, devices: Vec<(TaskName, Vec<DeviceInfo>)>) -> Job<Plan> {
-        let (session, known) = (self.session.clone(), self.known.clone());
+        let session = self.session.clone();
         in_thread(move || {
-            let planned = plan::plan(&program, &devices, session.settings(), &known);
+            let planned = plan::plan(&program, &devices, session.settings(), &DIGESTS);
             Ok(planned?)
         })
     }
@@ -102,8 +96,8 @@ impl Engine for Compiler {
     }
 
     fn register(&self, part: Document, wire: Arc<PartWire>) -> Job<Made> {
-        let (session, known) = (self.session.clone(), self.known.clone());
-        in_thread(move || Ok(compile(&session, &part, &known, wire)?))
+        let session = self.session.clone();
+        in_thread(move || Ok(compile(&session, &part, &DIGESTS, wire)?))
     }
 }
 
