@@ -1,7 +1,8 @@
 //! Texts and constants by their contents: they cross the network under their SHA-256, and each task has them once.
 
-use crate::engine::in_thread;
+use crate::engine::{Job, in_thread};
 use crate::messages::{Chunk, Content, Contents, Fault, Missing, Nothing, Reply};
+use crate::pieces::{self, Incoming, WithBody};
 use crate::rpc::{self, Failure};
 use crate::server::Task;
 use crate::worker::{given, locked};
@@ -15,9 +16,8 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
 use tonic::transport::Channel;
-use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
 /// SHA-256 of bytes.
@@ -270,7 +270,6 @@ struct Arriving {
     digest: Digest,
     bytes: Tensor,
     n_bytes: usize,
-    hash: Sha256,
 }
 
 impl Arriving {
@@ -284,7 +283,6 @@ impl Arriving {
             digest: content.digest()?,
             bytes: Tensor::zeros(DType::U8, &[size])?,
             n_bytes: 0,
-            hash: Sha256::new(),
         })
     }
 
@@ -297,14 +295,13 @@ impl Arriving {
             Fault::invalid(message)
         })?;
         room.copy_from_slice(data);
-        self.hash.update(data);
         self.n_bytes = stop;
         Ok(self.n_bytes == self.bytes.len())
     }
 
     /// Errors unless the bytes are those of the digest.
     fn checked(self) -> Result<(Digest, Tensor), Fault> {
-        let found = Digest(self.hash.finalize().into());
+        let found = Digest::of(self.bytes.as_bytes());
         match found == self.digest {
             true => Ok((self.digest, self.bytes)),
             false => {
@@ -327,12 +324,12 @@ impl Task {
     /// Takes contents until their stream ends.
     pub(crate) async fn put(
         self: &Arc<Self>,
-        mut stream: Streaming<Chunk>,
+        mut stream: Incoming<Chunk>,
     ) -> Result<Nothing, Fault> {
         self.takes_more()?;
         let mut arriving: Option<Arriving> = None;
-        // Held as long as others are on their way.
-        let mut arrived = Vec::new();
+        // Held as long as others are on their way. The last one's digest is computed meanwhile.
+        let (mut arrived, mut last) = (Vec::new(), None);
         while let Some(chunk) = self.next_chunk(&mut stream).await? {
             if let Some(content) = &chunk.content {
                 if arriving.is_some() {
@@ -348,11 +345,12 @@ impl Task {
             match one.take(&chunk.data)? {
                 false => arriving = Some(one),
                 true => {
-                    let (digest, bytes) = one.checked()?;
-                    arrived.push(self.store.insert(digest, bytes, &self.limits)?);
+                    let before = last.replace(in_thread(move || one.checked()));
+                    arrived.extend(self.stored(before).await?);
                 }
             }
         }
+        arrived.extend(self.stored(last).await?);
         match arriving {
             None => Ok(Nothing {}),
             Some(_) => Err(Fault::invalid("a stream ended within contents")),
@@ -361,10 +359,22 @@ impl Task {
 }
 
 impl Task {
-    async fn next_chunk(&self, stream: &mut Streaming<Chunk>) -> Result<Option<Chunk>, Fault> {
+    /// Contents in the store, once their digest is computed.
+    async fn stored(
+        &self,
+        checked: Option<Job<(Digest, Tensor)>>,
+    ) -> Result<Option<Arc<Tensor>>, Fault> {
+        let Some(checked) = checked else {
+            return Ok(None);
+        };
+        let (digest, bytes) = checked.await?;
+        self.store.insert(digest, bytes, &self.limits).map(Some)
+    }
+
+    async fn next_chunk(&self, stream: &mut Incoming<Chunk>) -> Result<Option<Chunk>, Fault> {
         let silent = |_| Fault::new(ErrorKind::DeviceFailed, "the sender of contents is silent");
-        let next = tokio::time::timeout(self.limits.prepare, stream.message()).await;
-        let chunk = next.map_err(silent)?.map_err(rpc::broken)?;
+        let next = tokio::time::timeout(self.limits.prepare, stream.next()).await;
+        let chunk = next.map_err(silent)??;
         let is_empty = |c: &Chunk| c.data.is_empty() && c.content.is_none();
         match chunk.as_ref().is_some_and(is_empty) {
             true => Err(Fault::invalid("a chunk of contents is empty")),
@@ -410,11 +420,12 @@ async fn send(
 ) -> Result<(), Failure> {
     let (chunks, queue) = mpsc::channel(2);
     let feeding = tokio::spawn(feed(document.clone(), missing, chunks, limits.clone()));
-    let mut client = tonic::client::Grpc::new(channel.clone());
+    let mut client =
+        tonic::client::Grpc::new(WithBody::new(channel.clone(), pieces::sending(queue)));
     client.ready().await.map_err(|e| rpc::lost(&e))?;
     let codec = ProstCodec::<Chunk, Reply>::default();
     let path = http::uri::PathAndQuery::from_static(rpc::PUT);
-    let request = Request::new(ReceiverStream::new(queue));
+    let request = Request::new(tokio_stream::empty());
     // As long as chunks go: their giver has a deadline for each.
     let put = client.client_streaming(request, path, codec).await;
     let fed = feeding.await;

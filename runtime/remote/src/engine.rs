@@ -125,6 +125,15 @@ pub trait Part: Send + Sync + 'static {
     fn abort(&self, run: u64, error: Error);
 }
 
+/// The outputs of a run.
+fn ran(executor: &Executor, run: u64, feeds: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+    let specs = executor.program().outputs.iter();
+    let outputs = specs.map(|o| Tensor::zeros(o.dtype, &o.shape));
+    let mut outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
+    executor.run_as(run, feeds, &mut outputs)?;
+    Ok(outputs)
+}
+
 /// Adds the variables of a program and of the bodies of its loops and branches, each once.
 fn add_variables(program: &Program, found: &mut Vec<VariableState>) {
     for spec in &program.variables {
@@ -175,13 +184,8 @@ impl Part for Executor {
     }
 
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
-        in_thread(move || {
-            let specs = self.program().outputs.iter();
-            let outputs = specs.map(|o| Tensor::zeros(o.dtype, &o.shape));
-            let mut outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
-            self.run_as(run, &feeds, &mut outputs)?;
-            Ok(outputs)
-        })
+        // The thread leaves the network to another one and begins at once, where a thread for work that blocks would first have to wake.
+        Box::pin(async move { tokio::task::block_in_place(|| Ok(ran(&self, run, &feeds)?)) })
     }
 
     fn skip(&self, run: u64) {

@@ -1,14 +1,15 @@
-//! Pieces of tensors as gRPC messages whose bytes are copied nowhere: from the memory of a tensor to the network, and from the network to where they belong.
+//! Pieces of tensors as gRPC messages whose bytes are copied nowhere: from the memory of a tensor to the network, and from the network to
+//! where they belong.
 //!
-//! Each message is a [`Piece`] with its bytes last. A sender writes them to the network from where they are. A receiver gets them as they
-//! come, in smaller pieces than the message has, and never holds a whole one.
+//! Each message [carries](Carrying) bytes, as its last field. A sender writes them to the network from where they are. A receiver gets them
+//! as they come, in smaller pieces than the message has, and never holds a whole one.
 
 use crate::Limits;
-use crate::messages::{Fault, Piece};
+use crate::messages::{Chunk, Fault, Piece};
 use crate::rpc;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
-use prost::Message as _;
+use prost::Message;
 use prost::encoding::{self, DecodeContext, WireType};
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,28 +22,65 @@ use tower_service::Service;
 /// Bytes before a message: a flag that it is compressed, and its length.
 const PREFIX: usize = 5;
 
-/// The tag of a piece's bytes.
-const DATA: u32 = 5;
-
 /// Smaller tensors go in one piece with their heads.
 const SMALL: usize = 4 << 10;
 
 /// Most bytes of a message before those of the tensor.
 const MOST_HEAD: usize = 64 << 10;
 
-/// The body of a request that sends pieces until their queue ends.
-pub(crate) struct Sending {
-    queue: mpsc::Receiver<Piece>,
+/// A message with bytes of a tensor.
+pub(crate) trait Carrying: Message + Default + Unpin + 'static {
+    /// The tag of the bytes, which no other field follows.
+    const DATA: u32;
+
+    fn data(&mut self) -> &mut Bytes;
+
+    /// The message of further bytes, after so many.
+    fn after(&self, n_bytes: usize) -> Self;
+}
+
+impl Carrying for Piece {
+    const DATA: u32 = 5;
+
+    fn data(&mut self) -> &mut Bytes {
+        &mut self.data
+    }
+
+    fn after(&self, n_bytes: usize) -> Piece {
+        Piece {
+            number: self.number,
+            run: self.run,
+            offset: self.offset.saturating_add(n_bytes as u64),
+            ..Piece::default()
+        }
+    }
+}
+
+impl Carrying for Chunk {
+    const DATA: u32 = 2;
+
+    fn data(&mut self) -> &mut Bytes {
+        &mut self.data
+    }
+
+    fn after(&self, _: usize) -> Chunk {
+        Chunk::default()
+    }
+}
+
+/// The body of a request that sends messages until their queue ends.
+pub(crate) struct Sending<M> {
+    queue: mpsc::Receiver<M>,
     /// Bytes of a tensor whose head has gone.
     data: Option<Bytes>,
 }
 
-/// Pieces as the body of a request.
-pub(crate) fn sending(queue: mpsc::Receiver<Piece>) -> Body {
+/// Messages as the body of a request.
+pub(crate) fn sending<M: Carrying>(queue: mpsc::Receiver<M>) -> Body {
     Body::new(Sending { queue, data: None })
 }
 
-impl http_body::Body for Sending {
+impl<M: Carrying> http_body::Body for Sending<M> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -54,8 +92,8 @@ impl http_body::Body for Sending {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         let next = ready!(self.queue.poll_recv(context));
-        Poll::Ready(next.map(|piece| {
-            let (head, data) = split(piece);
+        Poll::Ready(next.map(|message| {
+            let (head, data) = split(message);
             self.data = Some(data).filter(|data| !data.is_empty());
             Ok(Frame::data(head))
         }))
@@ -63,16 +101,16 @@ impl http_body::Body for Sending {
 }
 
 /// A message up to the bytes of its tensor, and these.
-fn split(mut piece: Piece) -> (Bytes, Bytes) {
-    let data = std::mem::take(&mut piece.data);
-    let n_head = piece.encoded_len();
-    let n_key = encoding::key_len(DATA) + encoding::encoded_len_varint(data.len() as u64);
+fn split<M: Carrying>(mut message: M) -> (Bytes, Bytes) {
+    let data = std::mem::take(message.data());
+    let n_head = message.encoded_len();
+    let n_key = encoding::key_len(M::DATA) + encoding::encoded_len_varint(data.len() as u64);
     let n_message = n_head + n_key + data.len();
     let mut head = BytesMut::with_capacity(PREFIX + n_head + n_key + SMALL.min(data.len()));
     head.put_u8(0);
     head.put_u32(u32::try_from(n_message).expect("a piece is far smaller"));
-    piece.encode(&mut head).expect("the memory grows");
-    encoding::encode_key(DATA, WireType::LengthDelimited, &mut head);
+    message.encode(&mut head).expect("the memory grows");
+    encoding::encode_key(M::DATA, WireType::LengthDelimited, &mut head);
     encoding::encode_varint(data.len() as u64, &mut head);
     if data.len() <= SMALL {
         head.put(data);
@@ -81,20 +119,20 @@ fn split(mut piece: Piece) -> (Bytes, Bytes) {
     (head.freeze(), data)
 }
 
-/// Pieces as they arrive.
-pub(crate) struct Arriving {
+/// Messages as they arrive.
+pub(crate) struct Incoming<M> {
     body: Body,
     /// Bytes that were not looked at so far.
     rest: Bytes,
     /// The tensor whose bytes come, and their number.
-    current: Option<(Piece, usize)>,
+    current: Option<(M, usize)>,
     most: usize,
 }
 
-impl Arriving {
-    /// The pieces of a request's body.
-    pub(crate) fn new(body: Body, limits: &Limits) -> Arriving {
-        Arriving {
+impl<M: Carrying> Incoming<M> {
+    /// The messages of a request's body.
+    pub(crate) fn new(body: Body, limits: &Limits) -> Incoming<M> {
+        Incoming {
             body,
             rest: Bytes::new(),
             current: None,
@@ -103,8 +141,8 @@ impl Arriving {
     }
 
     /// The next bytes of a tensor; `None` after the last message. Errors on what is not a piece, and when the stream breaks.
-    pub(crate) async fn next(&mut self) -> Result<Option<Piece>, Fault> {
-        let (mut piece, left) = match self.current.take() {
+    pub(crate) async fn next(&mut self) -> Result<Option<M>, Fault> {
+        let (mut message, left) = match self.current.take() {
             Some(current) => current,
             None => match self.head().await? {
                 Some(head) => head,
@@ -117,25 +155,19 @@ impl Arriving {
             }
         }
         let n = left.min(self.rest.len());
-        piece.data = self.rest.split_to(n);
+        *message.data() = self.rest.split_to(n);
         if n < left {
-            let rest = Piece {
-                number: piece.number,
-                run: piece.run,
-                offset: piece.offset.saturating_add(n as u64),
-                ..Piece::default()
-            };
-            self.current = Some((rest, left - n));
+            self.current = Some((message.after(n), left - n));
         }
-        Ok(Some(piece))
+        Ok(Some(message))
     }
 
     /// The next message up to the bytes of its tensor, and their number.
-    async fn head(&mut self) -> Result<Option<(Piece, usize)>, Fault> {
+    async fn head(&mut self) -> Result<Option<(M, usize)>, Fault> {
         loop {
-            if let Some((n, piece, n_data)) = read_head(&self.rest, self.most)? {
+            if let Some((n, message, n_data)) = read_head(&self.rest, self.most)? {
                 self.rest.advance(n);
-                return Ok(Some((piece, n_data)));
+                return Ok(Some((message, n_data)));
             }
             if self.rest.len() > MOST_HEAD {
                 return Err(malformed("its bytes do not come"));
@@ -172,7 +204,7 @@ impl Arriving {
 
 /// A message's beginning at the front of `bytes`: its length, its fields, and the number of bytes of its tensor, which follow. None if more
 /// bytes are needed.
-fn read_head(bytes: &[u8], most: usize) -> Result<Option<(usize, Piece, usize)>, Fault> {
+fn read_head<M: Carrying>(bytes: &[u8], most: usize) -> Result<Option<(usize, M, usize)>, Fault> {
     let Some((prefix, rest)) = bytes.split_at_checked(PREFIX) else {
         return Ok(None);
     };
@@ -186,13 +218,13 @@ fn read_head(bytes: &[u8], most: usize) -> Result<Option<(usize, Piece, usize)>,
     }
     let is_whole = rest.len() >= n_message;
     let rest = &rest[..rest.len().min(n_message)];
-    let Some((n_fields, n_key, n_data)) = find_data(rest) else {
+    let Some((n_fields, n_key, n_data)) = find_data(M::DATA, rest) else {
         return match is_whole {
             // An empty tensor, without its empty bytes.
             true => {
-                let piece = Piece::decode(rest).map_err(|e| malformed(&e.to_string()))?;
-                match piece.data.is_empty() {
-                    true => Ok(Some((PREFIX + n_message, piece, 0))),
+                let mut message = M::decode(rest).map_err(|e| malformed(&e.to_string()))?;
+                match message.data().is_empty() {
+                    true => Ok(Some((PREFIX + n_message, message, 0))),
                     false => Err(malformed("its bytes are not its last field")),
                 }
             }
@@ -202,17 +234,17 @@ fn read_head(bytes: &[u8], most: usize) -> Result<Option<(usize, Piece, usize)>,
     if n_fields + n_key + n_data != n_message {
         return Err(malformed("its bytes are not its last field"));
     }
-    let piece = Piece::decode(&rest[..n_fields]).map_err(|e| malformed(&e.to_string()))?;
-    Ok(Some((PREFIX + n_fields + n_key, piece, n_data)))
+    let message = M::decode(&rest[..n_fields]).map_err(|e| malformed(&e.to_string()))?;
+    Ok(Some((PREFIX + n_fields + n_key, message, n_data)))
 }
 
-/// The length of the fields before a piece's bytes, that of the key of these, and their number. None if the key is not there.
-fn find_data(fields: &[u8]) -> Option<(usize, usize, usize)> {
+/// The length of the fields before a message's bytes, that of the key of these, and their number. None if the key is not there.
+fn find_data(data: u32, fields: &[u8]) -> Option<(usize, usize, usize)> {
     let mut left = fields;
     loop {
         let before = left.len();
         let (tag, wire) = encoding::decode_key(&mut left).ok()?;
-        if tag == DATA && wire == WireType::LengthDelimited {
+        if tag == data && wire == WireType::LengthDelimited {
             let n_data = encoding::decode_varint(&mut left).ok()?;
             let n_data = usize::try_from(n_data).ok()?;
             return Some((fields.len() - before, before - left.len(), n_data));

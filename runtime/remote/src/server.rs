@@ -9,7 +9,7 @@ use crate::keys::Peer;
 use crate::master::Master;
 use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
 use crate::network::{Credentials, NEEDS_KEYS, Network};
-use crate::pieces::Arriving;
+use crate::pieces::{Carrying, Incoming};
 use crate::rpc::{self, Answer, reply};
 use crate::shutdown::{Busy, Phase};
 use crate::worker::{Worker, given};
@@ -286,8 +286,8 @@ impl Task {
             }
             rpc::FORGET => unary(&limits, request, |q| async move { task.forget(q).await }).await,
             rpc::PUT => {
-                let work = |stream| async move { task.put(stream).await };
-                streamed::<Chunk, _, _>(limits.message_bytes, request, work).await
+                let work = |chunks| async move { task.put(chunks).await };
+                carried::<Chunk, _, _>(&limits, request, work).await
             }
             _ => {
                 let status = tonic::Status::unimplemented(format!("there is no method {path:?}"));
@@ -313,11 +313,8 @@ impl Task {
             rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders, peer)).await,
             rpc::STATUS => unary(&limits, request, |q| async move { task.status(q).await }).await,
             _ => {
-                let (head, body) = request.into_parts();
-                let pieces = Arriving::new(body, &limits);
-                let work = |_| async move { task.tensors(pieces, &peer).await };
-                let bare = http::Request::from_parts(head, Body::empty());
-                streamed::<Piece, _, _>(limit, bare, work).await
+                let work = |pieces| async move { task.tensors(pieces, &peer).await };
+                carried::<Piece, _, _>(&limits, request, work).await
             }
         }
     }
@@ -425,20 +422,24 @@ where
     grpc.streaming(service, request).await
 }
 
-async fn streamed<Q, A, W>(
-    limit: usize,
+/// A method of many messages with bytes of tensors, which gRPC's code does not read, and one answer.
+async fn carried<Q, A, W>(
+    limits: &Limits,
     request: http::Request<Body>,
-    work: impl FnOnce(Streaming<Q>) -> W + Send,
+    work: impl FnOnce(Incoming<Q>) -> W + Send,
 ) -> http::Response<Body>
 where
-    Q: prost::Message + Default + 'static,
+    Q: Carrying,
     A: prost::Message + 'static,
     W: Future<Output = Result<A, Fault>> + Send + 'static,
 {
-    let codec = ProstCodec::<Reply, Q>::default();
-    let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
+    let (head, body) = request.into_parts();
+    let arriving = Incoming::new(body, limits);
+    let work = |_: Streaming<Q>| work(arriving);
     let service = Unary(Some((work, std::marker::PhantomData::<fn() -> A>)));
-    grpc.client_streaming(service, request).await
+    let mut grpc = Grpc::new(ProstCodec::<Reply, Q>::default());
+    grpc.client_streaming(service, http::Request::from_parts(head, Body::empty()))
+        .await
 }
 
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use crate::messages::{
 };
 use crate::names::task_of;
 use crate::outbox::{Lost, Outbox, PartWire, Way};
-use crate::pieces::Arriving;
+use crate::pieces::Incoming;
 use crate::server::Task;
 use crate::shutdown::Underway;
 use crate::turn::{StateUse, Turn};
@@ -342,7 +342,7 @@ impl Task {
     /// Takes tensors of another task until its stream ends.
     pub(crate) async fn tensors(
         &self,
-        mut pieces: Arriving,
+        mut pieces: Incoming<Piece>,
         peer: &Peer,
     ) -> Result<Nothing, Fault> {
         let mut goals: Vec<Goal> = Vec::new();

@@ -3,7 +3,7 @@
 use super::hostile::Rng;
 use crate::Limits;
 use crate::messages::{CallableId, Fault, Opening, Piece};
-use crate::pieces::{Arriving, sending};
+use crate::pieces::{Carrying, Incoming, sending};
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use prost::Message as _;
@@ -52,9 +52,9 @@ fn sent(pieces: Vec<Piece>) -> Vec<Bytes> {
 }
 
 /// The pieces that arrive in these chunks.
-fn arrived(chunks: impl IntoIterator<Item = Bytes>) -> Result<Vec<Piece>, Fault> {
+fn arrived<M: Carrying>(chunks: impl IntoIterator<Item = Bytes>) -> Result<Vec<M>, Fault> {
     let body = Body::new(Chunks(chunks.into_iter().collect()));
-    let mut arriving = Arriving::new(body, &Limits::default());
+    let mut arriving = Incoming::new(body, &Limits::default());
     here(async {
         let mut pieces = Vec::new();
         while let Some(piece) = arriving.next().await? {
@@ -146,7 +146,7 @@ fn bytes_of_tensors_are_not_copied() {
     }]);
     assert_eq!(frames.len(), 2, "a head, and the bytes");
     assert_eq!(frames[1].as_ptr_range(), data.as_ptr_range());
-    let pieces = arrived(frames).unwrap();
+    let pieces: Vec<Piece> = arrived(frames).unwrap();
     assert_eq!(pieces.len(), 1);
     assert!(within(&pieces[0].data, data.as_ptr_range()));
     // The head and the first bytes may come together.
@@ -159,7 +159,7 @@ fn bytes_of_tensors_are_not_copied() {
     );
     let mut rest = whole.clone();
     let chunks = [rest.split_to(1000), rest];
-    let pieces = arrived(chunks).unwrap();
+    let pieces: Vec<Piece> = arrived(chunks).unwrap();
     assert_eq!(pieces.len(), 2);
     for piece in &pieces {
         assert!(within(&piece.data, whole.as_ptr_range()));
@@ -170,7 +170,7 @@ fn bytes_of_tensors_are_not_copied() {
 fn malformed_pieces_are_refused() {
     let rng = &mut Rng(2);
     let good = piece(1, 9000, rng).encode_to_vec();
-    let refusal = |bytes: Bytes| arrived([bytes]).unwrap_err().message;
+    let refusal = |bytes: Bytes| arrived::<Piece>([bytes]).unwrap_err().message;
     let short = framed(&good);
     for n in [2, 8, short.len() - 1] {
         let cut = short.slice(..n);
@@ -190,12 +190,12 @@ fn malformed_pieces_are_refused() {
     assert!(refusal(framed(&later)).ends_with("its bytes are not its last field"));
     // Unknown fields are skipped, but not without end.
     let unknown = [&[8 << 3 | 2, 0xff, 0x7f][..], &[0; 0x3fff]].concat();
-    let read = arrived([framed(&[&unknown[..], &good].concat())]).unwrap();
+    let read: Vec<Piece> = arrived([framed(&[&unknown[..], &good].concat())]).unwrap();
     assert_eq!(read[0].data.len(), 9000);
     let endless = [unknown.repeat(5), good.clone()].concat();
     let chunks = cut(&framed(&endless), rng);
     assert!(
-        arrived(chunks)
+        arrived::<Piece>(chunks)
             .unwrap_err()
             .message
             .ends_with("its bytes do not come")
