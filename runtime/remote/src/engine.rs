@@ -184,8 +184,13 @@ impl Part for Executor {
     }
 
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
-        // The thread leaves the network to another one and begins at once, where a thread for work that blocks would first have to wake.
-        Box::pin(async move { tokio::task::block_in_place(|| Ok(ran(&self, run, &feeds)?)) })
+        let exchanges = self.has_remote_ends();
+        let work = move || Ok(ran(&self, run, &feeds)?);
+        match exchanges {
+            true => in_thread(work),
+            // This thread begins at once, and leaves the network to another one, where a thread for work that blocks would have to wake first.
+            false => Box::pin(async move { tokio::task::block_in_place(work) }),
+        }
     }
 
     fn skip(&self, run: u64) {
