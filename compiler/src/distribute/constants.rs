@@ -10,13 +10,13 @@ use gristmill_runtime::DType;
 use gristmill_runtime::sync::lock;
 use rayon::prelude::*;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// Smaller constants are in the text.
 const BESIDE_FROM_BYTES: usize = 1 << 10;
 
-/// Digests of constants: each is read once while it is in memory, whichever session uses it.
+/// Digests of constants, known as long as these are kept, whichever session uses them.
 #[derive(Default)]
 pub(super) struct Digests(Mutex<Known>);
 
@@ -48,7 +48,8 @@ impl Digests {
     fn learn(&self, graph: &Graph) -> Result<()> {
         let mut large = Vec::new();
         add_large(graph, &mut large);
-        large.retain(|value| self.known(value).is_none());
+        let mut met = HashSet::new();
+        large.retain(|value| self.known(value).is_none() && met.insert(value.identity()));
         large
             .par_iter()
             .try_for_each(|value| self.of(value).map(|_| ()))

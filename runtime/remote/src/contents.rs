@@ -329,14 +329,15 @@ impl Task {
         self.takes_more()?;
         let mut arriving: Option<Arriving> = None;
         // Held as long as others are on their way. The last one's digest is computed meanwhile.
-        let (mut arrived, mut last) = (Vec::new(), None);
+        let (mut arrived, mut last, mut n_last) = (Vec::new(), None, 0);
         while let Some(chunk) = self.next_chunk(&mut stream).await? {
             if let Some(content) = &chunk.content {
                 if arriving.is_some() {
                     return Err(Fault::invalid("contents came before the last ones ended"));
                 }
                 let size = usize::try_from(content.size_bytes).unwrap_or(usize::MAX);
-                if self.store.held_bytes().saturating_add(size) > self.limits.store_bytes {
+                let held = self.store.held_bytes().saturating_add(n_last);
+                if held.saturating_add(size) > self.limits.store_bytes {
                     self.clone().evict_idle(0).await;
                 }
                 arriving = Some(Arriving::new(content, &self.limits)?);
@@ -345,6 +346,7 @@ impl Task {
             match one.take(&chunk.data)? {
                 false => arriving = Some(one),
                 true => {
+                    n_last = one.bytes.len();
                     let before = last.replace(in_thread(move || one.checked()));
                     arrived.extend(self.stored(before).await?);
                 }

@@ -102,6 +102,9 @@ pub trait Part: Send + Sync + 'static {
     /// Its use of variables.
     fn state_use(&self) -> StateUse;
 
+    /// True if its runs hold devices which other runs wait for: see [`Executor::holds_devices`].
+    fn holds_devices(&self) -> bool;
+
     /// Its variables.
     fn variables(&self) -> Vec<VariableState>;
 
@@ -173,6 +176,10 @@ impl Part for Executor {
         }
     }
 
+    fn holds_devices(&self) -> bool {
+        Executor::holds_devices(self)
+    }
+
     fn variables(&self) -> Vec<VariableState> {
         let mut found = Vec::new();
         add_variables(self.program(), &mut found);
@@ -184,13 +191,7 @@ impl Part for Executor {
     }
 
     fn run(self: Arc<Self>, run: u64, feeds: Vec<Tensor>) -> Job<Vec<Tensor>> {
-        let exchanges = self.has_remote_ends();
-        let work = move || Ok(ran(&self, run, &feeds)?);
-        match exchanges {
-            true => in_thread(work),
-            // This thread begins at once, and leaves the network to another one, where a thread for work that blocks would have to wake first.
-            false => Box::pin(async move { tokio::task::block_in_place(work) }),
-        }
+        in_thread(move || Ok(ran(&self, run, &feeds)?))
     }
 
     fn skip(&self, run: u64) {

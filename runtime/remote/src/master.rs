@@ -80,6 +80,8 @@ pub(crate) struct Installed {
     pub(crate) outputs: Arc<Inbox>,
     /// The shares whose turns a run takes, in order; true if it assigns variables there.
     pub(crate) turns: Vec<(Arc<Share>, bool)>,
+    /// True if there is one turn, taken with the step of its share: no step holds anything else which other runs wait for, so there is no circle.
+    turn_with_step: bool,
     pub(crate) tasks: Vec<OnTask>,
     /// Warnings of the tasks.
     warnings: Vec<String>,
@@ -100,15 +102,16 @@ pub(crate) struct OnTask {
 type OnceRegistered = (TaskName, Registered, Option<Link>);
 
 impl Installed {
-    /// The shares whose turns a run takes before its steps. The only turn is taken with the step: no other run can wait for it in a circle.
+    /// The shares whose turns a run takes before its steps.
     pub(crate) fn turns_before(&self) -> impl Iterator<Item = &Arc<Share>> {
-        let several = self.turns.iter().filter(|_| self.turns.len() > 1);
-        several.map(|(share, _)| share)
+        let before = self.turns.iter().filter(|_| !self.turn_with_step);
+        before.map(|(share, _)| share)
     }
 
     /// True if the step of a share takes the turn of its run.
     pub(crate) fn takes_turn_with_step(&self, share: &Share) -> bool {
-        matches!(self.turns.as_slice(), [(only, _)] if only.task == share.task)
+        let is_it = |(own, _): &(Arc<Share>, bool)| own.task == share.task;
+        self.turn_with_step && self.turns.iter().any(is_it)
     }
 
     /// Its tasks.
@@ -382,10 +385,13 @@ impl Task {
             variables: registered.variables.iter().map(VariableInfo::key).collect(),
             link: link.clone(),
         };
+        let turns = turns(plan, tasks);
+        let holds = tasks.iter().any(|(_, part, _)| part.holds_devices);
         Installed {
             id,
             outputs: Arc::new(Inbox::new(plan.outputs.clone())),
-            turns: turns(plan, tasks),
+            turn_with_step: turns.len() == 1 && !holds,
+            turns,
             tasks: tasks.iter().map(on_task).collect(),
             warnings: own.collect(),
             plan: plan.clone(),

@@ -8,7 +8,7 @@ use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::fmt;
 
 /// Version of the messages; tasks and clients of one cluster have the same.
-pub(crate) const WIRE: u32 = 1;
+pub(crate) const WIRE: u32 = 2;
 
 /// An error on its way: the category, the place in the user's model, and what to try.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -447,6 +447,9 @@ pub(crate) struct Registered {
     /// The part's variables.
     #[prost(message, repeated, tag = "7")]
     pub(crate) variables: Vec<VariableInfo>,
+    /// True if runs of the part hold devices which other runs wait for.
+    #[prost(bool, tag = "8")]
+    pub(crate) holds_devices: bool,
 }
 
 /// An end of a transfer, with names of devices in the task that has it.

@@ -169,35 +169,48 @@ impl<M: Carrying> Incoming<M> {
                 self.rest.advance(n);
                 return Ok(Some((message, n_data)));
             }
-            if self.rest.len() > MOST_HEAD {
-                return Err(malformed("its bytes do not come"));
-            }
-            if !self.more().await? {
-                return match self.rest.is_empty() {
-                    true => Ok(None),
-                    false => Err(cut()),
-                };
+            if self.rest.is_empty() {
+                if !self.more().await? {
+                    return Ok(None);
+                }
+            } else if !self.double().await? {
+                return Err(cut());
             }
         }
     }
 
-    /// Waits for more bytes; false at the end of the stream.
+    /// Waits for as many bytes again as there are, or for the end of the message: so a head that comes byte by byte is copied and read a few
+    /// times only. False at the end of the stream.
+    async fn double(&mut self) -> Result<bool, Fault> {
+        let mut all = BytesMut::from(&self.rest[..]);
+        let length = all.get(1..PREFIX).and_then(|length| length.try_into().ok());
+        let end = length.map_or(PREFIX, |l| PREFIX + u32::from_be_bytes(l) as usize);
+        let wanted = end.min(2 * all.len());
+        while all.len() < wanted {
+            if !self.more().await? {
+                return Ok(false);
+            }
+            all.extend_from_slice(&self.rest);
+        }
+        self.rest = all.freeze();
+        Ok(true)
+    }
+
+    /// Waits for more bytes, once the last ones are used; false at the end of the stream.
     async fn more(&mut self) -> Result<bool, Fault> {
         loop {
+            // Where much has come, others get their turn.
+            tokio::task::consume_budget().await;
             let next = std::future::poll_fn(|c| Pin::new(&mut self.body).poll_frame(c)).await;
             let frame = match next {
                 None => return Ok(false),
                 Some(frame) => frame.map_err(rpc::broken)?,
             };
             // Trailers say nothing.
-            let Ok(data) = frame.into_data() else {
-                continue;
-            };
-            self.rest = match self.rest.is_empty() {
-                true => data,
-                false => [&self.rest[..], &data[..]].concat().into(),
-            };
-            return Ok(true);
+            if let Ok(data) = frame.into_data() {
+                self.rest = data;
+                return Ok(true);
+            }
         }
     }
 }
@@ -218,7 +231,11 @@ fn read_head<M: Carrying>(bytes: &[u8], most: usize) -> Result<Option<(usize, M,
     }
     let is_whole = rest.len() >= n_message;
     let rest = &rest[..rest.len().min(n_message)];
-    let Some((n_fields, n_key, n_data)) = find_data(M::DATA, rest) else {
+    let found = find_data(M::DATA, rest);
+    if found.map_or(rest.len(), |(n_fields, ..)| n_fields) > MOST_HEAD {
+        return Err(malformed("its bytes do not come"));
+    }
+    let Some((n_fields, n_key, n_data)) = found else {
         return match is_whole {
             // An empty tensor, without its empty bytes.
             true => {
@@ -231,7 +248,7 @@ fn read_head<M: Carrying>(bytes: &[u8], most: usize) -> Result<Option<(usize, M,
             false => Ok(None),
         };
     };
-    if n_fields + n_key + n_data != n_message {
+    if n_data > n_message || n_fields + n_key + n_data != n_message {
         return Err(malformed("its bytes are not its last field"));
     }
     let message = M::decode(&rest[..n_fields]).map_err(|e| malformed(&e.to_string()))?;

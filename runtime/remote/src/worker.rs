@@ -105,6 +105,27 @@ pub(crate) fn given<T>(field: Option<T>) -> Result<T, Fault> {
 }
 
 impl Hosted {
+    /// A part with its master and text, its tensors from other tasks, and the numbers of its outputs.
+    fn new(
+        (master, document): (TaskName, Document),
+        part: Arc<dyn Part>,
+        (incoming, outputs): (Vec<End>, Vec<u32>),
+    ) -> Hosted {
+        Hosted {
+            master,
+            feeds: Arc::new(Inbox::new(part.inputs())),
+            outputs,
+            assigns: part.state_use() == StateUse::Assigns,
+            part,
+            _document: document,
+            incoming,
+            given_up: AtomicU64::new(0),
+            last_run: AtomicU64::new(0),
+            last_turn: AtomicU64::new(0),
+            turn: Mutex::default(),
+        }
+    }
+
     /// The inputs of a run, once those in pieces are here.
     pub(crate) async fn gathered(&self, run: u64, feeds: &[Value]) -> Result<Vec<Tensor>, Fault> {
         for (slot, value) in feeds.iter().enumerate() {
@@ -256,25 +277,13 @@ impl Task {
         let wire = Arc::new(PartWire::default());
         let made = self.engine.register(document.clone(), wire.clone()).await?;
         let Made { part, warnings } = made;
-        let state_use = part.state_use();
+        let (state_use, holds_devices) = (part.state_use(), part.holds_devices());
         let variables = part.variables().into_iter().map(VariableInfo::of).collect();
         let outgoing: Vec<End> = part.outgoing().iter().map(End::of).collect();
         let incoming: Vec<End> = part.incoming().iter().map(End::of).collect();
         let ways = outgoing.iter().map(|end| self.way(end));
         wire.join(id, &part, ways.collect::<Result<_, Fault>>()?, tell);
-        let hosted = Hosted {
-            master,
-            feeds: Arc::new(Inbox::new(part.inputs())),
-            outputs,
-            part,
-            _document: document,
-            incoming: incoming.clone(),
-            given_up: AtomicU64::new(0),
-            last_run: AtomicU64::new(0),
-            last_turn: AtomicU64::new(0),
-            assigns: state_use == StateUse::Assigns,
-            turn: Mutex::default(),
-        };
+        let hosted = Hosted::new((master, document), part, (incoming.clone(), outputs));
         self.worker.add(id, hosted)?;
         Ok(Registered {
             outgoing,
@@ -282,6 +291,7 @@ impl Task {
             warnings,
             has_variables: state_use >= StateUse::Reads,
             assigns: state_use == StateUse::Assigns,
+            holds_devices,
             incarnation: self.incarnation,
             variables,
         })

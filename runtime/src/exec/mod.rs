@@ -276,6 +276,11 @@ impl Executor {
         self.resources.initialise(&self.shared.program)
     }
 
+    /// True if its runs reduce over devices by a library: one such run after the other has a device, however long it waits for tensors there.
+    pub fn holds_devices(&self) -> bool {
+        !self.shared.groups.is_empty()
+    }
+
     /// Threads of each device's kernels.
     pub fn threads_per_device(&self) -> usize {
         self.shared.threads_per_device

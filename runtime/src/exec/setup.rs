@@ -143,6 +143,7 @@ impl<'a> Setup<'a> {
             Memory::Device(_) => Arena::Own,
         };
         let links = Links {
+            lends: !self.options.overlaps,
             resources: &self.options.resources,
             slots: &self.slots,
             memory,

@@ -430,7 +430,10 @@ impl Schedule {
     }
 
     fn set_ready(&mut self, step: usize, frame: &Frame) {
-        if let PreparedStep::Send { .. } | PreparedStep::SendFromDevice(_) = frame.steps[step] {
+        if let PreparedStep::Send { .. }
+        | PreparedStep::Lend { .. }
+        | PreparedStep::SendFromDevice(_) = frame.steps[step]
+        {
             self.ready_sends.push(step as u32);
             return;
         }

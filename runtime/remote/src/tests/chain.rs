@@ -251,6 +251,10 @@ impl Part for Link {
         }
     }
 
+    fn holds_devices(&self) -> bool {
+        false
+    }
+
     fn variables(&self) -> Vec<VariableState> {
         let count = || VariableState {
             container: String::new(),

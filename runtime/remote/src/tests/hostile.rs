@@ -112,7 +112,7 @@ fn messages(spec: &ClusterSpec, id: CallableId, session: u64) -> Vec<(&'static s
                 callable,
                 run: 9,
                 feeds: vec![],
-                takes_turn: false,
+                takes_turn: session.is_multiple_of(2),
             }),
             ..Order::default()
         },

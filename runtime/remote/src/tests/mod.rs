@@ -187,6 +187,10 @@ impl Part for Relayed {
         Part::state_use(&*self.executor)
     }
 
+    fn holds_devices(&self) -> bool {
+        Part::holds_devices(&*self.executor)
+    }
+
     fn variables(&self) -> Vec<VariableState> {
         Part::variables(&*self.executor)
     }
@@ -642,7 +646,7 @@ fn others_are_refused_with_the_difference() {
         .err()
         .unwrap();
     let expected =
-        "the client is gristmill 2.0 (messages 1), /job:ps/task:0 is gristmill 1.0 (messages 1)";
+        "the client is gristmill 2.0 (messages 2), /job:ps/task:0 is gristmill 1.0 (messages 2)";
     assert_eq!(other.to_string(), expected);
     for target in [
         "127.0.0.1:22",

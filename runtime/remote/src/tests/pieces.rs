@@ -201,4 +201,17 @@ fn malformed_pieces_are_refused() {
             .ends_with("its bytes do not come")
     );
     assert!(refusal(framed(&[0xff; 20])).contains("malformed"));
+    // More bytes than can be counted.
+    let mut countless = vec![5 << 3 | 2];
+    countless.extend([0xff; 9]);
+    countless.push(1);
+    assert!(refusal(framed(&countless)).ends_with("its bytes are not its last field"));
+}
+
+#[test]
+fn a_stream_may_come_byte_by_byte() {
+    let sent = piece(3, 5000, &mut Rng(3));
+    let stream = framed(&sent.encode_to_vec());
+    let bytes = (0..stream.len()).map(|i| stream.slice(i..i + 1));
+    assert_eq!(joined(arrived(bytes).unwrap()), [sent]);
 }
