@@ -215,38 +215,38 @@ impl<M: Carrying> Incoming<M> {
     }
 }
 
-/// A message's beginning at the front of `bytes`: its length, its fields, and the number of bytes of its tensor, which follow. None if more
-/// bytes are needed.
-fn read_head<M: Carrying>(bytes: &[u8], most: usize) -> Result<Option<(usize, M, usize)>, Fault> {
-    let Some((prefix, rest)) = bytes.split_at_checked(PREFIX) else {
+/// The length of the message at the front of `bytes`. None if more bytes are needed.
+fn message_length(bytes: &[u8], most: usize) -> Result<Option<usize>, Fault> {
+    let Some(&[flag, ref length @ ..]) = bytes.first_chunk::<PREFIX>() else {
         return Ok(None);
     };
-    let n_message = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
-    if prefix[0] != 0 {
+    let n_message = u32::from_be_bytes(*length) as usize;
+    if flag != 0 {
         return Err(malformed("it is compressed"));
     }
     if n_message > most {
         let message = format!("a message of {n_message} bytes, more than {most}");
         return Err(Fault::invalid(message));
     }
-    let is_whole = rest.len() >= n_message;
-    let rest = &rest[..rest.len().min(n_message)];
+    Ok(Some(n_message))
+}
+
+/// A message's beginning at the front of `bytes`: its length, its fields, and the number of bytes of its tensor, which follow. None if more
+/// bytes are needed.
+fn read_head<M: Carrying>(bytes: &[u8], most: usize) -> Result<Option<(usize, M, usize)>, Fault> {
+    let Some(n_message) = message_length(bytes, most)? else {
+        return Ok(None);
+    };
+    let rest = &bytes[PREFIX..bytes.len().min(PREFIX + n_message)];
     let found = find_data(M::DATA, rest);
     if found.map_or(rest.len(), |(n_fields, ..)| n_fields) > MOST_HEAD {
         return Err(malformed("its bytes do not come"));
     }
-    let Some((n_fields, n_key, n_data)) = found else {
-        return match is_whole {
-            // An empty tensor, without its empty bytes.
-            true => {
-                let mut message = M::decode(rest).map_err(|e| malformed(&e.to_string()))?;
-                match message.data().is_empty() {
-                    true => Ok(Some((PREFIX + n_message, message, 0))),
-                    false => Err(malformed("its bytes are not its last field")),
-                }
-            }
-            false => Ok(None),
-        };
+    let (n_fields, n_key, n_data) = match found {
+        Some(found) => found,
+        // An empty tensor, without its empty bytes.
+        None if rest.len() == n_message => (n_message, 0, 0),
+        None => return Ok(None),
     };
     if n_data > n_message || n_fields + n_key + n_data != n_message {
         return Err(malformed("its bytes are not its last field"));

@@ -34,8 +34,6 @@ pub(crate) struct Links<'a> {
     pub(crate) targets: &'a [Memory],
     /// Devices that reduce together.
     pub(crate) groups: &'a Groups,
-    /// True if variables may be lent to the wire: other runs do not write to them meanwhile.
-    pub(crate) lends: bool,
 }
 
 /// Groups by the devices of their ranks.
@@ -576,8 +574,7 @@ impl<'a> StepSource<'a> {
         let is_here = matches!(links.memory, Memory::Host);
         if is_here
             && !is_emulated
-            && links.lends
-            && links.rendezvous.leaves(slot)
+            && links.rendezvous.lends(slot)
             && let Some(variable) = self.unassigned(id)
         {
             return Ok(PreparedStep::Lend {

@@ -149,9 +149,9 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// True when the tensors of a slot leave this process.
-    pub(crate) fn leaves(&self, slot: usize) -> bool {
-        matches!(self.slots[slot].receiver, Receiver::Wire(_))
+    /// True when the tensors of a slot leave this process, and may be lent to the wire.
+    pub(crate) fn lends(&self, slot: usize) -> bool {
+        self.remote.lends && matches!(self.slots[slot].receiver, Receiver::Wire(_))
     }
 
     /// Lets a device send under `slot`: `ask` asks it to. The receiver is told now when it is a device as well, or else by

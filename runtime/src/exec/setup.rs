@@ -108,7 +108,8 @@ impl<'a> Setup<'a> {
             outgoing,
             incoming,
         } = number_keys(program);
-        let remote = Remote::new(options.wire.clone(), outgoing, incoming)?;
+        let mut remote = Remote::new(options.wire.clone(), outgoing, incoming)?;
+        remote.lends = !options.overlaps;
         let sizes: Vec<usize> = ends.iter().map(|end| end.size_bytes).collect();
         let courier = Courier::new(&slots, &sizes, &options.transport)?;
         let partitions = program.partitions.iter();
@@ -143,7 +144,6 @@ impl<'a> Setup<'a> {
             Memory::Device(_) => Arena::Own,
         };
         let links = Links {
-            lends: !self.options.overlaps,
             resources: &self.options.resources,
             slots: &self.slots,
             memory,

@@ -91,6 +91,8 @@ struct Lent {
 pub(crate) struct Remote {
     wire: Option<Arc<dyn Wire>>,
     lent: Arc<Lent>,
+    /// True if other runs do not write to variables meanwhile.
+    pub(crate) lends: bool,
     /// Outgoing and incoming ends, these with their slots.
     pub(crate) outgoing: Vec<RemoteEnd>,
     pub(crate) incoming: Vec<(RemoteEnd, usize)>,
@@ -115,6 +117,7 @@ impl Remote {
         Ok(Remote {
             wire,
             lent: Arc::default(),
+            lends: true,
             outgoing,
             incoming,
         })
