@@ -1,4 +1,4 @@
-"""Tensors and steps between two tasks of TensorFlow, each a process of this machine: the peer of `benches/examples/tasks.rs`.
+"""Tensors and steps between two tasks of TensorFlow, each a process of this machine: the peer of `benches/examples/tasks`.
 
 tasks.py [N]: medians of N rounds (15). With tensorflow-cpu in the Python that runs it.
 """
