@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::ir::constant::{ConstData, Identity};
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
-use crate::ir::{Graph, Op, Shape};
+use crate::ir::{Graph, Shape};
 use gristmill_remote::{Constant, Digest, Document};
 use gristmill_runtime::DType;
 use gristmill_runtime::sync::lock;
@@ -111,12 +111,11 @@ pub(super) struct Writer<'d> {
 /// Adds the constants beside the text of a graph.
 fn add_large<'g>(graph: &'g Graph, large: &mut Vec<&'g ConstData>) {
     for (_, node) in graph.nodes() {
-        let constant = match &node.op {
-            Op::Constant { value } => Some(value),
-            Op::ReadVariable { initial, .. } => initial.as_ref(),
-            _ => None,
-        };
-        large.extend(constant.filter(|value| value.size_bytes() >= BESIDE_FROM_BYTES));
+        large.extend(
+            node.op
+                .elements()
+                .filter(|value| value.size_bytes() >= BESIDE_FROM_BYTES),
+        );
         for region in &node.regions {
             add_large(region, large);
         }

@@ -174,11 +174,7 @@ impl Printer<'_> {
     }
 
     fn attrs(&self, op: &Op) -> Vec<String> {
-        let constant = match op {
-            Op::Constant { value } => Some(value),
-            Op::ReadVariable { initial, .. } => initial.as_ref(),
-            _ => None,
-        };
+        let constant = op.elements();
         let beside = constant.and_then(|value| (self.named)(value));
         let beside = beside.map(|name| format!("{BESIDE}{name:?}"));
         let instead = beside.or_else(|| self.elided(constant?));
@@ -219,6 +215,15 @@ fn begun_with_zero(op: &Op) -> Op {
 }
 
 impl Op {
+    /// The elements among its attributes: a constant's value, or the initial one of a variable.
+    pub(crate) fn elements(&self) -> Option<&ConstData> {
+        match self {
+            Op::Constant { value } => Some(value),
+            Op::ReadVariable { initial, .. } => initial.as_ref(),
+            _ => None,
+        }
+    }
+
     /// Name and attributes in a few words, for lists that people read: `map neg`,
     /// `cluster contract`.
     pub(crate) fn label(&self) -> String {

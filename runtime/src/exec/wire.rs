@@ -50,7 +50,7 @@ pub struct Outgoing {
 /// The bytes of an outgoing tensor.
 pub(crate) enum Bytes {
     Staged(Arc<dyn HostMemory>),
-    /// Those of a variable: whoever assigns it meanwhile does so elsewhere.
+    /// The value of a variable: whoever assigns it meanwhile does so elsewhere.
     Shared(Tensor),
 }
 
