@@ -8,10 +8,11 @@ use crate::pipeline::{self, Config};
 use crate::session::{Session, Settings};
 use gristmill_remote::{
     ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Made, PartWire, Plan, Server,
-    ServerOptions, TaskName, in_thread,
+    ServerOptions, TaskName, in_thread, in_thread_within,
 };
 use gristmill_runtime::exec::{ExecOptions, Executor, VariableState};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Version of the program, and of the ops that graphs may have.
 pub(super) fn version() -> String {
@@ -87,10 +88,11 @@ impl Engine for Compiler {
         Ok(self.session.resources().states())
     }
 
-    fn reset(&self, containers: Vec<String>) -> Job<()> {
+    fn reset(&self, containers: Vec<String>, at_most: Duration) -> Job<()> {
         let resources = self.session.resources().clone();
-        in_thread(move || {
-            containers.iter().for_each(|name| resources.reset(name));
+        in_thread_within(at_most, move |wanted| {
+            let names: Vec<&str> = containers.iter().map(String::as_str).collect();
+            resources.reset_if(&names, || wanted.ask());
             Ok(())
         })
     }

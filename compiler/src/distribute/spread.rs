@@ -20,6 +20,7 @@ use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
 use gristmill_runtime::exec::VariableState;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The partitions of a program, each on a server of its own, joined over the loopback device.
 pub struct Spread {
@@ -155,8 +156,8 @@ impl Engine for Fixed {
         self.compiler.variables()
     }
 
-    fn reset(&self, containers: Vec<String>) -> Job<()> {
-        self.compiler.reset(containers)
+    fn reset(&self, containers: Vec<String>, at_most: Duration) -> Job<()> {
+        self.compiler.reset(containers, at_most)
     }
 
     fn register(&self, part: Document, wire: Arc<PartWire>) -> Job<Made> {

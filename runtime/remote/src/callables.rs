@@ -28,6 +28,11 @@ impl Callables {
         self.entries.get(digest).map(|entry| entry.callable.clone())
     }
 
+    pub(crate) fn all(&self) -> Vec<Arc<Callable>> {
+        let all = self.entries.values().map(|entry| entry.callable.clone());
+        all.collect()
+    }
+
     /// A known program, for one more client.
     pub(crate) fn hold(&mut self, digest: &Digest) -> Option<Arc<Callable>> {
         let entry = self.entries.get_mut(digest)?;

@@ -11,6 +11,8 @@ use gristmill_runtime::{Error, Tensor};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// Slow work.
 pub type Job<T> = Pin<Box<dyn Future<Output = Result<T, Fault>> + Send>>;
@@ -26,6 +28,44 @@ pub fn in_thread<T: Send + 'static>(
             Err(Fault::new(gristmill_runtime::ErrorKind::Internal, message))
         })
     })
+}
+
+/// The question to whoever gave an order, after a wait: do they still want it?
+pub struct Wanted(oneshot::Sender<()>);
+
+impl Wanted {
+    /// True if they do. Then they wait for the end of the work, however long it takes.
+    pub fn ask(self) -> bool {
+        self.0.send(()).is_ok()
+    }
+}
+
+/// Work that begins with a wait for runs which have the variables, on a thread where it may block. After the wait it asks whether it is wanted:
+/// that is so for some time. Errors after that time; then nothing is done.
+pub fn in_thread_within<T: Send + 'static>(
+    at_most: Duration,
+    work: impl FnOnce(Wanted) -> Result<T, Fault> + Send + 'static,
+) -> Job<T> {
+    let (begun, mut begins) = oneshot::channel();
+    let mut working = in_thread(move || work(Wanted(begun)));
+    Box::pin(async move {
+        tokio::select! {
+            done = &mut working => return done,
+            began = tokio::time::timeout(at_most, &mut begins) => if began.is_err() {
+                begins.close();
+                // It may have begun at the last moment.
+                begins.try_recv().map_err(|_| variables_in_use(at_most))?;
+            },
+        }
+        working.await
+    })
+}
+
+/// The error of an order to set variables that was given up.
+pub(crate) fn variables_in_use(waited: Duration) -> Fault {
+    let message = format!("runs that use the variables have not ended within {waited:?}");
+    let hint = "nothing was changed here; try again once the runs have ended";
+    Fault::new(gristmill_runtime::ErrorKind::DeviceFailed, message).with_hint(hint)
 }
 
 /// The compiler and executor of a task. Text of programs and parts is its own affair: only engines write it and read it.
@@ -45,8 +85,8 @@ pub trait Engine: Send + Sync + 'static {
     /// The variables of this task.
     fn variables(&self) -> Result<Vec<VariableState>, Fault>;
 
-    /// Sets all variables of containers to their initial values, between runs.
-    fn reset(&self, containers: Vec<String>) -> Job<()>;
+    /// Sets all variables of containers to their initial values, between runs. Errors, and changes nothing, when it would have to wait for longer.
+    fn reset(&self, containers: Vec<String>, at_most: Duration) -> Job<()>;
 
     /// Compiles a part for this task. What leaves it goes to the wire.
     fn register(&self, part: Document, wire: Arc<PartWire>) -> Job<Made>;
@@ -117,8 +157,8 @@ pub trait Part: Send + Sync + 'static {
     /// Uses up the number of a run without a run: see [`Executor::skip`].
     fn skip(&self, run: u64);
 
-    /// Sets its variables to their initial values, between runs.
-    fn initialise(self: Arc<Self>) -> Job<()>;
+    /// Sets its variables to their initial values, between runs. Errors, and changes nothing, when it would have to wait for longer.
+    fn initialise(self: Arc<Self>, at_most: Duration) -> Job<()>;
 
     /// Takes bytes of an arriving tensor: see [`Executor::receive`].
     fn receive(&self, end: usize, run: u64, offset: usize, bytes: &[u8])
@@ -198,8 +238,10 @@ impl Part for Executor {
         Executor::skip(self, run);
     }
 
-    fn initialise(self: Arc<Self>) -> Job<()> {
-        in_thread(move || Ok(Executor::initialise(&self)?))
+    fn initialise(self: Arc<Self>, at_most: Duration) -> Job<()> {
+        in_thread_within(at_most, move |wanted| {
+            Ok(self.initialise_if(|| wanted.ask())?)
+        })
     }
 
     fn receive(
@@ -253,6 +295,34 @@ mod tests {
                 memory_limit: None,
             }],
         }
+    }
+
+    /// Work on a lock within a time, and whether it was done.
+    async fn within(at_most: Duration, held: &Arc<std::sync::Mutex<bool>>) -> Result<(), Fault> {
+        let held = held.clone();
+        let work = in_thread_within(at_most, move |wanted| {
+            let mut done = held.lock().unwrap();
+            *done |= wanted.ask();
+            Ok(())
+        });
+        work.await
+    }
+
+    #[test]
+    fn work_given_up_is_not_done_later() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let lock = Arc::new(std::sync::Mutex::new(false));
+        let set = |at_most| runtime.block_on(within(at_most, &lock));
+        let held = lock.lock().unwrap();
+        let late = set(Duration::from_millis(50)).unwrap_err().to_string();
+        let expected = "runs that use the variables have not ended within 50ms";
+        assert_eq!(late, expected);
+        drop(held);
+        // The thread has the lock some time after.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!*lock.lock().unwrap());
+        set(Duration::from_secs(9)).unwrap();
+        assert!(*lock.lock().unwrap());
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub use certificates::{MadeKeys, make_keys};
 pub use client::{Callable, Client};
 pub use cluster_spec::{ClusterSpec, TaskName};
 pub use contents::{Constant, Digest, Document, Source};
-pub use engine::{Engine, Job, Made, Part, Plan, Share, in_thread};
+pub use engine::{Engine, Job, Made, Part, Plan, Share, Wanted, in_thread, in_thread_within};
 pub use keys::Keys;
 pub use limits::Limits;
 pub use messages::{DeviceInfo, Fault};

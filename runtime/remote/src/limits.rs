@@ -31,6 +31,9 @@ pub struct Limits {
     pub prepare: Duration,
     /// Time of a run.
     pub run: Duration,
+    /// Time for which an order to set variables waits for the runs that have them. Less than [`Limits::prepare`], so that whoever gave the order hears
+    /// of it.
+    pub variables: Duration,
     /// Time for the tasks to end a run after it was given up.
     pub abort: Duration,
     /// Most connections to a task. Others wait until one ends.
@@ -65,6 +68,7 @@ impl Default for Limits {
             hello: Duration::from_secs(10),
             prepare: Duration::from_secs(60),
             run: Duration::from_secs(600),
+            variables: Duration::from_secs(30),
             abort: Duration::from_secs(3),
             connections: 512,
             sessions: 64,

@@ -17,7 +17,7 @@ use crate::worker::{given, locked};
 use gristmill_runtime::{ErrorKind, Tensor};
 use http::uri::PathAndQuery;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -35,8 +35,13 @@ pub(crate) struct Link {
     last: Arc<AtomicU64>,
 }
 
-/// Orders without an answer so far, by number; once the stream has ended, the reason.
-struct Waiting(Mutex<Result<HashMap<u64, oneshot::Sender<Ended>>, Fault>>);
+/// What a master waits for on a stream.
+struct Waiting {
+    /// Orders without an answer so far, by number; once the stream has ended, the reason.
+    answers: Mutex<Result<HashMap<u64, oneshot::Sender<Ended>>, Fault>>,
+    /// True once the task takes nothing new.
+    is_leaving: AtomicBool,
+}
 
 /// The answer to an order.
 type Ended = Result<Report, Fault>;
@@ -45,7 +50,10 @@ impl Link {
     /// Opens a stream, in the name of a task, to `who`.
     fn open(task: &Arc<Task>, who: &TaskName, channel: Channel) -> Link {
         let (orders, queue) = mpsc::unbounded_channel();
-        let waiting = Arc::new(Waiting(Mutex::new(Ok(HashMap::new()))));
+        let waiting = Arc::new(Waiting {
+            answers: Mutex::new(Ok(HashMap::new())),
+            is_leaving: AtomicBool::new(false),
+        });
         let hello = Order {
             hello: Some(task.hello(who)),
             ..Order::default()
@@ -76,14 +84,19 @@ impl Link {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        locked(&self.waiting.0).is_err()
+        locked(&self.waiting.answers).is_err()
+    }
+
+    /// True once the task takes nothing new.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.waiting.is_leaving.load(Ordering::Acquire)
     }
 
     /// Gives an order, and waits for the answer.
     async fn ask(&self, mut order: Order) -> Ended {
         order.number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (sender, receiver) = oneshot::channel();
-        match &mut *locked(&self.waiting.0) {
+        match &mut *locked(&self.waiting.answers) {
             Ok(waiting) => {
                 // Of those whose askers have gone, no more than one per order stays.
                 waiting.retain(|_, sender| !sender.is_closed());
@@ -188,7 +201,7 @@ impl Link {
 impl Waiting {
     /// Takes the answer to an order.
     fn take(&self, number: u64, ended: Ended) {
-        let found = match &mut *locked(&self.0) {
+        let found = match &mut *locked(&self.answers) {
             Ok(waiting) => waiting.remove(&number),
             Err(_) => None,
         };
@@ -199,7 +212,7 @@ impl Waiting {
     }
 
     fn end(&self, fault: Fault) {
-        let ended = std::mem::replace(&mut *locked(&self.0), Err(fault.clone()));
+        let ended = std::mem::replace(&mut *locked(&self.answers), Err(fault.clone()));
         for (_, sender) in ended.into_iter().flatten() {
             let _ = sender.send(Err(fault.clone()));
         }
@@ -246,6 +259,12 @@ fn dispatch(
     waiting: &Waiting,
 ) -> Option<Fault> {
     let (number, run, fault) = (report.number, report.run, report.fault.take());
+    if report.is_leaving {
+        waiting.is_leaving.store(true, Ordering::Release);
+        let master = master.upgrade();
+        master.into_iter().for_each(|task| task.let_leave(who));
+        return None;
+    }
     let Some(id) = report.callable else {
         return Some(fault.unwrap_or_default());
     };

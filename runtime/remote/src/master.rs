@@ -45,7 +45,7 @@ impl Master {
     pub(crate) fn fail_runs(&self, lost: &TaskName, fault: &Fault) {
         let installed: Vec<_> = locked(&self.installed).values().cloned().collect();
         for installed in installed.iter().filter_map(Weak::upgrade) {
-            if installed.tasks.iter().any(|task| task.name == *lost) {
+            if installed.has_part_on(lost) {
                 installed.outputs.fail_now(fault.clone());
             }
         }
@@ -138,10 +138,14 @@ impl Installed {
         })
     }
 
-    /// True if a task may have forgotten its part.
+    /// True if a task may have forgotten its part, or wants to.
     fn is_broken(&self) -> bool {
         let mut links = self.tasks.iter().filter_map(|task| task.link.as_ref());
-        links.any(Link::has_ended)
+        links.any(|link| link.has_ended() || link.is_leaving())
+    }
+
+    fn has_part_on(&self, name: &TaskName) -> bool {
+        self.tasks.iter().any(|task| task.name == *name)
     }
 }
 
@@ -361,6 +365,20 @@ impl Task {
         locked(&self.master.installed).remove(&installed.id);
         for task in &installed.tasks {
             self.forget_part(installed.id, task.link.as_ref());
+        }
+    }
+
+    /// Lets a task go: each program with a part there forgets its parts once its run has ended.
+    pub(crate) fn let_leave(self: &Arc<Self>, name: &TaskName) {
+        for callable in locked(&self.master.callables).all() {
+            let (task, name) = (self.clone(), name.clone());
+            tokio::spawn(async move {
+                let mut state = callable.state.lock().await;
+                let installed = state.installed.as_ref();
+                if installed.is_some_and(|installed| installed.has_part_on(&name)) {
+                    task.forget_parts(&mut state);
+                }
+            });
         }
     }
 

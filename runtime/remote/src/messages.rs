@@ -8,7 +8,7 @@ use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::fmt;
 
 /// Version of the messages; tasks and clients of one cluster have the same.
-pub(crate) const WIRE: u32 = 2;
+pub(crate) const WIRE: u32 = 3;
 
 /// An error on its way: the category, the place in the user's model, and what to try.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -523,7 +523,8 @@ pub(crate) struct Order {
     pub(crate) number: u64,
 }
 
-/// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way after it, or, without a program, a refusal of the stream.
+/// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way after it, or, without a program, a
+/// refusal of the stream or a word of leave.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Report {
     #[prost(message, optional, tag = "1")]
@@ -539,6 +540,9 @@ pub(crate) struct Report {
     pub(crate) number: u64,
     #[prost(message, optional, tag = "6")]
     pub(crate) registered: Option<Registered>,
+    /// True when the task takes no more orders that begin something.
+    #[prost(bool, tag = "7")]
+    pub(crate) is_leaving: bool,
 }
 
 /// A master's order to give up a run.

@@ -16,7 +16,7 @@ use gristmill_runtime::exec::{Outgoing, Wire};
 use http::uri::PathAndQuery;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use tonic::Request;
 use tonic::transport::Channel;
@@ -40,7 +40,7 @@ pub(crate) type Lost = Arc<dyn Fn(u64, &Fault) + Send + Sync>;
 
 /// The way to another task.
 #[derive(Clone)]
-pub(crate) struct Outbox(mpsc::UnboundedSender<Wish>);
+pub(crate) struct Outbox(mpsc::UnboundedSender<Parcel>);
 
 /// The task at the other end of an outbox.
 pub(crate) struct Way {
@@ -50,31 +50,17 @@ pub(crate) struct Way {
     pub(crate) network: Network,
 }
 
-/// A wish of those who send.
-enum Wish {
-    Carry(Parcel),
-    /// Says when all before it is there.
-    Finish(oneshot::Sender<()>),
-}
-
 impl Outbox {
     /// Starts the way to a task.
     pub(crate) fn start(way: Way) -> Outbox {
-        let (sender, wishes) = mpsc::unbounded_channel();
-        tokio::spawn(carry(way, wishes));
+        let (sender, parcels) = mpsc::unbounded_channel();
+        tokio::spawn(carry(way, parcels));
         Outbox(sender)
     }
 
     pub(crate) fn send(&self, parcel: Parcel) {
         // An outbox lives as long as the server; then nothing is sent any more.
-        let _ = self.0.send(Wish::Carry(parcel));
-    }
-
-    /// Waits until the receiver has all parcels, or they are lost.
-    pub(crate) async fn finish(&self) {
-        let (done, finished) = oneshot::channel();
-        let _ = self.0.send(Wish::Finish(done));
-        let _ = finished.await;
+        let _ = self.0.send(parcel);
     }
 }
 
@@ -140,7 +126,7 @@ struct Open {
     runs: HashMap<Arc<Opening>, (Lost, u64)>,
 }
 
-async fn carry(way: Way, mut wishes: mpsc::UnboundedReceiver<Wish>) {
+async fn carry(way: Way, mut parcels: mpsc::UnboundedReceiver<Parcel>) {
     let Way {
         task,
         address,
@@ -151,10 +137,10 @@ async fn carry(way: Way, mut wishes: mpsc::UnboundedReceiver<Wish>) {
     let mut open: Option<Open> = None;
     let open_on = |channel| Open::new(channel, &who, &address);
     loop {
-        let wish = match &mut open {
-            None => wishes.recv().await,
+        let parcel = match &mut open {
+            None => parcels.recv().await,
             Some(stream) => tokio::select! {
-                wish = wishes.recv() => wish,
+                parcel = parcels.recv() => parcel,
                 fault = &mut stream.end => {
                     let fault = ended(fault);
                     open.take().into_iter().for_each(|stream| stream.abort_runs(&fault));
@@ -162,17 +148,12 @@ async fn carry(way: Way, mut wishes: mpsc::UnboundedReceiver<Wish>) {
                 }
             },
         };
-        let parcel = match wish {
-            Some(Wish::Carry(parcel)) => parcel,
-            Some(Wish::Finish(done)) => {
-                if let Some(stream) = open.take() {
-                    stream.let_end().await;
-                }
-                // Whoever waited may have given up.
-                let _ = done.send(());
-                continue;
+        let Some(parcel) = parcel else {
+            // Whatever is on the way may still be lost.
+            if let Some(stream) = open.take() {
+                stream.let_end().await;
             }
-            None => return,
+            return;
         };
         let stream = match open.take() {
             Some(stream) if stream.numbers.len() < limits.openings => stream,

@@ -121,8 +121,7 @@ impl Task {
         let hosted = self.hosted(run.of.id)?;
         match is_commit {
             true => hosted.commit(run.number).await,
-            // The run has begun.
-            false => hosted.take_turn(run.number, self.busy.begin()).await,
+            false => hosted.take_turn(run.number).await,
         }
     }
 
@@ -229,8 +228,8 @@ impl Task {
     async fn run_here(&self, run: &Run, share: &Share, feeds: Vec<Tensor>) -> Result<(), Fault> {
         let hosted = self.hosted(run.of.id)?;
         let takes_turn = run.of.takes_turn_with_step(share);
-        let turn = takes_turn.then(|| self.busy.begin());
-        let fetches = hosted.run(run.number, turn, async { Ok(feeds) }).await?;
+        let ran = hosted.run(run.number, takes_turn, async { Ok(feeds) });
+        let fetches = ran.await?;
         for (&output, tensor) in share.outputs.iter().zip(fetches) {
             run.of.outputs.put(output, run.number, tensor);
         }

@@ -71,9 +71,9 @@ pub(crate) struct Task {
     pub(crate) worker: Worker,
     pub(crate) master: Master,
     pub(crate) phase: watch::Receiver<Phase>,
-    /// Runs, and orders without a report.
+    /// Runs of clients, and parts of other masters.
     pub(crate) busy: Busy,
-    pub(crate) orders: Busy,
+    pub(crate) held: Busy,
     /// Answers of the service `grpc.health.v1.Health`.
     pub(crate) health: HealthReporter,
     /// Number of the last registered program.
@@ -111,7 +111,7 @@ impl Task {
             master: Master::default(),
             phase,
             busy: Busy::default(),
-            orders: Busy::default(),
+            held: Busy::default(),
             health: HealthReporter::new(),
             last_id: AtomicU64::new(0),
         }

@@ -1,9 +1,11 @@
 //! The end of a server: it takes nothing new, lets runs end, and goes.
+//!
+//! Masters of other tasks hear of it by their streams of orders. They let go of their parts here when no run needs them any more: one whose part
+//! here is done may still go on elsewhere, and fails with the loss of any of its tasks.
 
 use crate::messages::{Fault, Nothing};
 use crate::rpc;
 use crate::server::Task;
-use crate::worker::locked;
 use gristmill_runtime::ErrorKind;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -22,7 +24,7 @@ pub(crate) enum Phase {
 /// Methods of one message that begin something.
 const BEGIN: [&str; 3] = [rpc::OFFER, rpc::PREPARE, rpc::INITIALISE];
 
-/// Number of runs, or of other things, under way.
+/// Number of things under way.
 pub(crate) struct Busy(watch::Sender<usize>);
 
 impl Default for Busy {
@@ -31,13 +33,17 @@ impl Default for Busy {
     }
 }
 
-/// A run under way.
+/// One of the things under way.
 pub(crate) struct Underway(watch::Sender<usize>);
 
 impl Busy {
     pub(crate) fn begin(&self) -> Underway {
         self.0.send_modify(|n| *n += 1);
         Underway(self.0.clone())
+    }
+
+    fn number(&self) -> usize {
+        *self.0.borrow()
     }
 
     async fn until_idle(&self) {
@@ -73,12 +79,22 @@ impl Task {
 
     /// Waits for the end of the server.
     pub(crate) async fn stopped(&self) {
-        let mut phase = self.phase.clone();
-        // The sender goes with the server, which is an end as well.
-        let _ = phase.wait_for(|phase| *phase == Phase::Stopped).await;
+        self.reached(Phase::Stopped).await;
     }
 
-    /// Notes a run. Errors once the server takes none.
+    /// Waits until the server takes nothing new. Its phase then.
+    pub(crate) async fn draining(&self) -> Phase {
+        self.reached(Phase::Draining).await
+    }
+
+    async fn reached(&self, end: Phase) -> Phase {
+        let mut phase = self.phase.clone();
+        let reached = phase.wait_for(|phase| *phase >= end).await;
+        // The sender goes with the server, which is an end as well.
+        reached.map_or(Phase::Stopped, |phase| *phase)
+    }
+
+    /// Notes a run of a client. Errors once the server takes none.
     pub(crate) fn begin_run(&self) -> Result<Underway, Fault> {
         // First noted, then asked: the server waits for those it has let begin.
         let underway = self.busy.begin();
@@ -99,8 +115,8 @@ impl Task {
         Err(crate::server::unary(&self.limits, request, refused).await)
     }
 
-    /// Takes nothing new, and waits until the runs have ended and their tensors are where they belong. Number of runs still under way after
-    /// `grace`.
+    /// Takes nothing new, and waits until the runs of clients have ended, and masters have let go of their parts. Number of runs still under way
+    /// after `grace`.
     pub(crate) async fn drain(&self, grace: Duration, phase: &watch::Sender<Phase>) -> usize {
         phase.send_replace(Phase::Draining);
         for service in ["", rpc::SERVICE] {
@@ -109,16 +125,12 @@ impl Task {
         }
         let drained = async {
             self.busy.until_idle().await;
-            self.orders.until_idle().await;
-            let outboxes: Vec<_> = locked(&self.worker.outboxes).values().cloned().collect();
-            for outbox in outboxes {
-                outbox.finish().await;
-            }
+            self.held.until_idle().await;
         };
         match tokio::time::timeout(grace, drained).await {
             Ok(()) => 0,
             // Whatever is not there by then is cut off.
-            Err(_) => *self.busy.0.borrow(),
+            Err(_) => self.busy.number() + self.held.number(),
         }
     }
 }

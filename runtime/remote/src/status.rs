@@ -1,6 +1,7 @@
 //! Tasks as they are: their devices and variables, and orders about all variables of a container or program.
 
 use crate::contents::Digest;
+use crate::engine::variables_in_use;
 use crate::messages::{
     Call, Fault, Look, Nothing, TaskAddress, TaskStatus, TaskStatuses, VariableInfo, Welcome,
 };
@@ -98,7 +99,8 @@ impl Task {
     pub(crate) async fn status(&self, order: Look) -> Result<TaskStatus, Fault> {
         if !order.reset.is_empty() {
             let _underway = self.begin_run()?;
-            self.engine.reset(order.reset).await?;
+            let at_most = self.limits.variables;
+            self.engine.reset(order.reset, at_most).await?;
         }
         let variables = self.engine.variables()?.into_iter();
         let welcome = self.welcome();
@@ -151,14 +153,16 @@ impl Task {
         sessions.check(request.session)?;
         let callable = self.callable(&Digest::from_bytes(&request.program)?)?;
         // No run of the program goes on meanwhile.
-        let mut state = callable.state.lock().await;
+        let at_most = self.limits.variables;
+        let state = tokio::time::timeout(at_most, callable.state.lock()).await;
+        let mut state = state.map_err(|_| variables_in_use(at_most))?;
         let installed = self.registered(&callable.document, &mut state).await?;
         let names = installed.tasks.iter().map(|on| on.name.clone()).collect();
         let answers = self.on_each(names, |task, name| {
             let of = installed.clone();
             async move {
                 let done = match name == task.name {
-                    true => task.hosted(of.id)?.initialise().await,
+                    true => task.hosted(of.id)?.initialise(&task.limits).await,
                     false => of.link(&name)?.initialise(&task, of.id).await,
                 };
                 done.map_err(|fault| fault.of_task(&name))

@@ -10,10 +10,11 @@ use crate::messages::{
 use crate::outbox::{Lost, Outbox, Parcel};
 use crate::rpc;
 use crate::server::Task;
+use crate::shutdown::{Busy, Phase, Underway};
 use crate::worker::{given, locked};
 use bytes::Bytes;
 use gristmill_runtime::{ErrorKind, Tensor};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -30,14 +31,14 @@ struct Stream {
     master: TaskName,
     incarnation: u64,
     /// Its parts, also those under compilation; none once the stream has ended.
-    parts: Mutex<Option<HashSet<CallableId>>>,
+    parts: Mutex<Option<HashMap<CallableId, Underway>>>,
 }
 
 impl Stream {
-    /// Adds a part. Errors on one of another master, and on one it has.
-    fn add(&self, id: CallableId) -> Result<(), Fault> {
+    /// Adds a part, and counts it. Errors on one of another master, and on one it has.
+    fn add(&self, id: CallableId, held: &Busy) -> Result<(), Fault> {
         let is_new = match &mut *locked(&self.parts) {
-            Some(parts) => parts.insert(id),
+            Some(parts) => parts.insert(id, held.begin()).is_none(),
             None => true,
         };
         match is_new && id.master == self.incarnation {
@@ -49,12 +50,14 @@ impl Stream {
     /// Removes a part. False if the stream does not have it.
     fn remove(&self, id: CallableId) -> bool {
         let mut parts = locked(&self.parts);
-        parts.as_mut().is_some_and(|parts| parts.remove(&id))
+        parts
+            .as_mut()
+            .is_some_and(|parts| parts.remove(&id).is_some())
     }
 
     fn has(&self, id: CallableId) -> bool {
         let parts = locked(&self.parts);
-        parts.as_ref().is_some_and(|parts| parts.contains(&id))
+        parts.as_ref().is_some_and(|parts| parts.contains_key(&id))
     }
 }
 
@@ -82,7 +85,7 @@ impl Task {
                 let stream = Arc::new(stream);
                 let ended = tokio::select! {
                     ended = self.obey_all(&mut orders, &reports, &stream) => ended,
-                    () = self.stopped() => Err(self.is_stopping()),
+                    () = self.say_goodbye(&reports) => Err(self.is_stopping()),
                 };
                 self.end_stream(&stream, &ended);
                 ended
@@ -96,6 +99,20 @@ impl Task {
             // The master may be gone.
             let _ = reports.send(Ok(report)).await;
         }
+    }
+
+    /// Tells a master when this task is about to leave, so that it lets go of its parts once their runs have ended. Waits for the end of the
+    /// server.
+    async fn say_goodbye(&self, reports: &mpsc::Sender<Said>) {
+        if self.draining().await == Phase::Draining {
+            let report = Report {
+                is_leaving: true,
+                ..Report::default()
+            };
+            // An absent master needs no report.
+            let _ = reports.send(Ok(report)).await;
+        }
+        self.stopped().await;
     }
 
     /// Reads the greeting of a master. Errors when it is not of this cluster, has another program, or has another start with a stream.
@@ -123,7 +140,7 @@ impl Task {
         Ok(Stream {
             master,
             incarnation,
-            parts: Mutex::new(Some(HashSet::new())),
+            parts: Mutex::new(Some(HashMap::new())),
         })
     }
 
@@ -133,7 +150,7 @@ impl Task {
             Fault::new(ErrorKind::DeviceFailed, "the master has ended its stream")
         });
         let parts = locked(&stream.parts).take();
-        for id in parts.into_iter().flatten() {
+        for (id, _underway) in parts.into_iter().flatten() {
             self.release(id, &lost);
         }
         self.worker
@@ -167,7 +184,7 @@ impl Task {
                 None => continue,
             };
             if order.register.is_some() {
-                stream.add(id)?;
+                stream.add(id, &self.held)?;
             } else if stream.has(id)
                 && let Ok(hosted) = self.hosted(id)
             {
@@ -192,8 +209,6 @@ impl Task {
         reports: mpsc::WeakSender<Said>,
     ) {
         let (number, said) = (order.number, reports.clone());
-        // Until the report is on its way.
-        let _obeying = self.orders.begin();
         let doing = tokio::spawn(async move { self.done((id, order), &stream, said).await });
         let panicked = |e| {
             let message = format!("an order panicked: {e}");
@@ -240,7 +255,10 @@ impl Task {
             Order {
                 initialise: Some(of),
                 ..
-            } => self.hosted(given(of.callable)?)?.initialise().await?,
+            } => {
+                let hosted = self.hosted(given(of.callable)?)?;
+                hosted.initialise(&self.limits).await?;
+            }
             _ => return Err(Fault::invalid("an order without contents")),
         }
         Ok(report)
@@ -273,7 +291,10 @@ impl Task {
         let hosted = self.hosted(given(order.callable)?)?;
         match order.is_commit {
             true => hosted.commit(order.run).await,
-            false => hosted.take_turn(order.run, self.begin_run()?).await,
+            false => {
+                self.takes_more()?;
+                hosted.take_turn(order.run).await
+            }
         }
     }
 
@@ -292,17 +313,12 @@ impl Task {
     ) -> Result<Results, Fault> {
         let (id, run) = (given(step.callable)?, step.run);
         let hosted = self.hosted(id)?;
-        let underway = match hosted.has_turn(run) {
-            true => None,
-            false => Some(self.begin_run()?),
-        };
-        let (turn, _underway) = match step.takes_turn {
-            true => (underway, None),
-            false => (None, underway),
-        };
+        if !hosted.has_turn(run) {
+            self.takes_more()?;
+        }
         let outbox = self.outbox(master)?;
         let feeds = hosted.gathered(run, &step.feeds);
-        let fetches = hosted.run(run, turn, feeds).await?;
+        let fetches = hosted.run(run, step.takes_turn, feeds).await?;
         if fetches.len() != hosted.outputs.len() {
             let (n, expected) = (fetches.len(), hosted.outputs.len());
             return Err(Fault::invalid(format!(

@@ -1,6 +1,5 @@
 //! The worker of a task: it compiles and runs parts for masters.
 
-use crate::TaskName;
 use crate::contents::Document;
 use crate::engine::{Made, Part};
 use crate::inbox::Inbox;
@@ -13,8 +12,8 @@ use crate::names::task_of;
 use crate::outbox::{Lost, Outbox, PartWire, Way};
 use crate::pieces::Incoming;
 use crate::server::Task;
-use crate::shutdown::Underway;
 use crate::turn::{StateUse, Turn};
+use crate::{Limits, TaskName};
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -56,7 +55,6 @@ pub(crate) struct Hosted {
 struct Held {
     run: u64,
     turn: Turn,
-    _underway: Underway,
 }
 
 /// Where pieces of a stream go.
@@ -140,15 +138,15 @@ impl Hosted {
     pub(crate) async fn run(
         &self,
         run: u64,
-        turn: Option<Underway>,
+        takes_turn: bool,
         feeds: impl Future<Output = Result<Vec<Tensor>, Fault>>,
     ) -> Result<Vec<Tensor>, Fault> {
         self.note(run);
         let gathered = async {
             let feeds = feeds.await?;
-            match turn {
-                Some(underway) => self.take_turn(run, underway).await.map(|()| feeds),
-                None => Ok(feeds),
+            match takes_turn {
+                true => self.take_turn(run).await.map(|()| feeds),
+                false => Ok(feeds),
             }
         };
         let ran = match gathered.await {
@@ -209,7 +207,7 @@ impl Hosted {
     }
 
     /// Takes the turn of a run.
-    pub(crate) async fn take_turn(&self, run: u64, underway: Underway) -> Result<(), Fault> {
+    pub(crate) async fn take_turn(&self, run: u64) -> Result<(), Fault> {
         self.note(run);
         let turn = tokio::select! {
             held = self.part.clone().hold() => held?,
@@ -220,11 +218,7 @@ impl Hosted {
             return Err(Fault::invalid("the run was given up").derived());
         }
         self.last_turn.store(run, Ordering::Release);
-        *held = Some(Held {
-            run,
-            turn,
-            _underway: underway,
-        });
+        *held = Some(Held { run, turn });
         Ok(())
     }
 
@@ -233,9 +227,9 @@ impl Hosted {
         self.last_run.fetch_max(run, Ordering::AcqRel);
     }
 
-    /// Sets the part's variables to their initial values.
-    pub(crate) async fn initialise(&self) -> Result<(), Fault> {
-        self.part.clone().initialise().await
+    /// Sets the part's variables to their initial values, unless runs have them for too long.
+    pub(crate) async fn initialise(&self, limits: &Limits) -> Result<(), Fault> {
+        self.part.clone().initialise(limits.variables).await
     }
 
     /// Gives up a run.

@@ -273,7 +273,12 @@ impl Executor {
 
     /// Sets the variables of the program to its initial values. Those without an initial value keep theirs. Waits for runs with variables.
     pub fn initialise(&self) -> Result<(), Error> {
-        self.resources.initialise(&self.shared.program)
+        self.initialise_if(|| true)
+    }
+
+    /// [`Executor::initialise`], if `is_wanted` says so once no other run is in progress.
+    pub fn initialise_if(&self, is_wanted: impl FnOnce() -> bool) -> Result<(), Error> {
+        self.resources.initialise(&self.shared.program, is_wanted)
     }
 
     /// True if its runs reduce over devices by a library: one such run after the other has a device, however long it waits for tensors there.

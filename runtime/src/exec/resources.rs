@@ -322,9 +322,17 @@ impl Resources {
         originals.map(state).collect()
     }
 
-    /// Sets the variables of a program to its initial values, where it has them. Waits until no other run is in progress.
-    pub(super) fn initialise(&self, program: &Program) -> Result<(), Error> {
+    /// Sets the variables of a program to its initial values, where it has them. Waits until no other run is in progress; then asks whether this is
+    /// still wanted.
+    pub(super) fn initialise(
+        &self,
+        program: &Program,
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<(), Error> {
         let transaction = self.begin();
+        if !is_wanted() {
+            return Ok(());
+        }
         self.initialise_all(program)?;
         transaction.commit();
         Ok(())
@@ -343,9 +351,19 @@ impl Resources {
 
     /// Resets every variable of a container to its initial value. Variables without one count as never assigned.
     pub fn reset(&self, container: &str) {
+        self.reset_if(&[container], || true);
+    }
+
+    /// [`Resources::reset`] of several containers at once, if `is_wanted` says so once no run is in progress.
+    pub fn reset_if(&self, containers: &[&str], is_wanted: impl FnOnce() -> bool) {
         let transaction = self.begin();
+        if !is_wanted() {
+            return;
+        }
         let variables = lock(&self.variables);
-        let own = variables.iter().filter(|(key, _)| key.0 == container);
+        let own = variables
+            .iter()
+            .filter(|(key, _)| containers.contains(&key.0.as_str()));
         own.for_each(|(_, v)| *alone(&v.state) = State::of(lock(&v.initial).as_ref()));
         drop(variables);
         transaction.commit();

@@ -94,7 +94,7 @@ impl Engine for Chain {
         Ok(Vec::new())
     }
 
-    fn reset(&self, _: Vec<String>) -> Job<()> {
+    fn reset(&self, _: Vec<String>, _: Duration) -> Job<()> {
         Box::pin(async { Ok(()) })
     }
 
@@ -308,7 +308,7 @@ impl Part for Link {
         state.ended = state.ended.max(run);
     }
 
-    fn initialise(self: Arc<Self>) -> Job<()> {
+    fn initialise(self: Arc<Self>, _: Duration) -> Job<()> {
         // The count goes on: then each is there once.
         Box::pin(async { Ok(()) })
     }

@@ -217,8 +217,8 @@ impl Part for Relayed {
         self.executor.skip(run);
     }
 
-    fn initialise(self: Arc<Self>) -> Job<()> {
-        self.executor.clone().initialise()
+    fn initialise(self: Arc<Self>, at_most: Duration) -> Job<()> {
+        self.executor.clone().initialise(at_most)
     }
 
     fn receive(&self, end: usize, run: u64, at: usize, bytes: &[u8]) -> Result<Received, Error> {
@@ -282,7 +282,7 @@ impl Engine for Relay {
         Ok(Vec::new())
     }
 
-    fn reset(&self, _: Vec<String>) -> Job<()> {
+    fn reset(&self, _: Vec<String>, _: Duration) -> Job<()> {
         Box::pin(async { Ok(()) })
     }
 
@@ -646,7 +646,7 @@ fn others_are_refused_with_the_difference() {
         .err()
         .unwrap();
     let expected =
-        "the client is gristmill 2.0 (messages 2), /job:ps/task:0 is gristmill 1.0 (messages 2)";
+        "the client is gristmill 2.0 (messages 3), /job:ps/task:0 is gristmill 1.0 (messages 3)";
     assert_eq!(other.to_string(), expected);
     for target in [
         "127.0.0.1:22",

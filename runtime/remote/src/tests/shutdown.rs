@@ -65,6 +65,33 @@ fn runs_under_way_end_before_their_server_does() {
 }
 
 #[test]
+fn a_task_that_has_done_its_part_waits_for_the_others() {
+    let spec = cluster(&THREE);
+    let mut servers = servers(&spec, 2, Duration::from_secs(2));
+    let client = connect(&spec, THREE[1]).unwrap();
+    let callable = client.prepare(&Document::from(THREE.join(" "))).unwrap();
+    // A program without the leaving task goes on after it, and an idle one with it holds up nobody.
+    let order = [1, 2].map(|i| THREE[i]).join(" ");
+    let other = client.prepare(&Document::from(order)).unwrap();
+    let order = [1, 0].map(|i| THREE[i]).join(" ");
+    let idle = client.prepare(&Document::from(order)).unwrap();
+    let first = servers.remove(0);
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| client.call(&callable, &[values(3.0)]));
+        // Its part takes no time, that of the last task two seconds.
+        std::thread::sleep(Duration::from_millis(800));
+        let began = Instant::now();
+        assert_eq!(first.shut_down(Duration::from_secs(9)), 0);
+        assert!(began.elapsed() > Duration::from_millis(500));
+        let y = running.join().unwrap().unwrap();
+        assert_eq!(y[0].as_bytes(), values(3.0).as_bytes());
+    });
+    client.call(&other, &[values(4.0)]).unwrap();
+    let lost = client.call(&idle, &[values(5.0)]).unwrap_err();
+    assert!(lost.to_string().contains("/job:ps/task:0"), "{lost}");
+}
+
+#[test]
 fn runs_that_take_longer_than_the_grace_are_cut_off() {
     let spec = cluster(&THREE);
     let mut servers = servers(&spec, 2, Duration::from_secs(20));
