@@ -635,6 +635,15 @@ fn three_processes_give_four() {
     ] {
         assert!(ran.stderr.contains(device), "{}", ran.stderr);
     }
+    let hasty = [&args[..], &["--step-timeout", "0ms"]].concat();
+    let late = gristmill(folder.path(), &hasty);
+    assert_eq!(late.code, Some(6), "{}", late.stderr);
+    assert!(
+        late.stderr
+            .contains("a run took longer than 0ns, and waits for "),
+        "{}",
+        late.stderr
+    );
     let listed = gristmill(folder.path(), &["devices", "--session", &session]);
     assert_eq!(listed.code, Some(0), "{}", listed.stderr);
     for name in three {

@@ -10,7 +10,7 @@ use gristmill::Source;
 use gristmill::TargetCpu;
 use gristmill::command_line::ConvAlgorithm;
 use gristmill::cost::{Bytes, store};
-use gristmill::distribute::Credentials;
+use gristmill::distribute::ClientOptions;
 use gristmill::ir::{Bindings, Graph};
 use gristmill::pipeline::Lowered;
 use gristmill::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
@@ -293,12 +293,12 @@ impl CompileArgs {
     }
 
     /// The same in a session on a task of a cluster.
-    pub fn open_on(&self, target: &str, trusted: &Credentials) -> Result<(Session, Options)> {
+    pub fn open_on(&self, target: &str, client: ClientOptions) -> Result<(Session, Options)> {
         let settings = Settings {
             log_device_placement: self.log_device_placement,
             ..Settings::default()
         };
-        let session = Session::open_with(target, &settings, trusted)?;
+        let session = Session::open_with(target, &settings, client)?;
         Ok((session, self.options(false)?))
     }
 

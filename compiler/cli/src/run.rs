@@ -11,6 +11,7 @@ use crate::{load, parse, print_json, summary};
 use clap::Args;
 use gristmill::Session;
 use gristmill::Tensor;
+use gristmill::distribute::{ClientOptions, Limits};
 use gristmill::interp::compare::{Comparison, allclose};
 use gristmill::onnx::Declared;
 use gristmill::pipeline::{Config, Lowered};
@@ -29,7 +30,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Arguments of `run`.
 #[derive(Args)]
@@ -49,6 +50,9 @@ pub struct RunArgs {
         help_heading = heading::DEVICES
     )]
     session: Option<String>,
+    /// Longest time of the run on the tasks of --session: then it ends with an error that says where each task is.
+    #[arg(long, default_value = "10m", value_name = "TIME", value_parser = parse::time, requires = "session", help_heading = heading::DEVICES)]
+    step_timeout: Duration,
     #[command(flatten)]
     trust: TrustArgs,
     /// Set the variables of the model to their initial values before the run, on the tasks of --session.
@@ -87,8 +91,20 @@ impl RunArgs {
                 self.trust.needs_session()?;
                 self.compile.open()
             }
-            Some(target) => self.compile.open_on(target, &self.trust.of_client()?),
+            Some(target) => self.compile.open_on(target, self.client()?),
         }
+    }
+
+    /// How to be a client of --session.
+    fn client(&self) -> Result<ClientOptions> {
+        Ok(ClientOptions {
+            credentials: self.trust.of_client()?,
+            on_stall: Some(Arc::new(|stall| output::warning(stall))),
+            limits: Limits {
+                run: self.step_timeout,
+                ..Limits::default()
+            },
+        })
     }
 
     /// Prints warnings, and what the flags of diagnosis ask for. On a cluster, the tasks have the stages.

@@ -10,7 +10,7 @@ use crate::place::{self, Fallback, Objective, Request};
 use crate::session::cluster::{Cluster, Remote};
 use crate::session::{Session, Settings};
 use crate::target::TargetCpu;
-use gristmill_remote::{Callable, Client, Credentials, Limits, TaskState};
+use gristmill_remote::{Callable, Client, ClientOptions, TaskState};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::program::IoSpec;
 use std::sync::Arc;
@@ -23,18 +23,19 @@ impl Session {
     /// Errors: `InvalidInput` on another form of address, and on a task of another version; `Unsupported` for an address beyond this machine, for
     /// which [`Session::open_with`] takes keys; `DeviceFailed` when there is no answer.
     pub fn open(target: &str, settings: &Settings) -> Result<Session> {
-        Session::open_with(target, settings, &Credentials::Local)
+        Session::open_with(target, settings, ClientOptions::default())
     }
 
-    /// A session as [`Session::open`] makes it, with keys or without.
+    /// A session as [`Session::open`] makes it, with other options: [`Credentials`](gristmill_remote::Credentials), a longest time of a run, a
+    /// function told about stalls.
     ///
     /// Errors as [`Session::open`] does, and with `DeviceFailed` or `InvalidInput` when one end does not accept the other.
     pub fn open_with(
         target: &str,
         settings: &Settings,
-        credentials: &Credentials,
+        options: impl Into<ClientOptions>,
     ) -> Result<Session> {
-        let client = Client::connect(target, version(), credentials.clone(), Limits::default())?;
+        let client = Client::connect(target, version(), options.into())?;
         let cluster = OnTask {
             target: target.to_owned(),
             client: Arc::new(client),

@@ -41,8 +41,8 @@ mod text;
 
 pub use engine::{serve, serve_with};
 pub use gristmill_remote::{
-    ClusterSpec, Credentials, DeviceInfo, Keys, MadeKeys, RunningTask, Server, ServerOptions,
-    TaskName,
+    ClientOptions, ClusterSpec, Credentials, DeviceInfo, Keys, Limits, MadeKeys, OnStall,
+    RunningTask, Server, ServerOptions, TaskName,
 };
 pub use gristmill_runtime::exec::VariableState;
 #[doc(hidden)]

@@ -13,8 +13,8 @@ use crate::pipeline::Lowered;
 use crate::session::cluster::Remote;
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    Client, ClusterSpec, Credentials, DeviceInfo, Document, Engine, Fault, Job, Limits, Made,
-    PartWire, Plan, Server, ServerOptions, TaskName,
+    Client, ClientOptions, ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Made, PartWire,
+    Plan, Server, ServerOptions, TaskName,
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
@@ -55,7 +55,7 @@ impl Spread {
             servers.push(started?);
         }
         let target = format!("grpc://{}", cluster.address(&task(0))?);
-        let client = Client::connect(&target, version(), Credentials::Local, Limits::default())?;
+        let client = Client::connect(&target, version(), ClientOptions::default())?;
         let callable = client.prepare(&Document::from(String::new()))?;
         Ok(Spread {
             program: Elsewhere::new(Arc::new(client), callable),

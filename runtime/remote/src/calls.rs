@@ -1,22 +1,32 @@
 //! A client's run of a program, on both sides: inputs go to the task, and outputs come back, in pieces where they are large.
 
-use crate::Limits;
 use crate::contents::{Digest, TensorBytes};
 use crate::inbox::Inbox;
 use crate::messages::{Call, CallPart, Fault, Piece, ResultPart, Results, Value};
+use crate::progress::Watch;
 use crate::rpc::{self, Failure};
+use crate::runs::gone;
 use crate::server::Task;
 use crate::worker::given;
+use crate::{Limits, TaskName};
 use bytes::Bytes;
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{ErrorKind, Tensor};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
+
+/// Told of stalls of a run.
+pub(crate) type OnStall<'a> = &'a (dyn Fn(&str) + Send + Sync);
+
+/// Longest time of a run: ten years.
+const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Number of the run in the inbox of one call.
 const ONLY_RUN: u64 = 1;
@@ -132,12 +142,46 @@ async fn send_apart<M>(
 /// The client that waits for a run.
 pub(crate) struct Caller<'a> {
     pub(crate) session: u64,
+    /// The end of its patience, and that in all.
+    pub(crate) deadline: Instant,
+    timeout: Duration,
     answers: &'a mpsc::Sender<Result<ResultPart, Status>>,
 }
 
 impl Caller<'_> {
     pub(crate) fn has_gone(&self) -> bool {
         self.answers.is_closed()
+    }
+
+    /// Tells it of a stall, unless it is behind with reading.
+    pub(crate) fn warn(&self, stall: String) {
+        let part = ResultPart {
+            stall: Some(stall),
+            ..ResultPart::default()
+        };
+        let _ = self.answers.try_send(Ok(part));
+    }
+
+    /// Waits until it has gone, or its patience has ended, and tells it of stalls meanwhile. The reason.
+    pub(crate) async fn impatience(&self, watch: &mut Watch, awaited: &[&TaskName]) -> Fault {
+        loop {
+            tokio::select! {
+                () = self.gone() => return gone(),
+                () = tokio::time::sleep_until(self.deadline) => {
+                    return self.too_long(&watch.places(awaited));
+                }
+                stall = watch.stalled(awaited) => self.warn(stall),
+            }
+        }
+    }
+
+    /// The error when its patience has ended.
+    pub(crate) fn too_long(&self, awaited: &str) -> Fault {
+        let message = format!(
+            "a run took longer than {:?}, and waits for {awaited}",
+            self.timeout
+        );
+        Fault::new(ErrorKind::DeviceFailed, message)
     }
 
     /// Waits until it has gone.
@@ -151,17 +195,21 @@ pub(crate) async fn call(
     channel: &Channel,
     (session, program): (u64, Digest),
     feeds: Vec<Tensor>,
-    limits: &Limits,
+    (limits, on_stall): (&Limits, OnStall<'_>),
 ) -> Result<Vec<Tensor>, Failure> {
     let (parts, queue) = mpsc::channel(2);
+    let timeout = limits.run.min(FAR);
     let call = Call {
         program: program.to_bytes(),
         feeds: Value::of_all(&feeds, limits),
         session,
+        timeout_ms: timeout.as_millis() as u64,
     };
     tokio::spawn(ask(call, feeds, limits.clone(), parts));
-    let first = tokio::time::timeout(limits.run, begin(channel, queue, limits)).await;
-    let (mut answer, first) = first.map_err(|_| Failure::Silent(limits.run))??;
+    // The task is the first to lose patience, and says what it waited for.
+    let at_most = timeout + limits.abort + limits.hello;
+    let first = tokio::time::timeout(at_most, begin(channel, queue, limits, on_stall)).await;
+    let (mut answer, first) = first.map_err(|_| Failure::Silent(at_most))??;
     if let Some(fault) = first.fault {
         return Err(Failure::Fault(fault));
     }
@@ -186,11 +234,12 @@ async fn ask(call: Call, feeds: Vec<Tensor>, limits: Limits, parts: mpsc::Sender
     }
 }
 
-/// Opens the streams of a call, and waits for the first part of the answer.
+/// Opens the streams of a call, and waits for the first part of the answer. Stalls before it are told.
 async fn begin(
     channel: &Channel,
     queue: mpsc::Receiver<CallPart>,
     limits: &Limits,
+    on_stall: OnStall<'_>,
 ) -> Result<(Streaming<ResultPart>, ResultPart), Failure> {
     let mut client = tonic::client::Grpc::new(channel.clone())
         .max_decoding_message_size(limits.message_bytes)
@@ -201,9 +250,14 @@ async fn begin(
     let request = Request::new(ReceiverStream::new(queue));
     let answer = client.streaming(request, path, codec).await;
     let mut answer = answer.map_err(|s| rpc::of_status(&s))?.into_inner();
-    let first = answer.message().await.map_err(|s| rpc::of_status(&s))?;
-    let first = first.ok_or_else(|| Failure::Lost("no answer".to_owned()))?;
-    Ok((answer, first))
+    loop {
+        let part = answer.message().await.map_err(|s| rpc::of_status(&s))?;
+        let part = part.ok_or_else(|| Failure::Lost("no answer".to_owned()))?;
+        match part.stall {
+            Some(stall) => on_stall(&stall),
+            None => return Ok((answer, part)),
+        }
+    }
 }
 
 impl Task {
@@ -233,7 +287,7 @@ impl Task {
                     fetches: values.clone(),
                 }),
                 fault,
-                piece: None,
+                ..ResultPart::default()
             };
             let message = |piece| {
                 Ok(ResultPart {
@@ -262,7 +316,13 @@ impl Task {
         let session = call.session;
         self.master.sessions.check(session)?;
         let feeds = assembled(&call.feeds, &mut parts, &self.limits).await?;
-        self.call(&digest, feeds, &Caller { session, answers })
-            .await
+        let timeout = Duration::from_millis(call.timeout_ms).min(FAR);
+        let caller = Caller {
+            session,
+            deadline: Instant::now() + timeout,
+            timeout,
+            answers,
+        };
+        self.call(&digest, feeds, &caller).await
     }
 }

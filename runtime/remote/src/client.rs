@@ -25,8 +25,47 @@ pub struct Client {
     address: String,
     channel: Channel,
     limits: Limits,
+    on_stall: Option<OnStall>,
     welcome: Welcome,
     pub(crate) lease: Lease,
+}
+
+/// Told what a run waits for that does not get on.
+pub type OnStall = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Settings of a client.
+#[derive(Clone, Default)]
+pub struct ClientOptions {
+    /// Whom it trusts, and as whom it connects.
+    pub credentials: Credentials,
+    /// Told about a run none of whose tasks has got on for ten seconds, then twenty, and so on: the place of each task in it.
+    pub on_stall: Option<OnStall>,
+    /// Bounds of messages and waits. [`Limits::run`] is the longest time of a run.
+    pub limits: Limits,
+}
+
+impl From<Credentials> for ClientOptions {
+    fn from(credentials: Credentials) -> ClientOptions {
+        ClientOptions {
+            credentials,
+            ..ClientOptions::default()
+        }
+    }
+}
+
+impl From<&Credentials> for ClientOptions {
+    fn from(credentials: &Credentials) -> ClientOptions {
+        credentials.clone().into()
+    }
+}
+
+impl From<Limits> for ClientOptions {
+    fn from(limits: Limits) -> ClientOptions {
+        ClientOptions {
+            limits,
+            ..ClientOptions::default()
+        }
+    }
 }
 
 /// A client's program, compiled by a task.
@@ -49,12 +88,12 @@ impl Client {
     ///
     /// Errors with `InvalidInput` on another form, on a task of another version, and with `Unsupported` beyond this machine without keys;
     /// `DeviceFailed` when there is no answer.
-    pub fn connect(
-        target: &str,
-        version: String,
-        credentials: Credentials,
-        limits: Limits,
-    ) -> Result<Client, Fault> {
+    pub fn connect(target: &str, version: String, options: ClientOptions) -> Result<Client, Fault> {
+        let ClientOptions {
+            credentials,
+            on_stall,
+            limits,
+        } = options;
         let address = target.strip_prefix("grpc://").unwrap_or_default();
         if address
             .rsplit_once(':')
@@ -82,6 +121,7 @@ impl Client {
             address: address.to_owned(),
             channel,
             limits,
+            on_stall,
             welcome,
             lease,
         })
@@ -128,11 +168,13 @@ impl Client {
     /// Runs a program once.
     pub fn call(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, Fault> {
         let (channel, limits) = (self.channel.clone(), self.limits.clone());
+        let on_stall = self.on_stall.clone();
         self.lease.check()?;
         let (digest, feeds) = ((self.lease.session, callable.digest), feeds.to_vec());
         let (who, address) = (self.task().to_string(), self.address.clone());
         wait(async move {
-            let called = calls::call(&channel, digest, feeds, &limits).await;
+            let tell = move |stall: &str| on_stall.iter().for_each(|told| told(stall));
+            let called = calls::call(&channel, digest, feeds, (&limits, &tell)).await;
             called.map_err(|failure| failure.fault(&who, &address))
         })
     }
@@ -164,8 +206,8 @@ impl Client {
     fn about(&self, callable: &Callable) -> Call {
         Call {
             program: callable.digest.to_bytes(),
-            feeds: Vec::new(),
             session: self.lease.session,
+            ..Call::default()
         }
     }
 

@@ -5,7 +5,7 @@ use crate::contents::Document;
 use crate::messages::{DeviceInfo, Fault};
 use crate::outbox::PartWire;
 use crate::turn::{StateUse, Turn};
-use gristmill_runtime::exec::{Executor, Received, RemoteEnd, VariableState};
+use gristmill_runtime::exec::{Executor, Progress, Received, RemoteEnd, VariableState};
 use gristmill_runtime::program::{IoSpec, Program};
 use gristmill_runtime::{Error, Tensor};
 use std::future::Future;
@@ -166,6 +166,9 @@ pub trait Part: Send + Sync + 'static {
 
     /// Gives up a run: see [`Executor::abort`].
     fn abort(&self, run: u64, error: Error);
+
+    /// The progress of the run under way: see [`Executor::progress`].
+    fn progress(&self) -> Progress;
 }
 
 /// The outputs of a run.
@@ -256,6 +259,10 @@ impl Part for Executor {
 
     fn abort(&self, run: u64, error: Error) {
         Executor::abort(self, run, error);
+    }
+
+    fn progress(&self) -> Progress {
+        Executor::progress(self)
     }
 }
 

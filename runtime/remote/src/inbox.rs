@@ -134,6 +134,12 @@ impl Inbox {
         self.fail(run, fault);
     }
 
+    /// Bytes of the run under way.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        let slots = &locked(&self.state).slots;
+        slots.iter().flatten().map(|f| f.n_bytes as u64).sum()
+    }
+
     /// Waits until `found` finds something.
     async fn wait<T>(&self, found: impl Fn(&mut State) -> Option<T>) -> T {
         loop {

@@ -27,6 +27,7 @@ mod names;
 mod network;
 mod outbox;
 mod pieces;
+mod progress;
 mod rpc;
 mod runs;
 mod server;
@@ -38,7 +39,7 @@ mod turn;
 mod worker;
 
 pub use certificates::{MadeKeys, make_keys};
-pub use client::{Callable, Client};
+pub use client::{Callable, Client, ClientOptions, OnStall};
 pub use cluster_spec::{ClusterSpec, TaskName};
 pub use contents::{Constant, Digest, Document, Source};
 pub use engine::{Engine, Job, Made, Part, Plan, Share, Wanted, in_thread, in_thread_within};

@@ -31,6 +31,10 @@ pub struct Limits {
     pub prepare: Duration,
     /// Time of a run.
     pub run: Duration,
+    /// Interval of questions where a run is that takes longer.
+    pub beat: Duration,
+    /// Time without progress of a run until its client is told; then twice the time, and so on.
+    pub stall: Duration,
     /// Time for which an order to set variables waits for the runs that have them. Less than [`Limits::prepare`], so that whoever gave the order hears
     /// of it.
     pub variables: Duration,
@@ -68,6 +72,8 @@ impl Default for Limits {
             hello: Duration::from_secs(10),
             prepare: Duration::from_secs(60),
             run: Duration::from_secs(600),
+            beat: Duration::from_secs(1),
+            stall: Duration::from_secs(10),
             variables: Duration::from_secs(30),
             abort: Duration::from_secs(3),
             connections: 512,

@@ -7,8 +7,8 @@
 use crate::TaskName;
 use crate::inbox::Inbox;
 use crate::messages::{
-    Abort, CallableId, Fault, Initialise, Opening, Order, Register, Registered, Release, Report,
-    Step, TurnOrder, Value,
+    Abort, CallableId, Fault, Initialise, Locate, Opening, Order, Place, Register, Registered,
+    Release, Report, Step, TurnOrder, Value,
 };
 use crate::rpc::{self, Failure};
 use crate::server::Task;
@@ -132,6 +132,16 @@ impl Link {
             ..Order::default()
         };
         self.ask_in_time(task, order).await.map(|_| ())
+    }
+
+    /// Asks where the run of a part is.
+    pub(crate) async fn locate(&self, id: CallableId) -> Result<Place, Fault> {
+        let locate = Locate { callable: Some(id) };
+        let order = Order {
+            locate: Some(locate),
+            ..Order::default()
+        };
+        given(self.ask(order).await?.place)
     }
 
     /// Has a part forgotten. After the end of the stream it is.

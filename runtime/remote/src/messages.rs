@@ -376,6 +376,9 @@ pub(crate) struct Call {
     pub(crate) feeds: Vec<Value>,
     #[prost(fixed64, tag = "3")]
     pub(crate) session: u64,
+    /// Longest time of the run, its waits for others included.
+    #[prost(uint64, tag = "4")]
+    pub(crate) timeout_ms: u64,
 }
 
 /// A message of a client's run: first the call, then pieces of its inputs.
@@ -394,7 +397,7 @@ pub(crate) struct Results {
     pub(crate) fetches: Vec<Value>,
 }
 
-/// An answer to a client's run: first an error or the results, then pieces of these.
+/// An answer to a client's run: words about its stalls, then an error or the results, then pieces of these.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ResultPart {
     #[prost(message, optional, tag = "1")]
@@ -403,6 +406,8 @@ pub(crate) struct ResultPart {
     pub(crate) results: Option<Results>,
     #[prost(message, optional, tag = "3")]
     pub(crate) piece: Option<Piece>,
+    #[prost(string, optional, tag = "4")]
+    pub(crate) stall: Option<String>,
 }
 
 /// The name of a callable in all tasks: who made it, and its number there.
@@ -501,7 +506,7 @@ pub(crate) struct TurnOrder {
     pub(crate) is_commit: bool,
 }
 
-/// A message on a master's stream to a task. One of the four; the first is a greeting.
+/// A message on a master's stream to a task. It orders one thing; the first is a greeting.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Order {
     #[prost(message, optional, tag = "1")]
@@ -518,6 +523,8 @@ pub(crate) struct Order {
     pub(crate) release: Option<Release>,
     #[prost(message, optional, tag = "8")]
     pub(crate) initialise: Option<Initialise>,
+    #[prost(message, optional, tag = "9")]
+    pub(crate) locate: Option<Locate>,
     /// Number of the order on its stream, from 1 on.
     #[prost(uint64, tag = "5")]
     pub(crate) number: u64,
@@ -543,6 +550,8 @@ pub(crate) struct Report {
     /// True when the task takes no more orders that begin something.
     #[prost(bool, tag = "7")]
     pub(crate) is_leaving: bool,
+    #[prost(message, optional, tag = "8")]
+    pub(crate) place: Option<Place>,
 }
 
 /// A master's order to give up a run.
@@ -568,6 +577,24 @@ pub(crate) struct Release {
 pub(crate) struct Initialise {
     #[prost(message, optional, tag = "1")]
     pub(crate) callable: Option<CallableId>,
+}
+
+/// A master's question where the run of a part is.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Locate {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) callable: Option<CallableId>,
+}
+
+/// The place of a part's run.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Place {
+    /// A number that grows as the run gets on.
+    #[prost(uint64, tag = "1")]
+    pub(crate) count: u64,
+    /// The predicate of a sentence about the task, for people.
+    #[prost(string, tag = "2")]
+    pub(crate) text: String,
 }
 
 /// A question for the state of a task, or of all tasks.

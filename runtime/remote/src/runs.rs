@@ -4,14 +4,16 @@ use crate::TaskName;
 use crate::calls::Caller;
 use crate::contents::Digest;
 use crate::engine::{Plan, Share};
-use crate::master::Installed;
-use crate::messages::{Abort, Fault};
+use crate::master::{Callable, Installed, State};
+use crate::messages::{Abort, Fault, Place};
+use crate::progress::Watch;
+use crate::rpc::Failure;
 use crate::server::Task;
 use crate::steps::RunOf;
 use gristmill_runtime::program::IoSpec;
 use gristmill_runtime::{ErrorKind, Tensor};
-use std::future::Future;
 use std::sync::Arc;
+use tokio::sync::MutexGuard;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -37,11 +39,7 @@ impl Task {
         caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, Fault> {
         let callable = self.callable(digest)?;
-        let mut state = callable.state.lock().await;
-        // A client may have gone while others ran the program.
-        if caller.has_gone() {
-            return Err(gone());
-        }
+        let mut state = self.state_in_turn(&callable, caller).await?;
         let of = self.registered(&callable.document, &mut state).await?;
         let sessions = &self.master.sessions;
         sessions.check_variables(caller.session, &of)?;
@@ -64,6 +62,30 @@ impl Task {
         Err(fault)
     }
 
+    /// The state of a program, once the runs before have ended.
+    async fn state_in_turn<'a>(
+        &self,
+        callable: &'a Callable,
+        caller: &Caller<'_>,
+    ) -> Result<MutexGuard<'a, State>, Fault> {
+        let locked = callable.state.lock();
+        tokio::pin!(locked);
+        let mut idle = self.limits.stall;
+        loop {
+            tokio::select! {
+                state = &mut locked => return Ok(state),
+                () = caller.gone() => return Err(gone()),
+                () = tokio::time::sleep_until(caller.deadline) => {
+                    return Err(caller.too_long("an earlier run of the same model"));
+                }
+                () = tokio::time::sleep(idle) => {
+                    idle *= 2;
+                    caller.warn("a run waits for an earlier one of the same model".to_owned());
+                }
+            }
+        }
+    }
+
     /// A run with the turns that it needs. Errors as [`Task::run_all`].
     async fn run_in_turn(
         self: &Arc<Self>,
@@ -72,18 +94,15 @@ impl Task {
         caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut done = Ok(());
+        let mut watch = Watch::new(self.clone(), run.clone());
         for share in run.of.turns_before() {
-            done = tokio::select! {
-                done = self.in_time(self.turn(run, share, false)) => done,
-                fault = run.of.outputs.failure(run.number) => Err(fault),
-                () = caller.gone() => Err(gone()),
-            };
+            done = self.turn_in_time(run, share, caller, &mut watch).await;
             if done.is_err() {
                 break;
             }
         }
         let fetches = match done {
-            Ok(()) => Some(self.run_all(run, feeds, caller).await?),
+            Ok(()) => Some(self.run_all(run, feeds, caller, &mut watch).await?),
             Err(_) => None,
         };
         if fetches.is_some() && run.of.turns.iter().any(|(_, assigns)| *assigns) {
@@ -100,6 +119,22 @@ impl Task {
                 let is_lost = fault.category() == ErrorKind::DeviceFailed;
                 Err((fault, is_lost))
             }
+        }
+    }
+
+    /// Takes the turn of a task before the deadline.
+    async fn turn_in_time(
+        self: &Arc<Self>,
+        run: &Run,
+        share: &Share,
+        caller: &Caller<'_>,
+        watch: &mut Watch,
+    ) -> Result<(), Fault> {
+        let awaited = [&share.task];
+        tokio::select! {
+            done = self.turn(run, share, false) => done,
+            fault = run.of.outputs.failure(run.number) => Err(fault),
+            fault = caller.impatience(watch, &awaited) => Err(fault),
         }
     }
 
@@ -132,14 +167,13 @@ impl Task {
         let shares = assigning.map(|(share, _)| share.clone()).collect();
         let committed = self.on_each(shares, |task, share| {
             let run = run.clone();
-            async move { task.in_time(task.turn(&run, &share, true)).await }
+            async move {
+                let at_most = task.limits.hello;
+                let done = tokio::time::timeout(at_most, task.turn(&run, &share, true)).await;
+                done.unwrap_or_else(|_| Err(task.fault_of(&share.task, Failure::Silent(at_most))))
+            }
         });
         committed.await.into_iter().collect()
-    }
-
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
-        let done = tokio::time::timeout(self.limits.run, work).await;
-        done.unwrap_or_else(|_| Err(too_long(self.limits.run, &[])))
     }
 
     /// The steps of a run, at once. The first failure ends all others. Errors with the first failure of its own, not one in consequence of
@@ -149,10 +183,11 @@ impl Task {
         run: &Run,
         feeds: Vec<Tensor>,
         caller: &Caller<'_>,
+        watch: &mut Watch,
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
         let mut running = self.begin(run, feeds);
         let mut failed = Failed::default();
-        let mut deadline = Instant::now() + self.limits.run;
+        let mut last_moment = Instant::now();
         let mut awaited = run.of.names();
         loop {
             let has_failed = failed.first.is_some();
@@ -164,21 +199,18 @@ impl Task {
                     }
                     Some(Err(fault)) => fault,
                     None if has_failed => break,
-                    None => match self.fetched(run, deadline).await {
+                    None => match fetched(run, caller).await {
                         Ok(fetches) => return Ok(fetches),
                         Err(fault) => fault,
                     },
                 },
                 fault = run.of.outputs.failure(run.number), if !has_failed => fault,
-                () = caller.gone(), if !has_failed => gone(),
+                fault = caller.impatience(watch, &awaited), if !has_failed => fault,
                 // Silent tasks are given up.
-                () = tokio::time::sleep_until(deadline) => match has_failed {
-                    true => break,
-                    false => too_long(self.limits.run, &awaited),
-                },
+                () = tokio::time::sleep_until(last_moment), if has_failed => break,
             };
             if !has_failed {
-                deadline = Instant::now() + self.limits.abort;
+                last_moment = Instant::now() + self.limits.abort;
                 self.abort_all(run, &fault);
             }
             if failed.note(fault) {
@@ -200,11 +232,12 @@ impl Task {
         running
     }
 
-    /// The outputs of a run whose steps have all ended well: large ones may be on their way.
-    async fn fetched(&self, run: &Run, deadline: Instant) -> Result<Vec<Tensor>, Fault> {
-        let gathered = run.of.outputs.gather(run.number);
-        let gathered = tokio::time::timeout_at(deadline, gathered).await;
-        gathered.unwrap_or_else(|_| Err(too_long(self.limits.run, &[])))
+    /// The place of a task in a run.
+    pub(crate) async fn place_on(&self, run: &Run, name: &TaskName) -> Result<Place, Fault> {
+        match *name == self.name {
+            true => Ok(self.hosted(run.of.id)?.place()),
+            false => run.of.link(name)?.locate(run.of.id).await,
+        }
     }
 
     /// The share of a task in a run, here or there.
@@ -306,19 +339,15 @@ fn joined(ended: Result<Result<TaskName, Fault>, JoinError>) -> Result<TaskName,
     })
 }
 
-fn gone() -> Fault {
+pub(crate) fn gone() -> Fault {
     Fault::invalid("the client has gone")
 }
 
-/// The error of a run without an end, where these tasks have not done their parts.
-fn too_long(limit: std::time::Duration, awaited: &[&TaskName]) -> Fault {
-    let names: Vec<String> = awaited.iter().map(|name| name.to_string()).collect();
-    let waits = match names.as_slice() {
-        [] => String::new(),
-        names => format!(", and waits for {}", names.join(", ")),
-    };
-    let message = format!("a run took longer than {limit:?}{waits}");
-    Fault::new(ErrorKind::DeviceFailed, message)
+/// The outputs of a run whose steps have all ended well: large ones may be on their way.
+async fn fetched(run: &Run, caller: &Caller<'_>) -> Result<Vec<Tensor>, Fault> {
+    let gathered = run.of.outputs.gather(run.number);
+    let gathered = tokio::time::timeout_at(caller.deadline, gathered).await;
+    gathered.unwrap_or_else(|_| Err(caller.too_long("outputs on their way")))
 }
 
 /// Errors unless there is a tensor of the right type for each input.

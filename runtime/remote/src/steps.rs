@@ -253,6 +253,9 @@ impl Task {
                 turn: Some(turn), ..
             } => self.take_turn(turn).await?,
             Order {
+                locate: Some(of), ..
+            } => report.place = Some(self.hosted(given(of.callable)?)?.place()),
+            Order {
                 initialise: Some(of),
                 ..
             } => {
@@ -357,6 +360,7 @@ fn about(order: &Order) -> Result<Option<RunOf>, Fault> {
         order.initialise.is_some(),
         order.step.is_some(),
         order.turn.is_some(),
+        order.locate.is_some(),
     ];
     if things.into_iter().filter(|is_there| *is_there).count() > 1 {
         return Err(Fault::invalid("an order to do more than one thing"));
@@ -368,6 +372,9 @@ fn about(order: &Order) -> Result<Option<RunOf>, Fault> {
         Order {
             initialise: Some(of),
             ..
+        } => (of.callable, 0),
+        Order {
+            locate: Some(of), ..
         } => (of.callable, 0),
         Order { step: Some(of), .. } => (of.callable, of.run),
         Order { turn: Some(of), .. } => (of.callable, of.run),

@@ -6,11 +6,12 @@ use crate::inbox::Inbox;
 use crate::keys::Peer;
 use crate::masters::Masters;
 use crate::messages::{
-    Abort, CallableId, End, Fault, Nothing, Opening, Piece, Registered, Value, VariableInfo,
+    Abort, CallableId, End, Fault, Nothing, Opening, Piece, Place, Registered, Value, VariableInfo,
 };
 use crate::names::task_of;
 use crate::outbox::{Lost, Outbox, PartWire, Way};
 use crate::pieces::Incoming;
+use crate::progress::{Stage, StageNow};
 use crate::server::Task;
 use crate::turn::{StateUse, Turn};
 use crate::{Limits, TaskName};
@@ -49,6 +50,7 @@ pub(crate) struct Hosted {
     assigns: bool,
     /// The run that has the turn of the part's variables.
     turn: Mutex<Option<Held>>,
+    stage: StageNow,
 }
 
 /// The turn of a run.
@@ -121,6 +123,7 @@ impl Hosted {
             last_run: AtomicU64::new(0),
             last_turn: AtomicU64::new(0),
             turn: Mutex::default(),
+            stage: StageNow::default(),
         }
     }
 
@@ -143,7 +146,9 @@ impl Hosted {
     ) -> Result<Vec<Tensor>, Fault> {
         self.note(run);
         let gathered = async {
+            let inputs = self.stage.enter(Stage::Inputs);
             let feeds = feeds.await?;
+            drop(inputs);
             match takes_turn {
                 true => self.take_turn(run).await.map(|()| feeds),
                 false => Ok(feeds),
@@ -174,6 +179,7 @@ impl Hosted {
     /// Runs the part in the run's turn, or without one if it never had any.
     async fn run_in_turn(&self, run: u64, feeds: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
         let had_turn = self.last_turn.load(Ordering::Acquire) == run;
+        let _running = self.stage.enter(Stage::Running);
         match self.turn_of(run) {
             Some(turn) => turn.run(run, feeds).await,
             None if had_turn => {
@@ -209,6 +215,7 @@ impl Hosted {
     /// Takes the turn of a run.
     pub(crate) async fn take_turn(&self, run: u64) -> Result<(), Fault> {
         self.note(run);
+        let _waits = self.stage.enter(Stage::Turn);
         let turn = tokio::select! {
             held = self.part.clone().hold() => held?,
             fault = self.feeds.failure(run) => return Err(fault.derived()),
@@ -220,6 +227,11 @@ impl Hosted {
         self.last_turn.store(run, Ordering::Release);
         *held = Some(Held { run, turn });
         Ok(())
+    }
+
+    /// The place of its run.
+    pub(crate) fn place(&self) -> Place {
+        self.stage.place(&self.part.progress(), &self.feeds)
     }
 
     /// Notes a run, before it begins.

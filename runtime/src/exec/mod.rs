@@ -47,6 +47,7 @@ mod launch;
 mod memory;
 mod pool;
 mod profile;
+mod progress;
 mod rendezvous;
 mod resident;
 mod resources;
@@ -87,6 +88,7 @@ use worker::Worker;
 pub use host::{HostThreads, Spawning, Task};
 pub use lanes::Lanes;
 pub use pool::Pool;
+pub use progress::Progress;
 pub use resources::{Resources, Transaction, VariableState};
 pub use wire::{Outgoing, Received, RemoteEnd, Wire};
 

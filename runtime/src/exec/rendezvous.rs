@@ -7,6 +7,7 @@
 //! never received because a slot remembers its epoch. Tensors to and from other tasks: [`super::wire`].
 
 use super::emulate::Courier;
+use super::progress::Gauge;
 use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
 use super::wire::{Bytes, Remote, Runs};
@@ -51,6 +52,7 @@ pub(crate) struct SlotSpec {
 struct Mailbox {
     arrivals: AtomicU64,
     event: Wakeup,
+    gauge: Gauge,
 }
 
 /// The rendezvous of one executor.
@@ -251,6 +253,11 @@ impl Rendezvous {
         lock(&self.slots[slot].staging).sent().cloned()
     }
 
+    /// Progress of a worker.
+    pub(crate) fn gauge(&self, worker: usize) -> &Gauge {
+        &self.mailboxes[worker].gauge
+    }
+
     /// Number of arrivals for `worker` so far; changes whenever something arrives.
     pub(crate) fn arrivals(&self, worker: usize) -> u64 {
         self.mailboxes[worker].arrivals.load(Ordering::Acquire)
@@ -267,6 +274,7 @@ impl Rendezvous {
         let (event, done) = (&self.mailboxes[worker].event, || {
             self.arrivals(worker) != seen || self.is_aborted()
         });
+        self.gauge(worker).rest();
         let Some(device) = device else {
             event.wait_until(self.patience, done);
             return Ok(());

@@ -46,6 +46,10 @@ pub(crate) struct Context<'a> {
     pub(crate) rendezvous: &'a Rendezvous,
     /// Number of the run, from 1.
     pub(crate) epoch: u64,
+    /// Index of the worker.
+    pub(crate) worker: usize,
+    /// Number of branches and loops around the frame.
+    pub(crate) depth: usize,
 }
 
 /// Per-thread memory of a team: kernel workspace, and room for an argument list that ends with it.
@@ -103,7 +107,10 @@ impl Frame {
 
     /// Runs a sub-program. Waits for the device if any of its launches can fail.
     pub(crate) fn run_sub_program(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
-        self.run_serial(context)?;
+        context.depth += 1;
+        let ran = self.run_serial(context);
+        context.depth -= 1;
+        ran?;
         let memory = &self.addresses.memory;
         if self.statuses.ask(memory)? {
             memory.driver().map_or(Ok(()), |driver| driver.finish())?;
@@ -135,6 +142,8 @@ impl Frame {
         if context.rendezvous.is_aborted() {
             return Err(Stop::Aborted);
         }
+        let gauge = context.rendezvous.gauge(context.worker);
+        gauge.begin(i, context.depth);
         let on_device =
             |error: Error| Stop::Failed(error.context(format!("on {}", context.device)));
         if waits_for_device(&self.steps[i])

@@ -135,7 +135,7 @@ impl Remote {
         });
     }
 
-    fn is_lent(&self) -> bool {
+    pub(crate) fn is_lent(&self) -> bool {
         self.lent.n.load(Ordering::Acquire) > 0
     }
 }
@@ -151,6 +151,8 @@ pub(crate) struct Runs {
     doomed: Option<(u64, Error)>,
     /// By end: how far its tensor has arrived.
     arriving: Vec<Arriving>,
+    /// Number of pieces so far, over all runs.
+    n_pieces: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -269,6 +271,16 @@ impl Rendezvous {
         }
     }
 
+    /// Number of pieces so far, over all runs, and the tensors of the current run that are not here yet.
+    pub(crate) fn arrivals_of_run(&self) -> (u64, Vec<RemoteEnd>) {
+        let runs = lock(&self.runs);
+        let is_here = |arriving: &Arriving| arriving.is_whole && Some(arriving.run) == runs.current;
+        let incoming = self.remote.incoming.iter().zip(&runs.arriving);
+        let absent = incoming.filter(|(_, arriving)| runs.current.is_some() && !is_here(arriving));
+        let absent = absent.map(|((end, _), _)| end.clone());
+        (runs.n_pieces, absent.collect())
+    }
+
     /// Writes a piece of a tensor into its staging.
     fn receive_piece(
         &self,
@@ -293,11 +305,12 @@ impl Rendezvous {
         if let Some(current) = runs.current.filter(|current| *current != run) {
             return Err(fail(format!("it came during run {current}")));
         }
-        let so_far = &mut runs.arriving[end];
+        let so_far = runs.arriving[end];
         let next = so_far.and(run, offset, bytes.len(), remote.size_bytes);
         let next = next.map_err(fail)?;
         self.write_staging(*slot, offset, bytes);
-        *so_far = next;
+        runs.arriving[end] = next;
+        runs.n_pieces += 1;
         if !next.is_whole {
             return Ok(Received::Part);
         }

@@ -88,6 +88,7 @@ impl Worker {
     /// Runs the partition once. A failure, panics included, aborts the epoch for all workers.
     pub(crate) fn run(&mut self, rendezvous: &Rendezvous, epoch: u64) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_steps(rendezvous, epoch)));
+        rendezvous.gauge(self.index).rest();
         match outcome {
             Ok(Ok(()) | Err(Stop::Aborted)) => {}
             Ok(Err(Stop::Failed(error))) => rendezvous.abort(error),
@@ -111,6 +112,8 @@ impl Worker {
             scratch,
             rendezvous,
             epoch,
+            worker: self.index,
+            depth: 0,
         };
         let (frame, schedule) = (&mut self.frame, &mut self.schedule);
         let Memory::Device(driver) = frame.addresses.memory.clone() else {

@@ -10,7 +10,7 @@ use crate::turn::{StateUse, Turn, Wish};
 use crate::worker::locked;
 use bytes::Bytes;
 use gristmill_runtime::device::DeviceName;
-use gristmill_runtime::exec::{Received, RemoteEnd, VariableState};
+use gristmill_runtime::exec::{Progress, Received, RemoteEnd, VariableState};
 use gristmill_runtime::program::{IoSpec, Key};
 use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -342,5 +342,15 @@ impl Part for Link {
             state.given_up = Some((run, error));
         }
         self.changed.notify_waiters();
+    }
+
+    fn progress(&self) -> Progress {
+        let state = locked(&self.state);
+        Progress {
+            count: state.run + state.bytes.len() as u64,
+            steps: Vec::new(),
+            awaited: Vec::new(),
+            is_sending: false,
+        }
     }
 }

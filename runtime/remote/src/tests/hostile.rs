@@ -156,8 +156,8 @@ fn messages(spec: &ClusterSpec, id: CallableId, session: u64) -> Vec<(&'static s
     };
     let call = Call {
         program: program.digest().to_bytes(),
-        feeds: vec![],
         session,
+        ..Call::default()
     };
     vec![
         (rpc::HELLO, vec![hello.encode_to_vec()]),

@@ -42,7 +42,11 @@ fn start_with(spec: &ClusterSpec, name: &str, credentials: Credentials) -> Resul
 
 fn connect_with(spec: &ClusterSpec, name: &str, credentials: Credentials) -> Result<Client, Fault> {
     let target = format!("grpc://{}", spec.address(&task(name)).unwrap());
-    Client::connect(&target, "1.0".into(), credentials, limits())
+    let options = ClientOptions {
+        credentials,
+        ..limits().into()
+    };
+    Client::connect(&target, "1.0".into(), options)
 }
 
 /// The error of a client.

@@ -13,7 +13,9 @@ mod shutdown;
 mod simulation;
 
 use gristmill_runtime::device::{DeviceKind, DeviceName};
-use gristmill_runtime::exec::{ExecOptions, Executor, Received, RemoteEnd, VariableState};
+use gristmill_runtime::exec::{
+    ExecOptions, Executor, Progress, Received, RemoteEnd, VariableState,
+};
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Error, ErrorKind, Tensor};
 use std::collections::BTreeMap;
@@ -228,6 +230,10 @@ impl Part for Relayed {
     fn abort(&self, run: u64, error: Error) {
         self.executor.abort(run, error);
     }
+
+    fn progress(&self) -> Progress {
+        self.executor.progress()
+    }
 }
 
 impl Engine for Relay {
@@ -338,7 +344,7 @@ fn start(spec: &ClusterSpec, name: &str, fails: &Arc<AtomicBool>) -> Result<Serv
 
 fn connect(spec: &ClusterSpec, name: &str) -> Result<Client, Fault> {
     let target = format!("grpc://{}", spec.address(&task(name)).unwrap());
-    Client::connect(&target, "1.0".into(), Credentials::Local, limits())
+    Client::connect(&target, "1.0".into(), limits().into())
 }
 
 fn values(first: f32) -> Tensor {
@@ -642,7 +648,7 @@ fn others_are_refused_with_the_difference() {
     let far = start(&moved, THREE[2], &fails).err().unwrap();
     assert_eq!(far.category(), ErrorKind::Unsupported);
     let target = format!("grpc://{}", spec.address(&task(THREE[0])).unwrap());
-    let other = Client::connect(&target, "2.0".into(), Credentials::Local, limits())
+    let other = Client::connect(&target, "2.0".into(), limits().into())
         .err()
         .unwrap();
     let expected =
@@ -655,6 +661,6 @@ fn others_are_refused_with_the_difference() {
         "grpc://a",
         "grpc://10.0.0.9:7",
     ] {
-        assert!(Client::connect(target, "1.0".into(), Credentials::Local, limits()).is_err());
+        assert!(Client::connect(target, "1.0".into(), limits().into()).is_err());
     }
 }

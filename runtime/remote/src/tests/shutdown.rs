@@ -5,15 +5,20 @@ use crate::client::wait;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-/// Three servers, whose last takes its time.
+/// Three servers, one of which takes its time.
 fn servers(spec: &ClusterSpec, slow: usize, delay: Duration) -> Vec<Server> {
+    servers_with(spec, slow, delay, &limits())
+}
+
+fn servers_with(spec: &ClusterSpec, slow: usize, delay: Duration, limits: &Limits) -> Vec<Server> {
     let one = |(i, name): (usize, &&str)| {
         let delay = if i == slow { delay } else { Duration::ZERO };
         let engine = Relay {
             delay,
             ..Relay::new(&Arc::default())
         };
-        Server::start(spec.clone(), task(name), Arc::new(engine), limits().into()).unwrap()
+        let options = limits.clone().into();
+        Server::start(spec.clone(), task(name), Arc::new(engine), options).unwrap()
     };
     THREE.iter().enumerate().map(one).collect()
 }
@@ -140,30 +145,69 @@ fn a_session_hears_the_end_of_its_task() {
 #[test]
 fn a_run_without_an_end_names_who_is_waited_for() {
     let spec = cluster(&THREE);
-    let limits = Limits {
-        run: Duration::from_secs(1),
+    let impatient = Limits {
+        beat: Duration::from_millis(200),
         abort: Duration::from_millis(200),
         ..limits()
     };
-    let one = |(i, name): (usize, &&str)| {
-        let engine = Relay {
-            delay: Duration::from_secs(if i == 1 { 4 } else { 0 }),
-            ..Relay::new(&Arc::default())
-        };
-        Server::start(
-            spec.clone(),
-            task(name),
-            Arc::new(engine),
-            limits.clone().into(),
-        )
-        .unwrap()
-    };
-    let _servers: Vec<Server> = THREE.iter().enumerate().map(one).collect();
-    let client = connect(&spec, THREE[0]).unwrap();
+    let _servers = servers_with(&spec, 1, Duration::from_secs(4), &impatient);
+    let (client, told) = told_of_stalls(&spec, Duration::from_secs(1));
     let program = Document::from([0, 2, 1].map(|i| THREE[i]).join(" "));
     let callable = client.prepare(&program).unwrap();
     let error = client.call(&callable, &[values(1.0)]).unwrap_err();
-    let expected = format!("a run took longer than 1s, and waits for {}", THREE[1]);
+    let place = format!("{} (runs, for 0 s)", THREE[1]);
+    let expected = format!("a run took longer than 1s, and waits for {place}");
     assert_eq!(error.to_string(), expected);
     assert_eq!(error.category(), ErrorKind::DeviceFailed);
+    assert!(told.try_recv().is_err());
+}
+
+/// A client of the first task with a longest time of its runs, and what it is told of stalls.
+fn told_of_stalls(
+    spec: &ClusterSpec,
+    run: Duration,
+) -> (Client, std::sync::mpsc::Receiver<String>) {
+    let (tell, told) = std::sync::mpsc::channel();
+    let options = ClientOptions {
+        on_stall: Some(Arc::new(move |stall| tell.send(stall.to_owned()).unwrap())),
+        ..Limits { run, ..limits() }.into()
+    };
+    let target = format!("grpc://{}", spec.address(&task(THREE[0])).unwrap());
+    let client = Client::connect(&target, "1.0".into(), options);
+    (client.unwrap(), told)
+}
+
+#[test]
+fn clients_hear_of_runs_that_do_not_get_on() {
+    let spec = cluster(&THREE);
+    let watchful = Limits {
+        beat: Duration::from_millis(100),
+        stall: Duration::from_millis(300),
+        ..limits()
+    };
+    let _servers = servers_with(&spec, 2, Duration::from_secs(2), &watchful);
+    let (client, told) = told_of_stalls(&spec, Duration::from_secs(60));
+    let callable = client.prepare(&Document::from(THREE.join(" "))).unwrap();
+    let y = client.call(&callable, &[values(1.0)]).unwrap();
+    assert_eq!(y[0].as_bytes(), values(1.0).as_bytes());
+    let stalls: Vec<String> = told.try_iter().collect();
+    let expected = format!("no part of a run gets on: {} (runs, for 0 s)", THREE[2]);
+    assert_eq!(stalls[0], expected);
+    // After 0.3, 0.6 and 1.2 seconds, or a little later.
+    assert!([2, 3].contains(&stalls.len()), "{stalls:?}");
+
+    // A second run of the program waits for the first one; both clients hear of it.
+    let (other, other_told) = told_of_stalls(&spec, Duration::from_secs(1));
+    let same = other.prepare(&Document::from(THREE.join(" "))).unwrap();
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| client.call(&callable, &[values(2.0)]));
+        std::thread::sleep(Duration::from_millis(200));
+        let late = other.call(&same, &[values(3.0)]).unwrap_err();
+        let expected = "a run took longer than 1s, and waits for an earlier run of the same model";
+        assert_eq!(late.to_string(), expected);
+        running.join().unwrap().unwrap();
+    });
+    let expected = "a run waits for an earlier one of the same model";
+    assert_eq!(other_told.try_recv().unwrap(), expected);
+    assert!(told.try_recv().is_ok());
 }

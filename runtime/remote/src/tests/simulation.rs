@@ -250,7 +250,7 @@ impl Session {
     async fn call(&self, program: usize, x: Tensor) -> Result<Vec<u8>, Fault> {
         self.lease.check()?;
         let program = (self.lease.session, self.programs[program].digest());
-        let called = calls::call(&self.channel, program, vec![x], &limits()).await;
+        let called = calls::call(&self.channel, program, vec![x], (&limits(), &|_| ())).await;
         let y = called.map_err(|failure| failure.fault("the task", ""))?;
         Ok(y[0].as_bytes().to_vec())
     }
@@ -259,8 +259,8 @@ impl Session {
         let limits = limits();
         let request = Call {
             program: self.programs[program].digest().to_bytes(),
-            feeds: vec![],
             session: self.lease.session,
+            ..Call::default()
         };
         let done = rpc::call(
             &self.channel,

@@ -359,3 +359,66 @@ fn a_variable_that_the_run_assigns_is_staged() {
         assert_eq!(lent.as_ref(), state::floats(&[1.0, 2.0]).as_bytes());
     }
 }
+
+/// Set to let [`gated`] go on.
+static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+/// Adds once it may.
+unsafe extern "C" fn gated(args: *const *mut u8, begin: u64, end: u64) -> u32 {
+    while !IS_OPEN.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    // SAFETY: the arguments are those of the other kernel.
+    unsafe { add(args, begin, end) }
+}
+
+/// Waits for a progress, and gives its count.
+fn progress_of(executor: &Executor, steps: &[&str], awaited: &[&str]) -> u64 {
+    loop {
+        let Progress {
+            count,
+            steps: at,
+            awaited: absent,
+            ..
+        } = executor.progress();
+        let at: Vec<&str> = at.iter().map(|(_, origin)| origin.as_str()).collect();
+        let absent: Vec<&str> = absent.iter().map(|end| end.key.tensor.as_str()).collect();
+        if at == steps && absent == awaited {
+            return count;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn progress_names_steps_and_absent_tensors() {
+    watched(|| {
+        let mut whole = there_and_back(16);
+        whole.partitions[1].kernels[0] = kernel("gated", gated, 0);
+        let tasks = &tasks(&whole, 1);
+        let [first, second] = [0, 1].map(|i| &tasks.executors[i]);
+        let x = &filled(1.0, 16);
+        std::thread::scope(|scope| {
+            let runs = tasks.executors.iter().map(|executor| {
+                scope.spawn(move || {
+                    let mut outputs = executor.new_outputs().unwrap();
+                    let inputs = &[x.clone()][..executor.program().inputs.len()];
+                    executor.run_as(1, inputs, &mut outputs).unwrap();
+                })
+            });
+            let runs: Vec<_> = runs.collect();
+            progress_of(first, &[], &["u"]);
+            let before = progress_of(second, &[], &["t"]);
+            tasks.carry(0, &tasks.sent[0].recv().unwrap()).unwrap();
+            let at = progress_of(second, &["/u"], &[]);
+            assert!(at > before + 1, "pieces and steps count");
+            assert_eq!(second.progress().count, at);
+            IS_OPEN.store(true, Ordering::SeqCst);
+            tasks.carry(1, &tasks.sent[1].recv().unwrap()).unwrap();
+            runs.into_iter().for_each(|run| run.join().unwrap());
+        });
+        assert!(!second.progress().is_sending);
+        progress_of(first, &[], &[]);
+        progress_of(second, &[], &[]);
+    });
+}
