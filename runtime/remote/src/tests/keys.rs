@@ -16,17 +16,17 @@ use std::path::Path;
 use tempfile::TempDir;
 
 /// A folder with the keys of a cluster.
-fn folder(spec: &ClusterSpec) -> TempDir {
+pub(super) fn folder(spec: &ClusterSpec) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     make_keys(folder.path(), spec, 30).unwrap();
     folder
 }
 
-fn client_keys(folder: &Path) -> Credentials {
+pub(super) fn client_keys(folder: &Path) -> Credentials {
     Credentials::Keys(Keys::of_client(folder).unwrap())
 }
 
-fn task_keys(folder: &Path, name: &str) -> Credentials {
+pub(super) fn task_keys(folder: &Path, name: &str) -> Credentials {
     Credentials::Keys(Keys::of_task(folder, &task(name)).unwrap())
 }
 

@@ -9,6 +9,7 @@ mod hostile;
 mod keys;
 mod leases;
 mod pieces;
+mod proxy;
 mod shutdown;
 mod simulation;
 
