@@ -205,6 +205,7 @@ pub(crate) async fn call(
         session,
         timeout_ms: timeout.as_millis() as u64,
     };
+    let signs = parts.clone();
     tokio::spawn(ask(call, feeds, limits.clone(), parts));
     // The task is the first to lose patience, and says what it waited for.
     let at_most = timeout + limits.abort + limits.hello;
@@ -214,7 +215,10 @@ pub(crate) async fn call(
         return Err(Failure::Fault(fault));
     }
     let results = given(first.results).map_err(Failure::Fault)?;
-    let tensors = assembled(&results.fetches, &mut answer, limits).await;
+    let tensors = tokio::select! {
+        tensors = assembled(&results.fetches, &mut answer, limits) => tensors,
+        never = rpc::beat(&signs, limits.keep_alive, CallPart::default) => match never {},
+    };
     tensors.map_err(Failure::Fault)
 }
 
@@ -234,7 +238,7 @@ async fn ask(call: Call, feeds: Vec<Tensor>, limits: Limits, parts: mpsc::Sender
     }
 }
 
-/// Opens the streams of a call, and waits for the first part of the answer. Stalls before it are told.
+/// Opens the streams of a call, and waits for an error or the results. Stalls before them are told.
 async fn begin(
     channel: &Channel,
     queue: mpsc::Receiver<CallPart>,
@@ -253,9 +257,11 @@ async fn begin(
     loop {
         let part = answer.message().await.map_err(|s| rpc::of_status(&s))?;
         let part = part.ok_or_else(|| Failure::Lost("no answer".to_owned()))?;
-        match part.stall {
-            Some(stall) => on_stall(&stall),
-            None => return Ok((answer, part)),
+        if let Some(stall) = &part.stall {
+            on_stall(stall);
+        }
+        if part.fault.is_some() || part.results.is_some() {
+            return Ok((answer, part));
         }
     }
 }
@@ -268,11 +274,13 @@ impl Task {
     ) -> ReceiverStream<Result<ResultPart, Status>> {
         let (answers, out) = mpsc::channel(2);
         tokio::spawn(async move {
+            let sign = || Ok(ResultPart::default());
             // Until the last output is with the client.
             let underway = self.begin_run();
             let called = match &underway {
                 Ok(_) => tokio::select! {
                     called = self.called(parts, &answers) => called,
+                    never = rpc::beat(&answers, self.limits.keep_alive, sign) => match never {},
                     () = self.stopped() => Err(self.is_stopping()),
                 },
                 Err(fault) => Err(fault.clone()),

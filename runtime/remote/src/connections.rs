@@ -1,5 +1,7 @@
 //! Connections to a server, of which there is a bounded number.
 
+use crate::Limits;
+use crate::liveness::Live;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -18,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection with its place among those of the server.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Live<TcpStream>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -26,16 +28,16 @@ pub(crate) struct Connection {
 /// one. The listener ends with the stream.
 pub(crate) fn accept(
     listener: TcpListener,
-    most: usize,
+    limits: Limits,
 ) -> (
     ReceiverStream<io::Result<Connection>>,
     impl Future<Output = Infallible>,
 ) {
-    let places = Arc::new(Semaphore::new(most));
+    let places = Arc::new(Semaphore::new(limits.connections));
     let (accepted, connections) = mpsc::channel(1);
     let accepting = async move {
         tokio::select! {
-            () = accept_all(&listener, &places, &accepted) => {}
+            () = accept_all(&listener, &places, &accepted, &limits) => {}
             () = accepted.closed() => {}
         }
         drop(listener);
@@ -48,6 +50,7 @@ async fn accept_all(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
     accepted: &mpsc::Sender<io::Result<Connection>>,
+    limits: &Limits,
 ) {
     // Nobody closes the semaphore.
     while let Ok(place) = places.clone().acquire_owned().await {
@@ -58,7 +61,7 @@ async fn accept_all(
         // Without it, small messages are late at worst.
         let _ = stream.set_nodelay(true);
         let connection = Connection {
-            stream,
+            stream: Live::new(stream, limits),
             _place: place,
         };
         if accepted.send(Ok(connection)).await.is_err() {

@@ -429,16 +429,19 @@ async fn send(
     let path = http::uri::PathAndQuery::from_static(rpc::PUT);
     let request = Request::new(tokio_stream::empty());
     // As long as chunks go: their giver has a deadline for each.
-    let put = client.client_streaming(request, path, codec).await;
+    let put = async {
+        let answers = client.streaming(request, path, codec).await;
+        let answers = answers.map_err(|status| rpc::of_status(&status))?;
+        rpc::after_beats(&mut answers.into_inner()).await
+    };
+    let put = put.await;
     let fed = feeding.await;
     match fed {
         Ok(Err(failure)) => return Err(failure),
         Ok(Ok(())) => {}
         Err(e) => return Err(Failure::Lost(format!("a task panicked: {e}"))),
     }
-    let reply = put.map_err(|status| rpc::of_status(&status))?.into_inner();
-    reply
-        .fault
+    put?.fault
         .map_or(Ok(()), |fault| Err(Failure::Fault(fault)))
 }
 

@@ -20,6 +20,7 @@ mod keys;
 mod lease;
 mod limits;
 mod links;
+mod liveness;
 mod master;
 mod masters;
 mod messages;

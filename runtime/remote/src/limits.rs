@@ -50,9 +50,9 @@ pub struct Limits {
     pub tries: u32,
     /// Longest wait between two of them; the first is 0.1 s, and each is twice the one before.
     pub longest_wait: Duration,
-    /// Interval of questions whether the other side is alive, and the time for an answer.
+    /// Interval of signs of life of both ends of a connection.
     pub keep_alive: Duration,
-    /// See [`Limits::keep_alive`].
+    /// Time for such a sign on its way: a connection without a byte from the other end for both times is lost.
     pub keep_alive_timeout: Duration,
 }
 

@@ -129,6 +129,9 @@ pub(crate) struct Reply {
     pub(crate) fault: Option<Fault>,
     #[prost(bytes = "bytes", tag = "2")]
     pub(crate) body: Bytes,
+    /// True for a sign of life before the reply.
+    #[prost(bool, tag = "3")]
+    pub(crate) is_beat: bool,
 }
 
 /// A message without contents.
@@ -381,7 +384,7 @@ pub(crate) struct Call {
     pub(crate) timeout_ms: u64,
 }
 
-/// A message of a client's run: first the call, then pieces of its inputs.
+/// A message of a client's run: first the call, then pieces of its inputs. Nothing, while outputs come, as a sign of life.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct CallPart {
     #[prost(message, optional, tag = "1")]
@@ -397,7 +400,7 @@ pub(crate) struct Results {
     pub(crate) fetches: Vec<Value>,
 }
 
-/// An answer to a client's run: words about its stalls, then an error or the results, then pieces of these.
+/// An answer to a client's run: words about its stalls, and nothing as a sign of life, then an error or the results, then pieces of these.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ResultPart {
     #[prost(message, optional, tag = "1")]

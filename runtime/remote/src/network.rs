@@ -2,6 +2,7 @@
 
 use crate::environment::Environment;
 use crate::keys::Keys;
+use crate::liveness::ANSWER;
 use crate::messages::Fault;
 use crate::{Limits, TaskName};
 use gristmill_runtime::ErrorKind;
@@ -54,10 +55,9 @@ impl Network {
         };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(fail)?;
         let mut endpoint = endpoint
-            .tcp_nodelay(true)
             .connect_timeout(limits.connect)
             .http2_keep_alive_interval(limits.keep_alive)
-            .keep_alive_timeout(limits.keep_alive_timeout)
+            .keep_alive_timeout(ANSWER)
             .keep_alive_while_idle(true);
         match &self.credentials {
             Credentials::Keys(keys) => {
@@ -71,7 +71,7 @@ impl Network {
                 Ok(false) => return Err(beyond(address)),
             },
         }
-        Ok(self.environment.channel(endpoint))
+        Ok(self.environment.channel(endpoint, limits))
     }
 
     /// The error where a task did not answer for the first time.

@@ -266,8 +266,12 @@ async fn stream(channel: Channel, queue: mpsc::Receiver<Piece>) -> Option<rpc::F
     let codec = ProstCodec::<Piece, Reply>::default();
     let path = PathAndQuery::from_static(rpc::TENSORS);
     let request = Request::new(tokio_stream::empty());
-    match client.client_streaming(request, path, codec).await {
-        Err(status) => Some(rpc::of_status(&status)),
-        Ok(reply) => reply.into_inner().fault.map(rpc::Failure::Fault),
+    let mut answers = match client.streaming(request, path, codec).await {
+        Err(status) => return Some(rpc::of_status(&status)),
+        Ok(answers) => answers.into_inner(),
+    };
+    match rpc::after_beats(&mut answers).await {
+        Err(failure) => Some(failure),
+        Ok(reply) => reply.fault.map(rpc::Failure::Fault),
     }
 }

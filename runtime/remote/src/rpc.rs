@@ -6,11 +6,13 @@ use bytes::Bytes;
 use gristmill_runtime::ErrorKind;
 use http::uri::PathAndQuery;
 use prost::Message;
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 /// The service of a task.
@@ -51,12 +53,12 @@ pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<Response<T>, Stat
 pub(crate) fn reply<A: Message>(result: Result<A, Fault>) -> Reply {
     match result {
         Ok(answer) => Reply {
-            fault: None,
             body: Bytes::from(answer.encode_to_vec()),
+            ..Reply::default()
         },
         Err(fault) => Reply {
             fault: Some(fault),
-            body: Bytes::new(),
+            ..Reply::default()
         },
     }
 }
@@ -119,6 +121,27 @@ pub(crate) fn answer<A: Message + Default>(reply: Reply) -> Result<A, Failure> {
     }
 }
 
+/// The reply to a call with many messages, after signs of life.
+pub(crate) async fn after_beats(answers: &mut Streaming<Reply>) -> Result<Reply, Failure> {
+    loop {
+        match answers.message().await {
+            Ok(Some(reply)) if reply.is_beat => {}
+            Ok(Some(reply)) => return Ok(reply),
+            Ok(None) => return Err(Failure::Lost("no answer".to_owned())),
+            Err(status) => return Err(of_status(&status)),
+        }
+    }
+}
+
+/// Gives signs of life, unless others are under way.
+pub(crate) async fn beat<M>(to: &mpsc::Sender<M>, every: Duration, sign: fn() -> M) -> Infallible {
+    let mut ticks = tokio::time::interval(every);
+    loop {
+        ticks.tick().await;
+        let _ = to.try_send(sign());
+    }
+}
+
 /// The status of a call which a server refuses or ends, with the reason.
 pub(crate) fn status(code: tonic::Code, fault: &Fault) -> Status {
     let details = Bytes::from(fault.encode_to_vec());
@@ -140,7 +163,7 @@ pub(crate) fn of_status(status: &Status) -> Failure {
 
 /// The error of a broken stream.
 pub(crate) fn broken(status: Status) -> Fault {
-    Fault::new(ErrorKind::DeviceFailed, status.message())
+    Fault::new(ErrorKind::DeviceFailed, innermost(&status))
 }
 
 /// The error of a failed connection.

@@ -6,8 +6,9 @@ use crate::contents::Store;
 use crate::engine::Engine;
 use crate::environment::Machine;
 use crate::keys::Peer;
+use crate::liveness::ANSWER;
 use crate::master::Master;
-use crate::messages::{Chunk, Fault, Hello, Piece, Reply, TaskAddress, WIRE, Welcome};
+use crate::messages::{Chunk, Fault, Hello, Nothing, Piece, Reply, TaskAddress, WIRE, Welcome};
 use crate::network::{Credentials, NEEDS_KEYS, Network};
 use crate::pieces::{Carrying, Incoming};
 use crate::rpc::{self, Answer, reply};
@@ -26,11 +27,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
-use tonic::server::{ClientStreamingService, Grpc, NamedService, StreamingService, UnaryService};
+use tonic::server::{Grpc, NamedService, StreamingService, UnaryService};
 use tonic::transport::server::{Connected, TcpConnectInfo, TlsConnectInfo};
 use tonic::{Request, Response, Streaming};
 use tonic_health::pb::health_server::HealthServer;
@@ -286,13 +288,11 @@ impl Task {
             }
             rpc::FORGET => unary(&limits, request, |q| async move { task.forget(q).await }).await,
             rpc::PUT => {
-                let work = |chunks| async move { task.put(chunks).await };
-                carried::<Chunk, _, _>(&limits, request, work).await
+                let own = task.clone();
+                let work = |chunks| async move { own.put(chunks).await };
+                task.carried::<Chunk, _>(request, work).await
             }
-            _ => {
-                let status = tonic::Status::unimplemented(format!("there is no method {path:?}"));
-                status.into_http()
-            }
+            _ => unknown(&path),
         }
     }
 
@@ -313,11 +313,17 @@ impl Task {
             rpc::STEPS => both_ways(limit, request, |orders| task.steps(orders, peer)).await,
             rpc::STATUS => unary(&limits, request, |q| async move { task.status(q).await }).await,
             _ => {
-                let work = |pieces| async move { task.tensors(pieces, &peer).await };
-                carried::<Piece, _, _>(&limits, request, work).await
+                let own = task.clone();
+                let work = |pieces| async move { own.tensors(pieces, &peer).await };
+                task.carried::<Piece, _>(request, work).await
             }
         }
     }
+}
+
+/// The answer to a call of no method.
+fn unknown(path: &str) -> http::Response<Body> {
+    tonic::Status::unimplemented(format!("there is no method {path:?}")).into_http()
 }
 
 /// A method of one message.
@@ -354,39 +360,24 @@ where
     grpc.unary(service, request).await
 }
 
-/// A method of many messages with one answer.
-impl<Q, A, F, W> ClientStreamingService<Q> for Unary<(F, std::marker::PhantomData<fn() -> A>)>
-where
-    A: prost::Message + 'static,
-    F: FnOnce(Streaming<Q>) -> W,
-    W: Future<Output = Result<A, Fault>> + Send + 'static,
-{
-    type Response = Reply;
-    type Future = Answer<Reply>;
-
-    fn call(&mut self, request: Request<Streaming<Q>>) -> Answer<Reply> {
-        let work = self.0.take().map(|(work, _)| work(request.into_inner()));
-        answered(work)
-    }
-}
-
 /// The reply to a method that is called once. It goes on when nobody waits for it any more, so that nothing is half done.
 fn answered<A: prost::Message + 'static>(
     work: Option<impl Future<Output = Result<A, Fault>> + Send + 'static>,
 ) -> Answer<Reply> {
     Box::pin(async move {
         match work {
-            Some(work) => {
-                let done = tokio::spawn(work).await;
-                let panicked = |e| {
-                    let message = format!("a task of the server panicked: {e}");
-                    Err(Fault::new(ErrorKind::Internal, message))
-                };
-                Ok(Response::new(reply(done.unwrap_or_else(panicked))))
-            }
+            Some(work) => Ok(Response::new(reply_of(tokio::spawn(work)).await)),
             None => Err(tonic::Status::internal("a method was called twice")),
         }
     })
+}
+
+async fn reply_of<A: prost::Message>(doing: JoinHandle<Result<A, Fault>>) -> Reply {
+    let panicked = |e| {
+        let message = format!("a task of the server panicked: {e}");
+        Err(Fault::new(ErrorKind::Internal, message))
+    };
+    reply(doing.await.unwrap_or_else(panicked))
 }
 
 /// A method of many messages with many answers.
@@ -422,24 +413,40 @@ where
     grpc.streaming(service, request).await
 }
 
-/// A method of many messages with bytes of tensors, which gRPC's code does not read, and one answer.
-async fn carried<Q, A, W>(
-    limits: &Limits,
-    request: http::Request<Body>,
-    work: impl FnOnce(Incoming<Q>) -> W + Send,
-) -> http::Response<Body>
-where
-    Q: Carrying,
-    A: prost::Message + 'static,
-    W: Future<Output = Result<A, Fault>> + Send + 'static,
-{
-    let (head, body) = request.into_parts();
-    let arriving = Incoming::new(body, limits);
-    let work = |_: Streaming<Q>| work(arriving);
-    let service = Unary(Some((work, std::marker::PhantomData::<fn() -> A>)));
-    let mut grpc = Grpc::new(ProstCodec::<Reply, Q>::default());
-    grpc.client_streaming(service, http::Request::from_parts(head, Body::empty()))
-        .await
+impl Task {
+    /// A method of many messages with bytes of tensors, which gRPC's code does not read, and one reply, after signs of life.
+    async fn carried<Q, W>(
+        self: Arc<Self>,
+        request: http::Request<Body>,
+        work: impl FnOnce(Incoming<Q>) -> W + Send,
+    ) -> http::Response<Body>
+    where
+        Q: Carrying,
+        W: Future<Output = Result<Nothing, Fault>> + Send + 'static,
+    {
+        let (head, body) = request.into_parts();
+        let doing = tokio::spawn(work(Incoming::new(body, &self.limits)));
+        let (answers, out) = mpsc::channel(2);
+        let most = self.limits.text_bytes;
+        tokio::spawn(async move {
+            let sign = || {
+                Ok(Reply {
+                    is_beat: true,
+                    ..Reply::default()
+                })
+            };
+            let last = tokio::select! {
+                last = reply_of(doing) => last,
+                () = self.stopped() => reply::<Nothing>(Err(self.is_stopping())),
+                never = rpc::beat(&answers, self.limits.keep_alive, sign) => match never {},
+            };
+            // Whoever waited may have gone.
+            let _ = answers.send(Ok(last)).await;
+        });
+        let empty = http::Request::from_parts(head, Body::empty());
+        let replies = |_: Streaming<Nothing>| ReceiverStream::new(out);
+        both_ways(most, empty, replies).await
+    }
 }
 
 #[derive(Clone)]
@@ -602,7 +609,7 @@ impl Drop for Server {
 
 async fn serve_at(task: Arc<Task>, listener: TcpListener) -> Result<(), String> {
     let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
-    let (connections, accepting) = connections::accept(listener, task.limits.connections);
+    let (connections, accepting) = connections::accept(listener, task.limits.clone());
     tokio::select! {
         served = serve(task, connections) => served,
         never = accepting => match never {},
@@ -635,7 +642,7 @@ where
     }
     let served = builder
         .http2_keepalive_interval(Some(limits.keep_alive))
-        .http2_keepalive_timeout(Some(limits.keep_alive_timeout))
+        .http2_keepalive_timeout(Some(ANSWER))
         .max_frame_size(frame_bytes(&limits))
         .add_service(HealthServer::new(HealthService::from_health_reporter(
             health,

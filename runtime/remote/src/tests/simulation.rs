@@ -7,6 +7,7 @@ use crate::contents::{self, Document};
 use crate::environment::Environment;
 use crate::lease::Lease;
 use crate::limits::Limits;
+use crate::liveness::Live;
 use crate::messages::{Call, Fault, Hello, Nothing, Prepare, Prepared};
 use crate::network::{Credentials, Network};
 use crate::rpc;
@@ -77,7 +78,7 @@ fn limits() -> Limits {
 const COUNTS: u64 = 1_000_000;
 
 /// A stream of the simulated network, which tonic asks for its peer.
-struct Wire(TcpStream);
+struct Wire(Live<TcpStream>);
 
 impl Connected for Wire {
     type ConnectInfo = ();
@@ -118,7 +119,7 @@ impl AsyncWrite for Wire {
 struct Connector;
 
 impl tower_service::Service<Uri> for Connector {
-    type Response = hyper_util::rt::TokioIo<TcpStream>;
+    type Response = hyper_util::rt::TokioIo<Live<TcpStream>>;
     type Error = std::io::Error;
     type Future =
         Pin<Box<dyn Future<Output = Result<Self::Response, std::io::Error>> + Send + 'static>>;
@@ -131,7 +132,7 @@ impl tower_service::Service<Uri> for Connector {
         Box::pin(async move {
             let host = uri.host().unwrap_or_default().to_owned();
             let stream = TcpStream::connect((host.as_str(), PORT)).await?;
-            Ok(hyper_util::rt::TokioIo::new(stream))
+            Ok(hyper_util::rt::TokioIo::new(Live::new(stream, &limits())))
         })
     }
 }
@@ -139,7 +140,7 @@ impl tower_service::Service<Uri> for Connector {
 struct Simulated(Arc<AtomicU64>);
 
 impl Environment for Simulated {
-    fn channel(&self, endpoint: Endpoint) -> Channel {
+    fn channel(&self, endpoint: Endpoint, _: &Limits) -> Channel {
         endpoint.connect_with_connector_lazy(Connector)
     }
 
@@ -193,7 +194,8 @@ async fn host(world: World, i: usize) -> turmoil::Result {
     let (accepted, incoming) = mpsc::channel(16);
     tokio::spawn(async move {
         loop {
-            let stream = listener.accept().await.map(|(stream, _)| Wire(stream));
+            let accepted_one = listener.accept().await;
+            let stream = accepted_one.map(|(stream, _)| Wire(Live::new(stream, &limits())));
             if accepted.send(stream).await.is_err() {
                 return;
             }
