@@ -29,6 +29,7 @@ mod models;
 mod multi_device;
 mod nccl;
 mod onnx_cases;
+mod over_processes;
 mod placement;
 mod placement_files;
 mod placement_objectives;

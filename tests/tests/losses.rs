@@ -21,6 +21,9 @@ const MASTER: usize = 1;
 /// Longest time of a step, and then some for a slow machine. The promise is four seconds.
 const IN_TIME: Duration = Duration::from_secs(5);
 
+/// Time for which a stopped server stays so.
+const STOPPED: Duration = Duration::from_secs(30);
+
 /// Time for all to be well again.
 const RECOVERY: Duration = Duration::from_secs(30);
 
@@ -133,7 +136,8 @@ fn steps(machines: &mut Machines, reopens: bool, mut at: impl FnMut(&mut Machine
         match ran {
             Ok(()) => (n_done, last) = (n_done + 1, Instant::now()),
             Err(e) => {
-                assert!(last.elapsed() < RECOVERY, "no step succeeds any more: {e}");
+                let at_most = STOPPED + RECOVERY;
+                assert!(last.elapsed() < at_most, "no step succeeds any more: {e}");
                 sleep(Duration::from_millis(20));
             }
         }
@@ -201,7 +205,7 @@ fn stopped(of: usize, seed: u64) {
         }
         if n_done == moment && !state.0 {
             machines.signal(of, "STOP");
-            state = (true, Some(Instant::now() + Duration::from_secs(6)));
+            state = (true, Some(Instant::now() + STOPPED));
         }
         if state.1.is_some_and(|end| Instant::now() >= end) {
             machines.signal(of, "CONT");

@@ -1,5 +1,6 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
+use crate::over_processes::{n_over_processes, over_processes};
 use gristmill::Executable;
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
 use gristmill::distribute::Spread;
@@ -62,8 +63,7 @@ pub fn run(
     Ok((first, n_transfers))
 }
 
-/// All outputs agree: exactly when `rtol` is 0, else within `rtol` of the tensor's scale.
-/// The same program with a task for each device has the same bits, unless its devices reduce by a library.
+/// The same program with a task for each device, in this process and over processes, has the same bits, unless its devices reduce by a library.
 fn check_spread(executable: &Executable, tensors: &[Tensor], expected: &Outputs, setup: &Setup) {
     let lowered = &executable.lowered;
     let is_collective = |n: &Node| matches!(n.op, Op::Collective { .. });
@@ -74,7 +74,14 @@ fn check_spread(executable: &Executable, tensors: &[Tensor], expected: &Outputs,
     if lowered.partitions.len() < 2 || graphs.any(has_collective) || !has_weights {
         return;
     }
-    let spread = Spread::of(lowered, &setup.settings, &setup.options).unwrap();
+    let here = Spread::of(lowered, &setup.settings, &setup.options).unwrap();
+    check_runs(&here, tensors, expected);
+    over_processes(lowered, setup, |spread| {
+        check_runs(spread, tensors, expected)
+    });
+}
+
+fn check_runs(spread: &Spread, tensors: &[Tensor], expected: &Outputs) {
     for run in 0..2 {
         let found = spread.run(tensors).unwrap();
         assert_eq!(expected.iter().count(), found.len());
@@ -85,6 +92,7 @@ fn check_spread(executable: &Executable, tensors: &[Tensor], expected: &Outputs,
     }
 }
 
+/// All outputs agree: exactly when `rtol` is 0, else within `rtol` of the tensor's scale.
 pub fn assert_same(expected: &Outputs, found: &Outputs, rtol: f64, what: &str) {
     assert_eq!(expected.iter().count(), found.iter().count(), "{what}");
     for ((name, e), (_, f)) in expected.iter().zip(found.iter()) {
@@ -272,6 +280,8 @@ fn random_graphs_on_random_devices() {
         n_transfers > 200,
         "only {n_transfers} tensors crossed between devices"
     );
+    let n = n_over_processes();
+    assert!(n > 50, "only {n} programs ran over processes");
 }
 
 fn read_pb(path: &Path) -> (String, Tensor) {

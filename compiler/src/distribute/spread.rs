@@ -13,8 +13,8 @@ use crate::pipeline::Lowered;
 use crate::session::cluster::Remote;
 use crate::session::{Session, Settings};
 use gristmill_remote::{
-    Client, ClientOptions, ClusterSpec, DeviceInfo, Document, Engine, Fault, Job, Made, PartWire,
-    Plan, Server, ServerOptions, TaskName,
+    Client, ClientOptions, ClusterSpec, Credentials, DeviceInfo, Document, Engine, Fault, Job,
+    Made, PartWire, Plan, Server, ServerOptions, TaskName,
 };
 use gristmill_runtime::Tensor;
 use gristmill_runtime::device::DeviceName;
@@ -33,29 +33,53 @@ impl Spread {
     ///
     /// Errors as sessions on a cluster do, but variables may be assigned on several tasks.
     pub fn of(lowered: &Lowered, settings: &Settings, options: &Options) -> Result<Spread> {
+        let n = lowered.partitions.len();
+        let cluster = ClusterSpec::local((0..n).map(task))?;
+        let trusted = [Credentials::Local, Credentials::Local];
+        Spread::over(lowered, settings, options, (&cluster, trusted), n)
+    }
+
+    /// The same with the first task alone in this process. Servers of the others, `/job:device/task:1` and so on, are there; the cluster has all. The
+    /// credentials are those of the first task and of a client.
+    ///
+    /// Errors as [`Spread::of`] does.
+    pub fn beside(
+        lowered: &Lowered,
+        settings: &Settings,
+        options: &Options,
+        cluster: (&ClusterSpec, [Credentials; 2]),
+    ) -> Result<Spread> {
+        Spread::over(lowered, settings, options, cluster, 1)
+    }
+
+    /// With so many of the tasks in this process.
+    fn over(
+        lowered: &Lowered,
+        settings: &Settings,
+        options: &Options,
+        (cluster, [of_tasks, of_client]): (&ClusterSpec, [Credentials; 2]),
+        n_here: usize,
+    ) -> Result<Spread> {
         let parts = &lowered.partitions;
         let devices: Vec<DeviceName> = parts.iter().map(|part| part.device.clone()).collect();
-        let cluster = ClusterSpec::local((0..devices.len()).map(task))?;
         let plan = plan(parts, lowered, &devices, options)?;
         let mut servers = Vec::new();
-        for (number, device) in devices.iter().enumerate() {
+        for (number, device) in devices.iter().take(n_here).enumerate() {
             let own = settings_of(device, settings, devices.len());
             let session = Session::new(&own)?;
             let engine = Fixed {
                 compiler: Compiler::new(session, task(number)),
                 plan: plan.clone(),
             };
-            let engine = Arc::new(engine);
-            let started = Server::start(
-                cluster.clone(),
-                task(number),
-                engine,
-                ServerOptions::default(),
-            );
+            let options = ServerOptions {
+                credentials: of_tasks.clone(),
+                ..ServerOptions::default()
+            };
+            let started = Server::start(cluster.clone(), task(number), Arc::new(engine), options);
             servers.push(started?);
         }
         let target = format!("grpc://{}", cluster.address(&task(0))?);
-        let client = Client::connect(&target, version(), ClientOptions::default())?;
+        let client = Client::connect(&target, version(), ClientOptions::from(of_client))?;
         let callable = client.prepare(&Document::from(String::new()))?;
         Ok(Spread {
             program: Elsewhere::new(Arc::new(client), callable),
