@@ -205,20 +205,16 @@ pub(crate) async fn call(
         session,
         timeout_ms: timeout.as_millis() as u64,
     };
-    let signs = parts.clone();
     tokio::spawn(ask(call, feeds, limits.clone(), parts));
-    // The task is the first to lose patience, and says what it waited for.
-    let at_most = timeout + limits.abort + limits.hello;
+    // The task is the first to lose patience, and says what it waited for; it may have to compile parts before.
+    let at_most = timeout + limits.hello + limits.prepare + limits.abort;
     let first = tokio::time::timeout(at_most, begin(channel, queue, limits, on_stall)).await;
     let (mut answer, first) = first.map_err(|_| Failure::Silent(at_most))??;
     if let Some(fault) = first.fault {
         return Err(Failure::Fault(fault));
     }
     let results = given(first.results).map_err(Failure::Fault)?;
-    let tensors = tokio::select! {
-        tensors = assembled(&results.fetches, &mut answer, limits) => tensors,
-        never = rpc::beat(&signs, limits.keep_alive, CallPart::default) => match never {},
-    };
+    let tensors = assembled(&results.fetches, &mut answer, limits).await;
     tensors.map_err(Failure::Fault)
 }
 
@@ -257,11 +253,9 @@ async fn begin(
     loop {
         let part = answer.message().await.map_err(|s| rpc::of_status(&s))?;
         let part = part.ok_or_else(|| Failure::Lost("no answer".to_owned()))?;
-        if let Some(stall) = &part.stall {
-            on_stall(stall);
-        }
-        if part.fault.is_some() || part.results.is_some() {
-            return Ok((answer, part));
+        match part.stall {
+            Some(stall) => on_stall(&stall),
+            None => return Ok((answer, part)),
         }
     }
 }
@@ -274,13 +268,11 @@ impl Task {
     ) -> ReceiverStream<Result<ResultPart, Status>> {
         let (answers, out) = mpsc::channel(2);
         tokio::spawn(async move {
-            let sign = || Ok(ResultPart::default());
             // Until the last output is with the client.
             let underway = self.begin_run();
             let called = match &underway {
                 Ok(_) => tokio::select! {
                     called = self.called(parts, &answers) => called,
-                    never = rpc::beat(&answers, self.limits.keep_alive, sign) => match never {},
                     () = self.stopped() => Err(self.is_stopping()),
                 },
                 Err(fault) => Err(fault.clone()),
@@ -323,7 +315,6 @@ impl Task {
         let digest = Digest::from_bytes(&call.program)?;
         let session = call.session;
         self.master.sessions.check(session)?;
-        let feeds = assembled(&call.feeds, &mut parts, &self.limits).await?;
         let timeout = Duration::from_millis(call.timeout_ms).min(FAR);
         let caller = Caller {
             session,
@@ -331,6 +322,9 @@ impl Task {
             timeout,
             answers,
         };
+        let feeds = assembled(&call.feeds, &mut parts, &self.limits);
+        let feeds = tokio::time::timeout_at(caller.deadline, feeds).await;
+        let feeds = feeds.map_err(|_| caller.too_long("its inputs"))??;
         self.call(&digest, feeds, &caller).await
     }
 }

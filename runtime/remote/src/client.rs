@@ -38,7 +38,8 @@ pub type OnStall = Arc<dyn Fn(&str) + Send + Sync>;
 pub struct ClientOptions {
     /// Whom it trusts, and as whom it connects.
     pub credentials: Credentials,
-    /// Told about a run none of whose tasks has got on for ten seconds, then twenty, and so on: the place of each task in it.
+    /// Told, on the thread of the run's caller, about a run none of whose tasks has got on for ten seconds, then twenty, and so on (the
+    /// servers' [`Limits::stall`]): the place of each task in it.
     pub on_stall: Option<OnStall>,
     /// Bounds of messages and waits. [`Limits::run`] is the longest time of a run.
     pub limits: Limits,
@@ -168,21 +169,31 @@ impl Client {
     /// Runs a program once.
     pub fn call(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, Fault> {
         let (channel, limits) = (self.channel.clone(), self.limits.clone());
-        let on_stall = self.on_stall.clone();
         self.lease.check()?;
         let (digest, feeds) = ((self.lease.session, callable.digest), feeds.to_vec());
         let (who, address) = (self.task().to_string(), self.address.clone());
-        wait(async move {
-            let tell = move |stall: &str| on_stall.iter().for_each(|told| told(stall));
+        // Whoever is told may take its time: this thread does nothing but wait, and those of the network have other work.
+        let (said, sayings) = std::sync::mpsc::channel();
+        network()?.spawn(async move {
+            let stalls = said.clone();
+            // The caller waits below.
+            let tell = move |stall: &str| drop(stalls.send(Err(stall.to_owned())));
             let called = calls::call(&channel, digest, feeds, (&limits, &tell)).await;
-            called.map_err(|failure| failure.fault(&who, &address))
-        })
+            let _ = said.send(Ok(called.map_err(|failure| failure.fault(&who, &address))));
+        });
+        for saying in sayings {
+            match saying {
+                Ok(called) => return called,
+                Err(stall) => self.on_stall.iter().for_each(|told| told(&stall)),
+            }
+        }
+        Err(panicked())
     }
 
     /// Sets the variables of a program to its initial values, on all its tasks.
     pub fn initialise(&self, callable: &Callable) -> Result<(), Fault> {
         let request = self.about(callable);
-        let Nothing {} = self.ask(rpc::INITIALISE, request, self.limits.run)?;
+        let Nothing {} = self.ask(rpc::INITIALISE, request, self.about_variables())?;
         Ok(())
     }
 
@@ -191,7 +202,7 @@ impl Client {
         let reset = reset.iter().map(|&name| name.to_owned()).collect();
         let session = self.lease.session;
         let look = Look { reset, session };
-        let statuses: TaskStatuses = self.ask(rpc::STATUSES, look, self.limits.run)?;
+        let statuses: TaskStatuses = self.ask(rpc::STATUSES, look, self.about_variables())?;
         statuses.tasks.into_iter().map(TaskStatus::state).collect()
     }
 
@@ -201,6 +212,17 @@ impl Client {
         let request = self.about(callable);
         let Nothing {} = self.ask(rpc::FORGET, request, self.limits.hello)?;
         Ok(())
+    }
+
+    /// Time for orders about variables: those of a task wait for its runs, and parts may have to be compiled.
+    fn about_variables(&self) -> Duration {
+        let Limits {
+            variables,
+            prepare,
+            hello,
+            ..
+        } = self.limits;
+        variables + 2 * prepare + hello
     }
 
     fn about(&self, callable: &Callable) -> Call {
@@ -251,8 +273,9 @@ pub(crate) fn wait<T: Send + 'static>(
         // The caller waits below.
         let _ = sender.send(work.await);
     });
-    receiver.recv().unwrap_or_else(|_| {
-        let message = "a task of the session panicked";
-        Err(Fault::new(ErrorKind::Internal, message))
-    })
+    receiver.recv().unwrap_or_else(|_| Err(panicked()))
+}
+
+fn panicked() -> Fault {
+    Fault::new(ErrorKind::Internal, "a task of the session panicked")
 }

@@ -35,7 +35,7 @@ struct Way {
 /// An open stream of a session.
 struct Open {
     /// The stream ends with it.
-    _words: mpsc::Sender<Attend>,
+    words: mpsc::Sender<Attend>,
     answers: Streaming<Reply>,
 }
 
@@ -132,10 +132,7 @@ impl Way {
         let mut answers = answer.await.map_err(|s| rpc::of_status(&s))?.into_inner();
         let first = answers.message().await.map_err(|s| rpc::of_status(&s))?;
         let first = first.ok_or_else(|| Failure::Lost("no answer".to_owned()))?;
-        let open = Open {
-            _words: words,
-            answers,
-        };
+        let open = Open { words, answers };
         Ok((open, rpc::answer(first)?))
     }
 
@@ -149,6 +146,7 @@ impl Way {
         loop {
             tokio::select! {
                 _ = stopped.changed() => return None,
+                never = rpc::beat(&open.words, self.limits.keep_alive, Attend::default) => match never {},
                 reason = end_of(&mut open.answers) => if let Some(fault) = reason {
                     return Some(fault.with_hint(ANOTHER));
                 },
@@ -195,8 +193,5 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// Waits for the end of a stream; the task may give a reason.
 async fn end_of(answers: &mut Streaming<Reply>) -> Option<Fault> {
-    match answers.message().await {
-        Ok(Some(reply)) => reply.fault,
-        _ => None,
-    }
+    rpc::after_beats(answers).await.ok()?.fault
 }

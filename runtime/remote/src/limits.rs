@@ -29,7 +29,7 @@ pub struct Limits {
     pub hello: Duration,
     /// Time to divide and compile a program on all tasks.
     pub prepare: Duration,
-    /// Time of a run.
+    /// Longest time of a run of a client, from the call on.
     pub run: Duration,
     /// Interval of questions where a run is that takes longer.
     pub beat: Duration,

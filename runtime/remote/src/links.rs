@@ -17,8 +17,10 @@ use crate::worker::{given, locked};
 use gristmill_runtime::{ErrorKind, Tensor};
 use http::uri::PathAndQuery;
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Request;
@@ -66,9 +68,13 @@ impl Link {
         };
         link.send(hello);
         let (master, who) = (Arc::downgrade(task), who.clone());
-        let most = task.limits.message_bytes;
+        let (most, every) = (task.limits.message_bytes, task.limits.keep_alive);
+        let signs = link.orders.downgrade();
         tokio::spawn(async move {
-            let failure = read(channel, most, queue, (&master, &who), &waiting).await;
+            let failure = tokio::select! {
+                failure = read(channel, most, queue, (&master, &who), &waiting) => failure,
+                never = beat(signs, every) => match never {},
+            };
             if let Some(task) = master.upgrade() {
                 let fault = task.fault_of(&who, failure);
                 waiting.end(fault.clone());
@@ -229,6 +235,18 @@ impl Waiting {
     }
 }
 
+/// Gives signs of life, as long as there are orders.
+async fn beat(orders: mpsc::WeakUnboundedSender<Order>, every: Duration) -> Infallible {
+    let mut ticks = rpc::ticks(every);
+    loop {
+        ticks.tick().await;
+        if let Some(orders) = orders.upgrade() {
+            // The stream may end at this moment.
+            let _ = orders.send(Order::default());
+        }
+    }
+}
+
 /// Reads reports until the stream ends, with a reason.
 async fn read(
     channel: Channel,
@@ -276,7 +294,7 @@ fn dispatch(
         return None;
     }
     let Some(id) = report.callable else {
-        return Some(fault.unwrap_or_default());
+        return fault;
     };
     match (number, fault) {
         (0, Some(fault)) => {

@@ -1,6 +1,6 @@
 //! Connections that notice a silent other end.
 //!
-//! Each end sends something every second: a question of HTTP/2 where the other way is idle, else beats of the call whose bytes come.
+//! Each end sends something every second: a question of HTTP/2, and beats on the standing streams, also while bytes come.
 //! So an end without a byte from the other for some seconds has lost it. (HTTP/2's own time for an answer is of no use here: both question
 //! and answer wait behind the bytes under way, a megabyte and more, ten seconds on a line of 1 Mbit/s.)
 
@@ -21,11 +21,15 @@ use tonic::transport::server::Connected;
 /// Time for HTTP/2's own answers, which wait behind bytes under way.
 pub(crate) const ANSWER: Duration = Duration::from_secs(60);
 
-/// Most bytes read while nobody asks for them: those of a blocked writer's other end.
-const AHEAD: usize = 64 << 10;
+/// Most bytes read while nobody asks for them: those of a blocked writer's other end. It sends no more without permission, the window of a
+/// connection, which is 5 MiB at most.
+const AHEAD: usize = 8 << 20;
 
 /// Bytes read at once then.
-const PORTION: usize = 4 << 10;
+const PORTION: usize = 16 << 10;
+
+/// A timer is never so late in a process at work.
+const ASLEEP: Duration = Duration::from_millis(500);
 
 /// A connection. Waiting reads and writes fail once no byte has come for a time.
 pub(crate) struct Live<S> {
@@ -57,8 +61,13 @@ impl<S: AsyncRead + Unpin> Live<S> {
     fn check(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         loop {
             ready!(self.timer.as_mut().poll(context));
+            let now = Instant::now();
+            if now > self.timer.deadline() + ASLEEP {
+                // This process, or machine, was stopped: what came meanwhile is yet to be read.
+                self.last = now;
+            }
             let due = self.last + self.quiet;
-            if Instant::now() >= due {
+            if now >= due {
                 let message = format!("no sign of life for {:?}", self.quiet);
                 return Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, message));
             }
@@ -68,7 +77,7 @@ impl<S: AsyncRead + Unpin> Live<S> {
 
     /// [`Live::check`] of a waiting writer. It does not read meanwhile, so what has come is taken in here.
     fn check_writer(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
-        while self.ahead.len() < AHEAD {
+        while self.ahead.len() - self.n_given < AHEAD {
             let mut portion = [0; PORTION];
             let mut buffer = ReadBuf::new(&mut portion);
             match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
@@ -76,9 +85,9 @@ impl<S: AsyncRead + Unpin> Live<S> {
                     self.last = Instant::now();
                     self.ahead.extend_from_slice(buffer.filled());
                 }
-                // Whoever reads next hears of the end.
-                Poll::Ready(_) => return Poll::Pending,
-                Poll::Pending => break,
+                Poll::Ready(Err(e)) => return Poll::Ready(e),
+                // Whoever reads next hears of an end.
+                Poll::Ready(Ok(())) | Poll::Pending => break,
             }
         }
         self.check(context)
@@ -178,6 +187,8 @@ impl Connector {
         // With keys, others do the rest.
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
+        // Of all addresses of a host, each gets its share of the time.
+        tcp.set_connect_timeout(Some(limits.connect));
         Connector {
             tcp,
             limits: limits.clone(),

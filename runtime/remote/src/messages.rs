@@ -134,6 +134,15 @@ pub(crate) struct Reply {
     pub(crate) is_beat: bool,
 }
 
+impl Reply {
+    pub(crate) fn beat() -> Reply {
+        Reply {
+            is_beat: true,
+            ..Reply::default()
+        }
+    }
+}
+
 /// A message without contents.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Nothing {}
@@ -384,7 +393,7 @@ pub(crate) struct Call {
     pub(crate) timeout_ms: u64,
 }
 
-/// A message of a client's run: first the call, then pieces of its inputs. Nothing, while outputs come, as a sign of life.
+/// A message of a client's run: first the call, then pieces of its inputs.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct CallPart {
     #[prost(message, optional, tag = "1")]
@@ -400,7 +409,7 @@ pub(crate) struct Results {
     pub(crate) fetches: Vec<Value>,
 }
 
-/// An answer to a client's run: words about its stalls, and nothing as a sign of life, then an error or the results, then pieces of these.
+/// An answer to a client's run: words about its stalls, then an error or the results, then pieces of these.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ResultPart {
     #[prost(message, optional, tag = "1")]
@@ -509,7 +518,7 @@ pub(crate) struct TurnOrder {
     pub(crate) is_commit: bool,
 }
 
-/// A message on a master's stream to a task. It orders one thing; the first is a greeting.
+/// A message on a master's stream to a task. It orders one thing, or is a sign of life; the first is a greeting.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Order {
     #[prost(message, optional, tag = "1")]
@@ -534,7 +543,7 @@ pub(crate) struct Order {
 }
 
 /// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way after it, or, without a program, a
-/// refusal of the stream or a word of leave.
+/// refusal of the stream, a word of leave, or a sign of life.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Report {
     #[prost(message, optional, tag = "1")]

@@ -8,6 +8,7 @@ use crate::TaskName;
 use crate::inbox::Inbox;
 use crate::limits::Limits;
 use crate::messages::Place;
+use crate::rpc;
 use crate::runs::Run;
 use crate::server::Task;
 use gristmill_runtime::exec::Progress;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Interval};
 
 /// A part's way through a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,13 +93,15 @@ fn place_of(progress: &Progress) -> String {
     }
 }
 
-/// The last answer of a task.
+/// What is known of a task.
 struct Seen {
-    /// None if it did not answer in time.
+    /// Of its last answer.
     count: Option<u64>,
     text: String,
-    /// The first answer with this number.
+    /// The first answer with this number, or the first question.
     since: Instant,
+    /// The time of a question without an answer so far.
+    asked: Option<Instant>,
 }
 
 /// A watch on a run.
@@ -106,7 +109,7 @@ pub(crate) struct Watch {
     task: Arc<Task>,
     run: Run,
     ticks: Interval,
-    asked: JoinSet<(TaskName, Option<Place>)>,
+    answers: JoinSet<(TaskName, Option<Place>)>,
     seen: BTreeMap<TaskName, Seen>,
     /// Time without progress until the next warning.
     next: Duration,
@@ -115,15 +118,12 @@ pub(crate) struct Watch {
 impl Watch {
     /// A watch from now on.
     pub(crate) fn new(task: Arc<Task>, run: Run) -> Watch {
-        let beat = task.limits.beat;
-        let mut ticks = interval_at(Instant::now() + beat, beat);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Watch {
             next: task.limits.stall,
+            ticks: rpc::ticks(task.limits.beat),
             task,
             run,
-            ticks,
-            asked: JoinSet::new(),
+            answers: JoinSet::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -132,45 +132,54 @@ impl Watch {
     pub(crate) async fn stalled(&mut self, awaited: &[&TaskName]) -> String {
         loop {
             tokio::select! {
-                _ = self.ticks.tick() => self.ask(awaited),
-                Some(answer) = self.asked.join_next() => {
-                    if let Ok((name, place)) = answer {
-                        self.note(name, place);
-                    }
+                _ = self.ticks.tick() => {
                     if let Some(warning) = self.warning(awaited) {
                         return warning;
                     }
+                    self.ask(awaited);
                 }
+                Some(answer) = self.answers.join_next() => if let Ok((name, place)) = answer {
+                    self.note(&name, place);
+                },
             }
         }
     }
 
-    /// Asks tasks where they are.
+    /// Asks tasks where they are, but for those which have not answered yet: their line may be slow.
     fn ask(&mut self, awaited: &[&TaskName]) {
+        let now = Instant::now();
         for &name in awaited {
+            let seen = self.seen.entry(name.clone()).or_insert_with(|| Seen {
+                count: None,
+                text: String::new(),
+                since: now,
+                asked: None,
+            });
+            if seen.asked.is_some() {
+                continue;
+            }
+            seen.asked = Some(now);
             let (task, run, name) = (self.task.clone(), self.run.clone(), name.clone());
-            self.asked.spawn(async move {
-                let at_most = task.limits.beat;
-                let place = task.place_on(&run, &name);
-                let place = tokio::time::timeout(at_most, place).await;
-                (name, place.ok().and_then(Result::ok))
+            self.answers.spawn(async move {
+                let place = task.place_on(&run, &name).await;
+                (name, place.ok())
             });
         }
     }
 
-    fn note(&mut self, name: TaskName, place: Option<Place>) {
-        let (count, text) = match place {
-            Some(place) => (Some(place.count), place.text),
-            None => (None, "does not answer".to_owned()),
+    fn note(&mut self, name: &TaskName, place: Option<Place>) {
+        let Some(seen) = self.seen.get_mut(name) else {
+            return;
         };
-        match self.seen.get_mut(&name) {
-            Some(seen) if seen.count == count => seen.text = text,
-            _ => {
-                let since = Instant::now();
-                let seen = Seen { count, text, since };
-                self.seen.insert(name, seen);
-            }
+        seen.asked = None;
+        // Without an answer its loss ends the run.
+        let Some(Place { count, text }) = place else {
+            return;
+        };
+        if seen.count != Some(count) {
+            (seen.count, seen.since) = (Some(count), Instant::now());
         }
+        seen.text = text;
     }
 
     /// A warning when no awaited task has got on for long, and longer than before the last one.
@@ -190,12 +199,19 @@ impl Watch {
 
     /// The tasks, each with its place if that is known.
     pub(crate) fn places(&self, awaited: &[&TaskName]) -> String {
-        let place = |name: &&TaskName| match self.seen.get(*name) {
-            None => name.to_string(),
-            Some(seen) => {
-                let seconds = seen.since.elapsed().as_secs();
-                format!("{name} ({}, for {seconds} s)", seen.text)
-            }
+        let late = self.task.limits.keep_alive + self.task.limits.keep_alive_timeout;
+        let place = |name: &&TaskName| {
+            let Some(seen) = self.seen.get(*name) else {
+                return name.to_string();
+            };
+            let is_late = seen.asked.is_some_and(|asked| asked.elapsed() > late);
+            let text = match seen.count {
+                _ if is_late => "does not answer",
+                Some(_) => &seen.text,
+                None => return name.to_string(),
+            };
+            let seconds = seen.since.elapsed().as_secs();
+            format!("{name} ({text}, for {seconds} s)")
         };
         let places: Vec<String> = awaited.iter().map(place).collect();
         places.join(", ")

@@ -11,6 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
@@ -133,9 +134,17 @@ pub(crate) async fn after_beats(answers: &mut Streaming<Reply>) -> Result<Reply,
     }
 }
 
+/// Moments with so much time between them, the first after that time.
+pub(crate) fn ticks(every: Duration) -> Interval {
+    let every = every.max(Duration::from_millis(1));
+    let mut ticks = interval_at(Instant::now() + every, every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 /// Gives signs of life, unless others are under way.
 pub(crate) async fn beat<M>(to: &mpsc::Sender<M>, every: Duration, sign: fn() -> M) -> Infallible {
-    let mut ticks = tokio::time::interval(every);
+    let mut ticks = ticks(every);
     loop {
         ticks.tick().await;
         let _ = to.try_send(sign());

@@ -73,6 +73,7 @@ impl Task {
         let mut idle = self.limits.stall;
         loop {
             tokio::select! {
+                biased;
                 state = &mut locked => return Ok(state),
                 () = caller.gone() => return Err(gone()),
                 () = tokio::time::sleep_until(caller.deadline) => {
@@ -93,48 +94,38 @@ impl Task {
         feeds: Vec<Tensor>,
         caller: &Caller<'_>,
     ) -> Result<Vec<Tensor>, (Fault, bool)> {
-        let mut done = Ok(());
         let mut watch = Watch::new(self.clone(), run.clone());
         for share in run.of.turns_before() {
-            done = self.turn_in_time(run, share, caller, &mut watch).await;
-            if done.is_err() {
-                break;
-            }
+            let taken = self.turn_in_time(run, share, caller, &mut watch).await;
+            taken.inspect_err(|(fault, _)| self.abort_all(run, fault))?;
         }
-        let fetches = match done {
-            Ok(()) => Some(self.run_all(run, feeds, caller, &mut watch).await?),
-            Err(_) => None,
-        };
-        if fetches.is_some() && run.of.turns.iter().any(|(_, assigns)| *assigns) {
-            done = match caller.has_gone() {
+        let fetches = self.run_all(run, feeds, caller, &mut watch).await?;
+        if run.of.turns.iter().any(|(_, assigns)| *assigns) {
+            let done = match caller.has_gone() {
                 false => self.commit(run).await,
                 true => Err(gone()),
             };
-        }
-        match (done, fetches) {
-            (Ok(()), Some(fetches)) => Ok(fetches),
-            (done, _) => {
-                let fault = done.err().unwrap_or_default();
+            done.map_err(|fault| {
                 self.abort_all(run, &fault);
-                let is_lost = fault.category() == ErrorKind::DeviceFailed;
-                Err((fault, is_lost))
-            }
+                of_task(fault)
+            })?;
         }
+        Ok(fetches)
     }
 
-    /// Takes the turn of a task before the deadline.
+    /// Takes the turn of a task before the deadline. Errors as [`Task::run_all`].
     async fn turn_in_time(
         self: &Arc<Self>,
         run: &Run,
         share: &Share,
         caller: &Caller<'_>,
         watch: &mut Watch,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), (Fault, bool)> {
         let awaited = [&share.task];
         tokio::select! {
-            done = self.turn(run, share, false) => done,
-            fault = run.of.outputs.failure(run.number) => Err(fault),
-            fault = caller.impatience(watch, &awaited) => Err(fault),
+            done = self.turn(run, share, false) => done.map_err(of_task),
+            fault = run.of.outputs.failure(run.number) => Err(of_task(fault)),
+            fault = caller.impatience(watch, &awaited) => Err((fault, false)),
         }
     }
 
@@ -191,21 +182,21 @@ impl Task {
         let mut awaited = run.of.names();
         loop {
             let has_failed = failed.first.is_some();
-            let fault = tokio::select! {
+            let (fault, is_lost) = tokio::select! {
                 ended = running.join_next() => match ended.map(joined) {
                     Some(Ok(task)) => {
                         awaited.retain(|name| **name != task);
                         continue;
                     }
-                    Some(Err(fault)) => fault,
+                    Some(Err(fault)) => of_task(fault),
                     None if has_failed => break,
                     None => match fetched(run, caller).await {
                         Ok(fetches) => return Ok(fetches),
-                        Err(fault) => fault,
+                        Err(failed) => failed,
                     },
                 },
-                fault = run.of.outputs.failure(run.number), if !has_failed => fault,
-                fault = caller.impatience(watch, &awaited), if !has_failed => fault,
+                fault = run.of.outputs.failure(run.number), if !has_failed => of_task(fault),
+                fault = caller.impatience(watch, &awaited), if !has_failed => (fault, false),
                 // Silent tasks are given up.
                 () = tokio::time::sleep_until(last_moment), if has_failed => break,
             };
@@ -213,7 +204,7 @@ impl Task {
                 last_moment = Instant::now() + self.limits.abort;
                 self.abort_all(run, &fault);
             }
-            if failed.note(fault) {
+            if failed.note(fault, is_lost) {
                 // All tasks forget their parts: nobody waits for these to end.
                 break;
             }
@@ -321,9 +312,9 @@ struct Failed {
 }
 
 impl Failed {
-    /// Notes a failure; true once a task is lost.
-    fn note(&mut self, fault: Fault) -> bool {
-        self.is_lost |= fault.category() == ErrorKind::DeviceFailed && !fault.is_derived;
+    /// Notes a failure, perhaps of a lost task; true once there is one.
+    fn note(&mut self, fault: Fault, is_lost: bool) -> bool {
+        self.is_lost |= is_lost && !fault.is_derived;
         let was_derived = self.first.as_ref().is_none_or(|f| f.is_derived);
         if self.first.is_none() || was_derived && !fault.is_derived {
             self.first = Some(fault);
@@ -343,11 +334,21 @@ pub(crate) fn gone() -> Fault {
     Fault::invalid("the client has gone")
 }
 
+/// A failure of a task, and whether the task does not answer, or its device failed.
+fn of_task(fault: Fault) -> (Fault, bool) {
+    let is_lost = fault.category() == ErrorKind::DeviceFailed;
+    (fault, is_lost)
+}
+
 /// The outputs of a run whose steps have all ended well: large ones may be on their way.
-async fn fetched(run: &Run, caller: &Caller<'_>) -> Result<Vec<Tensor>, Fault> {
-    let gathered = run.of.outputs.gather(run.number);
-    let gathered = tokio::time::timeout_at(caller.deadline, gathered).await;
-    gathered.unwrap_or_else(|_| Err(caller.too_long("outputs on their way")))
+async fn fetched(run: &Run, caller: &Caller<'_>) -> Result<Vec<Tensor>, (Fault, bool)> {
+    tokio::select! {
+        gathered = run.of.outputs.gather(run.number) => gathered.map_err(of_task),
+        () = caller.gone() => Err((gone(), false)),
+        () = tokio::time::sleep_until(caller.deadline) => {
+            Err((caller.too_long("outputs on their way"), false))
+        }
+    }
 }
 
 /// Errors unless there is a tensor of the right type for each input.

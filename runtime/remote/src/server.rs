@@ -429,12 +429,7 @@ impl Task {
         let (answers, out) = mpsc::channel(2);
         let most = self.limits.text_bytes;
         tokio::spawn(async move {
-            let sign = || {
-                Ok(Reply {
-                    is_beat: true,
-                    ..Reply::default()
-                })
-            };
+            let sign = || Ok(Reply::beat());
             let last = tokio::select! {
                 last = reply_of(doing) => last,
                 () = self.stopped() => reply::<Nothing>(Err(self.is_stopping())),
@@ -502,7 +497,7 @@ impl From<Limits> for ServerOptions {
 pub struct Server {
     name: TaskName,
     address: String,
-    task: Arc<Task>,
+    pub(crate) task: Arc<Task>,
     phase: watch::Sender<Phase>,
     ended: std::sync::mpsc::Receiver<Result<(), Error>>,
 }

@@ -11,7 +11,7 @@ use crate::TaskName;
 use crate::contents::Digest;
 use crate::limits::Limits;
 use crate::master::Installed;
-use crate::messages::{Attend, CallableId, Close, Fault, Nothing, Reply};
+use crate::messages::{Attend, CallableId, Close, Fault, Nothing, Reply, Welcome};
 use crate::rpc;
 use crate::server::Task;
 use crate::worker::{given, locked};
@@ -211,11 +211,8 @@ impl Task {
         ReceiverStream::new(out)
     }
 
-    async fn attended(
-        &self,
-        mut words: Streaming<Attend>,
-        answers: &mpsc::Sender<Result<Reply, Status>>,
-    ) -> Result<(), Fault> {
+    /// Begins a session, or takes one up again, as the first word says.
+    async fn welcomed(&self, words: &mut Streaming<Attend>) -> Result<Welcome, Fault> {
         let first = tokio::time::timeout(self.limits.hello, words.message()).await;
         let silent = |_| Fault::invalid("a client opened a stream and said nothing");
         let first = first.map_err(silent)?.map_err(rpc::broken)?;
@@ -233,11 +230,24 @@ impl Task {
                 id
             })?,
         };
+        Ok(welcome)
+    }
+
+    async fn attended(
+        &self,
+        mut words: Streaming<Attend>,
+        answers: &mpsc::Sender<Result<Reply, Status>>,
+    ) -> Result<(), Fault> {
+        let welcome = self.welcomed(&mut words).await?;
+        let sessions = &self.master.sessions;
         let id = welcome.session;
         let mut stays = answers.send(Ok(rpc::reply(Ok(welcome)))).await.is_ok();
         let mut stops = false;
+        let beats = rpc::beat(answers, self.limits.keep_alive, || Ok(Reply::beat()));
+        tokio::pin!(beats);
         while stays {
             tokio::select! {
+                never = &mut beats => match never {},
                 word = words.message() => stays = matches!(word, Ok(Some(_))),
                 () = self.stopped() => (stays, stops) = (false, true),
             }

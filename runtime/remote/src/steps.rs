@@ -83,9 +83,11 @@ impl Task {
             Err(fault) => Err(fault),
             Ok(stream) => {
                 let stream = Arc::new(stream);
+                let sign = || Ok(Report::default());
                 let ended = tokio::select! {
                     ended = self.obey_all(&mut orders, &reports, &stream) => ended,
                     () = self.say_goodbye(&reports) => Err(self.is_stopping()),
+                    never = rpc::beat(&reports, self.limits.keep_alive, sign) => match never {},
                 };
                 self.end_stream(&stream, &ended);
                 ended
@@ -109,8 +111,11 @@ impl Task {
                 is_leaving: true,
                 ..Report::default()
             };
-            // An absent master needs no report.
-            let _ = reports.send(Ok(report)).await;
+            tokio::select! {
+                // An absent master needs no report.
+                _ = reports.send(Ok(report)) => {}
+                () = self.stopped() => {}
+            }
         }
         self.stopped().await;
     }
@@ -294,10 +299,7 @@ impl Task {
         let hosted = self.hosted(given(order.callable)?)?;
         match order.is_commit {
             true => hosted.commit(order.run).await,
-            false => {
-                self.takes_more()?;
-                hosted.take_turn(order.run).await
-            }
+            false => hosted.take_turn(order.run).await,
         }
     }
 
@@ -316,9 +318,6 @@ impl Task {
     ) -> Result<Results, Fault> {
         let (id, run) = (given(step.callable)?, step.run);
         let hosted = self.hosted(id)?;
-        if !hosted.has_turn(run) {
-            self.takes_more()?;
-        }
         let outbox = self.outbox(master)?;
         let feeds = hosted.gathered(run, &step.feeds);
         let fetches = hosted.run(run, step.takes_turn, feeds).await?;

@@ -202,10 +202,6 @@ impl Hosted {
         held.map(|held| held.turn.clone())
     }
 
-    pub(crate) fn has_turn(&self, run: u64) -> bool {
-        self.turn_of(run).is_some()
-    }
-
     /// Commits a run in its turn.
     pub(crate) async fn commit(&self, run: u64) -> Result<(), Fault> {
         let held = locked(&self.turn).take_if(|held| held.run == run);

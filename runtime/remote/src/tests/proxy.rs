@@ -259,7 +259,10 @@ struct Setting {
 impl Setting {
     /// Tasks with keys, or without.
     fn new(with_keys: bool) -> Setting {
-        let limits = limits_of_runs();
+        Setting::with(with_keys, limits_of_runs())
+    }
+
+    fn with(with_keys: bool, limits: Limits) -> Setting {
         let (spec, real) = (cluster(&THREE), cluster(&THREE));
         let address =
             |spec: &ClusterSpec, name: &str| spec.address(&task(name)).unwrap().to_owned();
@@ -396,6 +399,25 @@ fn a_slow_line_is_not_taken_for_a_lost_one() {
         let least = Duration::from_secs(4 * N as u64) / bytes_per_s;
         assert!(began.elapsed() >= least, "{:?}", began.elapsed());
     }
+}
+
+#[test]
+fn large_messages_on_a_slow_line_are_not_taken_for_a_loss() {
+    // The tensor is part of its messages: of a call, of an order to another task, of both answers.
+    let large = Limits {
+        inline_bytes: 2 << 20,
+        ..limits_of_runs()
+    };
+    let mut setting = Setting::with(false, large.clone());
+    let program = Document::from([1, 2].map(|i| THREE[i]).join(" "));
+    // 2 Mbit/s, both ways, to the session's task and to the first of the program.
+    for proxy in &setting.proxies[..2] {
+        proxy.set(|flow| flow.bytes_per_s = Some(250_000));
+    }
+    let target = format!("grpc://{}", setting.address);
+    setting.client = Client::connect(&target, "1.0".into(), large.into()).unwrap();
+    setting.callable = setting.client.prepare(&program).unwrap();
+    setting.run(1).unwrap();
 }
 
 #[test]
