@@ -133,13 +133,13 @@ impl Blocks for ConvDesc {
     fn is_sound(&self) -> bool {
         let w = &self.window;
         let channels = [self.groups, self.in_channels, self.out_channels];
-        let taps = [w.kernel_h, w.kernel_w];
-        let pixels = [w.batch, w.out_h, w.out_w];
+        let taps = [w.kernel_d, w.kernel_h, w.kernel_w];
+        let pixels = [w.batch, w.out_d, w.out_h, w.out_w];
         let reach = [w.stride_h, w.stride_w, w.dilation_h, w.dilation_w];
         w.valid()
             && fit(&[&channels[..], &taps, &pixels].concat())
-            && fit(&[&reach[..], &taps, &pixels[1..], &channels[1..2]].concat())
-            && fit(&[w.in_h, w.x_h_stride])
+            && fit(&[&reach[..], &taps, &pixels[2..], &channels[1..2]].concat())
+            && fit(&[w.in_d, w.in_h, w.x_h_stride])
             && fit(&[w.in_w, w.x_w_stride])
     }
 
@@ -203,11 +203,14 @@ mod tests {
         let gemm = GemmDesc::new(isa, 384, 768, 768);
         let window = Window::new(1, 58, 58, 64, 3, 3);
         let conv = ConvDesc::new(isa, window, 1, 64, 128);
+        let deep = Window::new(1, 16, 16, 64, 3, 3).with_depth([2, 2], [1, 1], [0; 2]);
+        let deep_conv = ConvDesc::new(isa, deep, 1, 64, 128);
         let winograd = WinogradDesc::new(isa, 4, window, 64, 128);
         let attention = AttentionDesc::new(isa, 1, 2, 512, 512, 64);
         vec![
             (Blocked::Gemm, gemm.bytes().to_vec()),
             (Blocked::Conv, conv.bytes().to_vec()),
+            (Blocked::Conv, deep_conv.bytes().to_vec()),
             (Blocked::Winograd, winograd.bytes().to_vec()),
             (Blocked::Attention, attention.bytes().to_vec()),
         ]

@@ -80,7 +80,8 @@ pub unsafe extern "C" fn gm_depthwise_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() {
+    let window_valid = desc.window.valid() && desc.window.is_flat();
+    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !window_valid {
         return INVALID;
     }
     // SAFETY: the pointers cover the descriptor's operands.
@@ -350,7 +351,7 @@ unsafe fn load<S: Simd, const MASKED: bool>(s: S, p: *const f32, n: usize) -> S:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conv::tests::{input, pixels, window};
+    use crate::conv::tests::{input, pixels, taps, window};
     use crate::epilogue::EpilogueKind;
     use crate::testing::{Rng, assert_close};
 
@@ -387,16 +388,15 @@ mod tests {
                     );
                 }
                 let x = rng.vec(window.batch * window.x_n_stride);
-                let weights = rng.vec(window.kernel_h * window.kernel_w * channels);
+                let weights = rng.vec(window.n_taps() * channels);
                 let (bias, residual) = (rng.vec(channels), rng.vec(window.n_pixels() * channels));
                 let mut want = Vec::new();
-                for (pixel, (n, oh, ow)) in pixels(window).enumerate() {
+                for (pixel, place) in pixels(window).enumerate() {
                     for c in 0..channels {
                         let mut sum = 0.0;
-                        for tap in 0..window.kernel_h * window.kernel_w {
-                            let at = [oh, ow, tap / window.kernel_w, tap % window.kernel_w];
-                            let x = input(&window, &x, n, at, c).unwrap_or(0.0);
-                            sum += x * f64::from(weights[tap * channels + c]);
+                        for (number, tap) in taps(window).enumerate() {
+                            let x = input(&window, &x, place, tap, c).unwrap_or(0.0);
+                            sum += x * f64::from(weights[number * channels + c]);
                         }
                         if with_epilogue {
                             sum *= 1.5;

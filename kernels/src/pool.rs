@@ -113,7 +113,7 @@ pub unsafe extern "C" fn gm_pool_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    if !(1..=3).contains(&desc.kind) || !desc.window.valid() {
+    if !(1..=3).contains(&desc.kind) || !desc.window.valid() || !desc.window.is_flat() {
         return INVALID;
     }
     // SAFETY: the pointers cover the descriptor's operands.
@@ -326,20 +326,18 @@ impl<'a> Pixel<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conv::tests::{input, pixels, window};
+    use crate::conv::tests::{input, pixels, taps, window};
     use crate::testing::{Rng, assert_close};
 
     fn reference(d: &PoolDesc, x: &[f32]) -> Vec<f64> {
         let w = &d.window;
         let mut out = Vec::new();
-        for (n, oh, ow) in pixels(*w) {
+        for (n, [od, oh, ow]) in pixels(*w) {
             for c in 0..d.channels {
-                let taps =
-                    || (0..w.kernel_h * w.kernel_w).map(|tap| (tap / w.kernel_w, tap % w.kernel_w));
-                let inside: Vec<f64> = taps()
-                    .filter_map(|(i, j)| input(w, x, n, [oh, ow, i, j], c))
+                let inside: Vec<f64> = taps(*w)
+                    .filter_map(|tap| input(w, x, (n, [od, oh, ow]), tap, c))
                     .collect();
-                let padded = taps().filter(|(i, j)| {
+                let padded = taps(*w).filter(|[_, i, j]| {
                     oh * w.stride_h + i * w.dilation_h < w.pad_top + w.in_h + d.pad_bottom
                         && ow * w.stride_w + j * w.dilation_w < w.pad_left + w.in_w + d.pad_right
                 });

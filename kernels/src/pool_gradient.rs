@@ -88,7 +88,7 @@ pub unsafe extern "C" fn gm_max_pool_grad_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    if !desc.window.valid() || desc.channel_block == 0 {
+    if !desc.window.valid() || !desc.window.is_flat() || desc.channel_block == 0 {
         return INVALID;
     }
     let (n_blocks, end) = (desc.n_blocks(), end.min(desc.n_items()));

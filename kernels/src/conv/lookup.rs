@@ -40,13 +40,9 @@ impl<'a> Lookup<'a> {
         } else {
             desc.groups * desc.in_channels * size_of::<f32>()
         };
-        let taps = if padded {
-            w.kernel_h
-        } else {
-            w.kernel_h * w.kernel_w
-        };
         let table = zeros.next_multiple_of(64);
-        let image = (table + taps * desc.row_block * size_of::<*const f32>()).next_multiple_of(64);
+        let image =
+            (table + n_runs(desc) * desc.row_block * size_of::<*const f32>()).next_multiple_of(64);
         let image_bytes = if padded {
             rows_of_block(desc) * padded_width(w) * desc.in_channels * size_of::<f32>()
         } else {
@@ -97,18 +93,12 @@ impl<'a> Lookup<'a> {
 
     /// The left-hand side of the prepared block, for one group.
     pub(super) fn lhs(&self, group: usize) -> Lhs {
-        let w = &self.desc.window;
-        let taps = if self.form == Form::PaddedRows {
-            w.kernel_h
-        } else {
-            w.kernel_h * w.kernel_w
-        };
         Lhs {
             a: std::ptr::null(),
             lda: 0,
             rows: self.table,
             tap_stride: self.desc.row_block,
-            taps,
+            taps: n_runs(self.desc),
             offset: group * self.desc.in_channels,
         }
     }
@@ -124,55 +114,84 @@ impl<'a> Lookup<'a> {
         self.prepared = rows.clone();
         let w = self.desc.window;
         let mut row = rows.start;
-        let mut image = self.image;
+        let mut copy = self.image;
         // SAFETY: each run of pixels stays inside its image, the table and the copy.
         unsafe {
             while row < rows.end {
-                let n = row / (w.out_h * w.out_w);
-                let (oh, ow) = (row / w.out_w % w.out_h, row % w.out_w);
-                let x = self.x.wrapping_add(n * w.x_n_stride);
-                match self.form {
-                    Form::PaddedRows => {
-                        // All of the block's rows in this image at once.
-                        let end = rows.end.min((n + 1) * w.out_h * w.out_w);
-                        let last = (end - 1) / w.out_w % w.out_h;
-                        image = self.copy_rows(x, oh, last, image);
-                        for r in row..end {
-                            self.point_into_copy(
-                                r - rows.start,
-                                r / w.out_w % w.out_h - oh,
-                                r % w.out_w,
-                                oh,
-                                last,
-                                image,
-                            );
-                        }
-                        row = end;
-                    }
-                    _ => {
-                        let end = rows.end.min(row + w.out_w - ow);
-                        self.point_into_input(x, row - rows.start, oh, ow..ow + end - row);
-                        row = end;
+                let (image, entry) = (row / (w.out_h * w.out_w), row - rows.start);
+                let start = row;
+                if self.form == Form::PaddedRows {
+                    // All of the block's rows in this image at once.
+                    row = rows.end.min((image + 1) * w.out_h * w.out_w);
+                    copy = self.copy_image(image, start..row, entry, copy);
+                } else {
+                    let (oh, ow) = (row / w.out_w % w.out_h, row % w.out_w);
+                    row = rows.end.min(row + w.out_w - ow);
+                    for d in 0..w.kernel_d {
+                        let entry = d * w.kernel_h * w.kernel_w * self.desc.row_block + entry;
+                        let x = self.input_depth(image, d);
+                        self.point_into_input(x, entry, oh, ow..ow + row - start);
                     }
                 }
             }
         }
     }
 
-    /// Fills the table from `entry` on for output pixels `ow` of output row `oh`.
+    /// The input under window depth `d` of an output image, if not on padding.
+    fn input_depth(&self, image: usize, d: usize) -> Option<*const f32> {
+        let w = &self.window;
+        let id = w.input_depth(image % w.out_d, d)?;
+        let offset = image / w.out_d * w.x_n_stride + id * w.x_d_stride;
+        Some(self.x.wrapping_add(offset))
+    }
+
+    /// Copies the input under output pixels `pixels` of an image, and fills the table from `entry`
+    /// on. Returns the end of the copy.
+    ///
+    /// # Safety
+    /// As for [`Lookup::prepare`]; `copy` lies in the workspace.
+    unsafe fn copy_image(
+        &mut self,
+        image: usize,
+        pixels: Range<usize>,
+        entry: usize,
+        mut copy: *mut f32,
+    ) -> *mut f32 {
+        let w = self.window;
+        let oh = |pixel: usize| pixel / w.out_w % w.out_h;
+        let (first, last) = (oh(pixels.start), oh(pixels.end - 1));
+        for d in 0..w.kernel_d {
+            let entry = d * w.kernel_h * self.desc.row_block + entry;
+            let x = self.input_depth(image, d);
+            // SAFETY: by contract; the table has an entry per run and pixel.
+            unsafe {
+                for (r, pixel) in pixels.clone().enumerate() {
+                    let at = [oh(pixel) - first, pixel % w.out_w];
+                    self.point_into_copy(entry + r, at, copy);
+                }
+                copy = self.copy_rows(x, first, last, copy);
+            }
+        }
+        copy
+    }
+
+    /// Fills the table from `entry` on for output pixels `ow` of output row `oh`, whose input is
+    /// `x`; without one it is padding.
     ///
     /// # Safety
     /// As for [`Lookup::prepare`].
     unsafe fn point_into_input(
         &mut self,
-        x: *const f32,
+        x: Option<*const f32>,
         entry: usize,
         oh: usize,
         ow: Range<usize>,
     ) {
         let w = &self.window;
         for i in 0..w.kernel_h {
-            let ih = w.input_row(oh, i);
+            let input = x
+                .zip(w.input_row(oh, i))
+                .map(|(x, ih)| x.wrapping_add(ih * w.x_h_stride));
             for j in 0..w.kernel_w {
                 let (first, end) = w.columns_inside(j);
                 let (first, end) = (first.clamp(ow.start, ow.end), end.clamp(ow.start, ow.end));
@@ -182,13 +201,13 @@ impl<'a> Lookup<'a> {
                 let zeros = self.zeros.cast_const();
                 // SAFETY: one entry per output pixel of the run.
                 unsafe {
-                    let Some(ih) = ih.filter(|_| first < end) else {
+                    let Some(input) = input.filter(|_| first < end) else {
                         (0..ow.len()).for_each(|r| *table.add(r) = zeros);
                         continue;
                     };
                     (0..first - ow.start).for_each(|r| *table.add(r) = zeros);
                     let iw = first * w.stride_w + j * w.dilation_w - w.pad_left;
-                    let pixel = x.wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride);
+                    let pixel = input.wrapping_add(iw * w.x_w_stride);
                     let step = w.stride_w * w.x_w_stride;
                     (0..end - first).for_each(|r| {
                         *table.add(first - ow.start + r) = pixel.wrapping_add(r * step)
@@ -199,13 +218,14 @@ impl<'a> Lookup<'a> {
         }
     }
 
-    /// Copies the input rows that output rows `first..=last` see, with their padding, to `image`.
+    /// Copies the input rows that output rows `first..=last` see, with their padding, to `image`;
+    /// without input all is padding. Returns the end of the copy.
     ///
     /// # Safety
     /// As for [`Lookup::prepare`]; `image` lies in the workspace.
     unsafe fn copy_rows(
         &mut self,
-        x: *const f32,
+        x: Option<*const f32>,
         first: usize,
         last: usize,
         image: *mut f32,
@@ -222,7 +242,7 @@ impl<'a> Lookup<'a> {
             // SAFETY: `height` rows of `width` pixels fit, as the layout counted them.
             unsafe {
                 let row = image.add(i * width * channels);
-                let Some(ih) = ih else {
+                let Some((x, ih)) = x.zip(ih) else {
                     std::ptr::write_bytes(row, self.padding, width * channels);
                     continue;
                 };
@@ -246,31 +266,20 @@ impl<'a> Lookup<'a> {
         image.wrapping_add(height * width * channels)
     }
 
-    /// Fills one entry per tap for output pixel (`oh`, `ow`), `oh` counted from `first`.
+    /// Fills one entry per window row for output pixel (`oh`, `ow`), whose rows are counted from the
+    /// first of the copy.
     ///
     /// # Safety
-    /// `end` was returned by [`Lookup::copy_rows`] for `first` and `last`.
-    unsafe fn point_into_copy(
-        &mut self,
-        entry: usize,
-        oh: usize,
-        ow: usize,
-        first: usize,
-        last: usize,
-        end: *mut f32,
-    ) {
+    /// The table has these entries.
+    unsafe fn point_into_copy(&mut self, entry: usize, [oh, ow]: [usize; 2], copy: *mut f32) {
         let w = &self.window;
         let row = padded_width(w) * self.desc.in_channels;
-        let image = end
-            .wrapping_sub(copied_rows(w, last - first + 1) * row)
-            .cast_const();
+        let copy = copy.cast_const();
         for i in 0..w.kernel_h {
             let offset = (oh * w.stride_h + i * w.dilation_h) * row
                 + ow * w.stride_w * self.desc.in_channels;
             // SAFETY: one entry per tap and output pixel of the block.
-            unsafe {
-                *self.table.add(i * self.desc.row_block + entry) = image.wrapping_add(offset)
-            };
+            unsafe { *self.table.add(i * self.desc.row_block + entry) = copy.wrapping_add(offset) };
         }
     }
 }
@@ -286,6 +295,14 @@ unsafe fn copy_words(from: *const f32, to: *mut f32, n: usize) {
     }
 }
 
+/// Runs of input under an output pixel, its entries in the table.
+fn n_runs(desc: &ConvDesc) -> usize {
+    match desc.form() {
+        Form::PaddedRows => desc.window.kernel_d * desc.window.kernel_h,
+        _ => desc.window.n_taps(),
+    }
+}
+
 /// Pixels of a row with its padding.
 fn padded_width(w: &Window) -> usize {
     w.out_w.saturating_sub(1) * w.stride_w + w.kernel_w
@@ -296,10 +313,11 @@ fn copied_rows(w: &Window, n: usize) -> usize {
     n.saturating_sub(1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
 }
 
-/// Rows of all copies of a block, at most: the block may lie in several images.
+/// Rows of all copies of a block, at most: the block may lie in several images, and each has a copy
+/// per window depth.
 fn rows_of_block(desc: &ConvDesc) -> usize {
     let w = &desc.window;
     let rows = desc.row_block.div_ceil(w.out_w.max(1)) + 1;
     let images = desc.row_block.div_ceil((w.out_w * w.out_h).max(1)) + 1;
-    rows * w.stride_h + images * ((w.kernel_h - 1) * w.dilation_h + 1)
+    w.kernel_d * (rows * w.stride_h + images * ((w.kernel_h - 1) * w.dilation_h + 1))
 }

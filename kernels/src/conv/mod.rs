@@ -1,9 +1,10 @@
-//! Convolution of NHWC images in f32, or of 8-bit integers: a matrix product whose left-hand rows
-//! are found by address, not copied.
+//! Convolution of images over two or three axes, channels last, in f32 or of 8-bit integers: a
+//! matrix product whose left-hand rows are found by address, not copied.
 //!
-//! `x: [batch, in_h, in_w, groups * in_channels]`, weights packed by [`pack_weights`],
-//! `y: [batch, out_h, out_w, groups * out_channels]` with `ldy` elements between pixels. For the
-//! epilogue, a row is an output pixel and a column an output channel over all groups.
+//! `x: [batch, in_d, in_h, in_w, groups * in_channels]`, weights packed by [`pack_weights`],
+//! `y: [batch, out_d, out_h, out_w, groups * out_channels]` with `ldy` elements between pixels. For
+//! the epilogue, a row is an output pixel and a column an output channel over all groups. The forms'
+//! "image" is an output depth of an image: depth is a loop around them.
 //!
 //! The descriptor's numbers choose between three forms:
 //! - 1x1 windows without stride: a plain product.
@@ -157,7 +158,7 @@ impl ConvDesc {
     }
 
     fn n_taps(&self) -> usize {
-        self.window.kernel_h * self.window.kernel_w
+        self.window.n_taps()
     }
 
     fn n_row_blocks(&self) -> usize {
@@ -174,9 +175,12 @@ impl ConvDesc {
     fn form(&self) -> Form {
         let w = &self.window;
         let contiguous = w.x_h_stride == w.in_w * w.x_w_stride
-            && (w.batch <= 1 || w.x_n_stride == w.in_h * w.x_h_stride);
-        let same_size = w.out_h == w.in_h && w.out_w == w.in_w && w.pad_top == 0 && w.pad_left == 0;
-        if self.n_taps() == 1 && w.stride_h == 1 && w.stride_w == 1 && same_size && contiguous {
+            && (w.in_d <= 1 || w.x_d_stride == w.in_h * w.x_h_stride)
+            && (w.batch <= 1 || w.x_n_stride == w.in_d * w.in_h * w.x_h_stride);
+        let same_size = [w.out_d, w.out_h, w.out_w] == [w.in_d, w.in_h, w.in_w]
+            && [w.pad_front, w.pad_top, w.pad_left] == [0; 3];
+        let all_pixels = same_size && [w.stride_d, w.stride_h, w.stride_w] == [1; 3];
+        if self.n_taps() == 1 && all_pixels && contiguous {
             Form::Pointwise
         } else if self.in_channels < FEW_CHANNELS
             && w.kernel_w > 1
@@ -190,9 +194,9 @@ impl ConvDesc {
     }
 }
 
-/// Packs ONNX weights `[groups * out_channels, in_channels, kernel_h, kernel_w]` for a convolution
-/// of `groups` groups, each `n_taps` (`kernel_h * kernel_w`) x `in_channels` rows by `out_channels`
-/// columns.
+/// Packs ONNX weights `[groups * out_channels, in_channels, kernel_d, kernel_h, kernel_w]` for a
+/// convolution of `groups` groups, each `n_taps` ([`Window::n_taps`]) x `in_channels` rows by
+/// `out_channels` columns.
 ///
 /// Panics if `weights` is too short.
 pub fn pack_weights(

@@ -115,7 +115,9 @@ impl WinogradDesc {
     /// True for windows that it computes.
     pub fn takes(window: &Window) -> bool {
         let [h, w] = [window.kernel_h, window.kernel_w];
-        window.valid() && [h, w, window.stride_h, window.stride_w] == [3, 3, 1, 1]
+        window.valid()
+            && window.is_flat()
+            && [h, w, window.stride_h, window.stride_w] == [3, 3, 1, 1]
     }
 
     /// Chooses `tile_block` so that a block stays in the cache, and `n_threads` threads are busy.

@@ -1,7 +1,7 @@
 //! Minimal filtering against sums in f64, for every instruction set.
 
 use super::*;
-use crate::conv::tests::{input, pixels, window};
+use crate::conv::tests::{input, pixels, taps, window};
 use crate::epilogue::EpilogueKind;
 use crate::testing::Rng;
 
@@ -100,13 +100,15 @@ impl Case {
     fn reference(&self) -> Vec<f64> {
         let (d, w) = (&self.desc, &self.desc.window);
         let mut out = Vec::new();
-        for (pixel, (n, oh, ow)) in pixels(*w).enumerate() {
+        for (pixel, place) in pixels(*w).enumerate() {
             for k in 0..d.out_channels {
                 let mut sum = 0.0;
-                for (c, tap) in (0..d.in_channels).flat_map(|c| (0..9).map(move |tap| (c, tap))) {
-                    let weight = self.weights[(k * d.in_channels + c) * 9 + tap];
-                    let x = input(w, &self.x, n, [oh, ow, tap / 3, tap % 3], c);
-                    sum += f64::from(weight) * x.unwrap_or(0.0);
+                for c in 0..d.in_channels {
+                    for (number, tap) in taps(*w).enumerate() {
+                        let weight = self.weights[(k * d.in_channels + c) * 9 + number];
+                        let x = input(w, &self.x, place, tap, c);
+                        sum += f64::from(weight) * x.unwrap_or(0.0);
+                    }
                 }
                 out.push(self.after(sum, pixel, k));
             }
@@ -188,7 +190,7 @@ fn values_that_are_not_finite_stay_in_their_tiles() {
             case.x[0] = f32::INFINITY;
             let after = case.run();
             let ldy = case.desc.ldy;
-            for (pixel, (_, oh, ow)) in pixels(w).enumerate() {
+            for (pixel, (_, [_, oh, ow])) in pixels(w).enumerate() {
                 let row = pixel * ldy..pixel * ldy + 24;
                 let (before, after) = (&before[row.clone()], &after[row]);
                 if oh.max(ow) >= tile {

@@ -2,12 +2,13 @@
 //! machine, with and without the instruction for sums of four products.
 
 use super::{Integers, Operands, WORD, pack_bytes, packed_words};
-use crate::conv::tests::{pixels, window};
+use crate::conv::tests::{deep_window, pixels, taps, window};
 use crate::conv::{ConvDesc, gm_conv_f32};
 use crate::epilogue::{EpilogueKind, Quantize};
 use crate::gemm::tile::PLAIN;
 use crate::gemm::*;
 use crate::testing::Rng;
+use crate::window::Window;
 
 /// Bytes around the output, which no kernel may overwrite.
 const UNTOUCHED: u8 = 0xa5;
@@ -174,7 +175,7 @@ fn product(rng: &mut Rng, isa: Isa) {
     assert!(c == want, "{isa} {rest:?} {desc:?}");
 }
 
-fn convolution(rng: &mut Rng, isa: Isa) {
+fn convolution(rng: &mut Rng, isa: Isa, window: fn(&mut Rng, usize) -> Window) {
     let (channels, n) = (
         WORD * rng.pick(&[1, 2, 5, 16, 17]),
         rng.pick(&[1, 3, 16, 31, 33, 70]),
@@ -196,22 +197,22 @@ fn convolution(rng: &mut Rng, isa: Isa) {
     }
     desc.ldy = n + rng.pick(&[0, 3]);
     desc.plan(rng.pick(&[1, 2, 16]));
-    let taps = window.kernel_h * window.kernel_w;
+    let n_taps = window.n_taps();
     let x = bytes(rng, window.batch * window.x_n_stride * WORD);
-    let w = bytes(rng, taps * channels * n);
+    let w = bytes(rng, n_taps * channels * n);
     let ops = operands(rng, n);
     let packed =
-        pack_bytes(isa, taps * channels, n, |i, j| w[i * n + j] as i8).expect("whole words");
+        pack_bytes(isa, n_taps * channels, n, |i, j| w[i * n + j] as i8).expect("whole words");
     assert_eq!(packed.len(), desc.packed_len());
     let y_bytes = desc.quantize.size_bytes();
     let mut y = vec![UNTOUCHED; window.n_pixels() * desc.ldy * y_bytes];
     let mut want = y.clone();
-    for (pixel, (image, oh, ow)) in pixels(window).enumerate() {
+    for (pixel, (image, [od, oh, ow])) in pixels(window).enumerate() {
         for j in 0..n {
             let mut sum = 0;
-            for tap in 0..taps {
-                let (i, jj) = (tap / window.kernel_w, tap % window.kernel_w);
-                let Some(ih) = window.input_row(oh, i) else {
+            for (tap, [d, i, jj]) in taps(window).enumerate() {
+                let input = window.input_depth(od, d).zip(window.input_row(oh, i));
+                let Some((id, ih)) = input else {
                     continue;
                 };
                 let iw =
@@ -219,8 +220,8 @@ fn convolution(rng: &mut Rng, isa: Isa) {
                 let Some(iw) = iw.filter(|&iw| iw < window.in_w) else {
                     continue;
                 };
-                let at =
-                    image * window.x_n_stride + ih * window.x_h_stride + iw * window.x_w_stride;
+                let depth = image * window.x_n_stride + id * window.x_d_stride;
+                let at = depth + ih * window.x_h_stride + iw * window.x_w_stride;
                 for c in 0..channels {
                     let x = value(x[at * WORD + c], is_signed) - value(zero, is_signed);
                     sum += x * i32::from(w[(tap * channels + c) * n + j] as i8);
@@ -257,7 +258,8 @@ fn products_and_convolutions_are_exact() {
         for plain in [false, true] {
             PLAIN.set(plain);
             (0..120).for_each(|_| product(&mut rng, isa));
-            (0..80).for_each(|_| convolution(&mut rng, isa));
+            (0..80).for_each(|_| convolution(&mut rng, isa, window));
+            (0..60).for_each(|_| convolution(&mut rng, isa, deep_window));
         }
     }
     PLAIN.set(false);

@@ -1,4 +1,4 @@
-//! Channels-last windows over one or two spatial axes: their geometry, and pooling.
+//! Channels-last windows over one, two or three spatial axes: their geometry, and pooling.
 
 use super::rejected::Rejected;
 use super::strided::Strided;
@@ -9,7 +9,7 @@ use gristmill_kernels::pool::{self, PoolDesc};
 use gristmill_kernels::pool_gradient::MaxPoolGradDesc;
 use gristmill_kernels::window::Window as KernelWindow;
 
-/// Geometry of a channels-last window op, in the kernels' terms. One spatial axis is a row of pixels.
+/// Geometry of a channels-last window op, in the kernels' terms. One spatial axis is a row of pixels, two are an image of one depth.
 pub(super) fn kernel_window(
     x: &Strided,
     out: &[usize],
@@ -17,19 +17,30 @@ pub(super) fn kernel_window(
     window: &Window,
 ) -> KernelWindow {
     let n_axes = x.shape.len();
-    let [in_h, in_w] = height_and_width(&x.shape[1..n_axes - 1], 1);
-    let [out_h, out_w] = height_and_width(&out[1..n_axes - 1], 1);
-    let [kernel_h, kernel_w] = height_and_width(size, 1);
-    let [stride_h, stride_w] = height_and_width(&window.strides, 1);
-    let [dilation_h, dilation_w] = height_and_width(&window.dilations, 1);
-    let [pad_top, pad_left] = height_and_width(&window.pads_low, 0);
+    let [in_d, in_h, in_w] = three_axes(&x.shape[1..n_axes - 1], 1);
+    let [out_d, out_h, out_w] = three_axes(&out[1..n_axes - 1], 1);
+    let [kernel_d, kernel_h, kernel_w] = three_axes(size, 1);
+    let [stride_d, stride_h, stride_w] = three_axes(&window.strides, 1);
+    let [dilation_d, dilation_h, dilation_w] = three_axes(&window.dilations, 1);
+    let [pad_front, pad_top, pad_left] = three_axes(&window.pads_low, 0);
     let x_w_stride = x.strides[n_axes - 2] as usize;
     let x_h_stride = match n_axes {
-        4 => x.strides[1] as usize,
+        4 | 5 => x.strides[n_axes - 3] as usize,
         _ => in_w * x_w_stride,
+    };
+    let x_d_stride = match n_axes {
+        5 => x.strides[1] as usize,
+        _ => in_h * x_h_stride,
     };
     KernelWindow {
         batch: x.shape[0],
+        in_d,
+        out_d,
+        kernel_d,
+        stride_d,
+        dilation_d,
+        pad_front,
+        x_d_stride,
         in_h,
         in_w,
         out_h,
@@ -48,11 +59,12 @@ pub(super) fn kernel_window(
     }
 }
 
-/// Values of the two spatial axes; `missing` where there is one axis only.
-fn height_and_width(values: &[usize], missing: usize) -> [usize; 2] {
+/// Values of depth, height and width; `missing` for an axis that is not there.
+fn three_axes(values: &[usize], missing: usize) -> [usize; 3] {
     match *values {
-        [height, width] => [height, width],
-        _ => [missing, values[0]],
+        [depth, height, width] => [depth, height, width],
+        [height, width] => [missing, height, width],
+        _ => [missing, missing, values[0]],
     }
 }
 
@@ -77,7 +89,7 @@ pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rej
     let channels = x.shape[x.shape.len() - 1];
     let geometry = kernel_window(&x, out, size, window);
     let mut desc = PoolDesc::new(cx.isa, kernel_kind(*kind), geometry, channels);
-    [desc.pad_bottom, desc.pad_right] = height_and_width(&window.pads_high, 0);
+    [_, desc.pad_bottom, desc.pad_right] = three_axes(&window.pads_high, 0);
     let n_taps: usize = size.iter().product();
     let n_elements: usize = out.iter().product();
     let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);
