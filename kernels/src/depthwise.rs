@@ -1,9 +1,9 @@
-//! Depthwise convolution of NHWC images in f32: each channel has its own window.
+//! Depthwise convolution of images over two or three axes in f32: each channel has its own window.
 //!
-//! `x: [batch, in_h, in_w, channels]`, weights `[kernel_h, kernel_w, channels]` (plain, for every
-//! instruction set), `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item
-//! `i` is output row `i % out_h` of image `i / out_h`. For the epilogue, a row is an output pixel
-//! and a column a channel.
+//! `x: [batch, in_d, in_h, in_w, channels]`, weights `[kernel_d, kernel_h, kernel_w, channels]`
+//! (plain, for every instruction set), `y: [batch, out_d, out_h, out_w, channels]` with `ldy`
+//! elements between pixels. Item `i` is output row `i % out_h` of depth `i / out_h`, the depths of
+//! all images counted on. For the epilogue, a row is an output pixel and a column a channel.
 
 use crate::descriptor::descriptor;
 use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Rect};
@@ -11,6 +11,7 @@ use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, pointer};
+use std::ops::Range;
 
 /// Output pixels computed together.
 const TILE: usize = 4;
@@ -58,7 +59,7 @@ impl DepthwiseDesc {
 
     /// Items of the whole convolution.
     pub fn n_items(&self) -> usize {
-        self.window.batch * self.window.out_h
+        self.window.batch * self.window.out_d * self.window.out_h
     }
 }
 
@@ -80,8 +81,7 @@ pub unsafe extern "C" fn gm_depthwise_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    let window_valid = desc.window.valid() && desc.window.is_flat();
-    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !window_valid {
+    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() {
         return INVALID;
     }
     // SAFETY: the pointers cover the descriptor's operands.
@@ -106,15 +106,26 @@ unsafe fn run_row(
 ) {
     let w = &desc.window;
     let first_pixel = item * w.out_w;
+    let (n, od, oh) = (
+        item / w.out_h / w.out_d,
+        item / w.out_h % w.out_d,
+        item % w.out_h,
+    );
+    let depth = (od * w.stride_d).wrapping_sub(w.pad_front);
+    let row = (oh * w.stride_h).wrapping_sub(w.pad_top);
+    let x = (n * w.x_n_stride)
+        .wrapping_add(depth.wrapping_mul(w.x_d_stride))
+        .wrapping_add(row.wrapping_mul(w.x_h_stride));
     // SAFETY: the pointers cover the row.
     unsafe {
         let y = pointer(ptrs, OUT).wrapping_add(first_pixel * desc.ldy);
         let row = Row {
             desc,
-            x: pointer(ptrs, LHS).wrapping_add(item / w.out_h * w.x_n_stride),
+            x: pointer(ptrs, LHS).wrapping_add(x),
             weights: pointer(ptrs, RHS),
             y,
-            oh: item % w.out_h,
+            depths: w.depths_inside(od),
+            rows: w.rows_inside(oh),
             fast: epilogue.fast.at(first_pixel, 0),
         };
         dispatch(isa, row);
@@ -135,10 +146,13 @@ unsafe fn run_row(
 /// One output row.
 struct Row<'a> {
     desc: &'a DepthwiseDesc,
+    /// The input under the first depth and row of the window, which may be on padding.
     x: *const f32,
     weights: *const f32,
     y: *mut f32,
-    oh: usize,
+    /// Depths and rows of the window that are on the image.
+    depths: Range<usize>,
+    rows: Range<usize>,
     fast: Fast,
 }
 
@@ -169,6 +183,14 @@ impl Task for Row<'_> {
 }
 
 impl Row<'_> {
+    /// The input under row `i` of window depth `d`.
+    #[inline(always)]
+    fn input(&self, d: usize, i: usize) -> *const f32 {
+        let w = &self.desc.window;
+        let depth = d * w.dilation_d * w.x_d_stride;
+        self.x.wrapping_add(depth + i * w.dilation_h * w.x_h_stride)
+    }
+
     /// The whole row by `V` vectors of channels.
     ///
     /// # Safety
@@ -265,30 +287,53 @@ impl Row<'_> {
         let n = channels - channel;
         let column = (ow - w.pad_left) * w.x_w_stride + channel;
         let mut acc = [[s.zero(); V]; P];
-        for i in w.rows_inside(self.oh) {
-            let ih = self.oh * w.stride_h + i * w.dilation_h - w.pad_top;
-            for v in 0..V {
-                // SAFETY: rows and columns of the window are on the image, and masks keep channels in
-                // range.
-                unsafe {
-                    let x = self.x.add(ih * w.x_h_stride + column + v * S::LANES);
-                    let weights = self.weights.add(i * K * channels + channel + v * S::LANES);
-                    let mut row = [s.zero(); K];
-                    for (j, weight) in row.iter_mut().enumerate() {
-                        *weight = load::<S, MASKED>(s, weights.add(j * channels), n);
-                    }
-                    for c in 0..P + K - 1 {
-                        let x = load::<S, MASKED>(s, x.add(c * w.x_w_stride), n);
-                        for (p, acc) in acc.iter_mut().enumerate() {
-                            if p <= c && c - p < K {
-                                acc[v] = s.mul_acc(x, row[c - p], acc[v]);
-                            }
-                        }
+        for d in self.depths.clone() {
+            for i in self.rows.clone() {
+                let tap = (d * w.kernel_h + i) * K;
+                for v in 0..V {
+                    // SAFETY: depths, rows and columns of the window are on the image, and masks keep
+                    // channels in range.
+                    unsafe {
+                        let x = self.input(d, i).add(column + v * S::LANES);
+                        let weights = self.weights.add(tap * channels + channel + v * S::LANES);
+                        self.slide::<S, P, V, MASKED, K>(s, x, weights, n, v, &mut acc);
                     }
                 }
             }
         }
         acc
+    }
+
+    /// Adds the products of vector `v` of a window row to the sums of neighbouring pixels.
+    ///
+    /// # Safety
+    /// As for [`Row::sliding`]; `x` and `weights` are those of the window row.
+    #[inline(always)]
+    unsafe fn slide<S: Simd, const P: usize, const V: usize, const MASKED: bool, const K: usize>(
+        &self,
+        s: S,
+        x: *const f32,
+        weights: *const f32,
+        n: usize,
+        v: usize,
+        acc: &mut [[S::F; V]; P],
+    ) {
+        let (w, channels) = (&self.desc.window, self.desc.channels);
+        // SAFETY: by contract.
+        unsafe {
+            let mut row = [s.zero(); K];
+            for (j, weight) in row.iter_mut().enumerate() {
+                *weight = load::<S, MASKED>(s, weights.add(j * channels), n);
+            }
+            for c in 0..P + K - 1 {
+                let x = load::<S, MASKED>(s, x.add(c * w.x_w_stride), n);
+                for (p, acc) in acc.iter_mut().enumerate() {
+                    if p <= c && c - p < K {
+                        acc[v] = s.mul_acc(x, row[c - p], acc[v]);
+                    }
+                }
+            }
+        }
     }
 
     /// Sums of products of a tile.
@@ -304,39 +349,62 @@ impl Row<'_> {
     ) -> [[S::F; V]; P] {
         let w = &self.desc.window;
         let n = self.desc.channels - channel;
-        let (pixel_step, tap_step) = (w.stride_w * w.x_w_stride, w.dilation_w * w.x_w_stride);
         // Window columns on the image: all of them for tiles of several pixels.
         let taps = if P == 1 {
             w.taps_inside(ow)
         } else {
             0..w.kernel_w
         };
-        let first_column = ow * w.stride_w + taps.start * w.dilation_w;
         let mut acc = [[s.zero(); V]; P];
-        for i in 0..w.kernel_h {
-            let Some(ih) = w.input_row(self.oh, i).filter(|_| !taps.is_empty()) else {
-                continue;
-            };
-            let column = (first_column - w.pad_left) * w.x_w_stride + channel;
-            let tap = i * w.kernel_w + taps.start;
-            // SAFETY: `input_row` and `taps` keep to the image, and masks keep channels in range.
-            unsafe {
-                let mut x = self.x.add(ih * w.x_h_stride + column);
-                let mut weights = self.weights.add(tap * self.desc.channels + channel);
-                for _ in taps.clone() {
-                    for v in 0..V {
-                        let weight = load::<S, MASKED>(s, weights.add(v * S::LANES), n);
-                        for (p, acc) in acc.iter_mut().enumerate() {
-                            let x = load::<S, MASKED>(s, x.add(p * pixel_step + v * S::LANES), n);
-                            acc[v] = s.mul_acc(x, weight, acc[v]);
-                        }
-                    }
-                    x = x.wrapping_add(tap_step);
-                    weights = weights.wrapping_add(self.desc.channels);
+        if taps.is_empty() {
+            return acc;
+        }
+        let first_column = ow * w.stride_w + taps.start * w.dilation_w;
+        let column = (first_column - w.pad_left) * w.x_w_stride + channel;
+        for d in self.depths.clone() {
+            for i in self.rows.clone() {
+                let tap = (d * w.kernel_h + i) * w.kernel_w + taps.start;
+                // SAFETY: `depths`, `rows` and `taps` keep to the image, and masks keep channels in range.
+                unsafe {
+                    let x = self.input(d, i).add(column);
+                    let weights = self.weights.add(tap * self.desc.channels + channel);
+                    self.add_row::<S, P, V, MASKED>(s, x, weights, n, taps.len(), &mut acc);
                 }
             }
         }
         acc
+    }
+
+    /// Adds the products of `n_taps` taps of a window row to the sums of a tile.
+    ///
+    /// # Safety
+    /// As for [`Row::sums`]; `x` and `weights` are those of the first of the taps.
+    #[inline(always)]
+    unsafe fn add_row<S: Simd, const P: usize, const V: usize, const MASKED: bool>(
+        &self,
+        s: S,
+        mut x: *const f32,
+        mut weights: *const f32,
+        n: usize,
+        n_taps: usize,
+        acc: &mut [[S::F; V]; P],
+    ) {
+        let w = &self.desc.window;
+        let (pixel_step, tap_step) = (w.stride_w * w.x_w_stride, w.dilation_w * w.x_w_stride);
+        // SAFETY: by contract.
+        unsafe {
+            for _ in 0..n_taps {
+                for v in 0..V {
+                    let weight = load::<S, MASKED>(s, weights.add(v * S::LANES), n);
+                    for (p, acc) in acc.iter_mut().enumerate() {
+                        let x = load::<S, MASKED>(s, x.add(p * pixel_step + v * S::LANES), n);
+                        acc[v] = s.mul_acc(x, weight, acc[v]);
+                    }
+                }
+                x = x.wrapping_add(tap_step);
+                weights = weights.wrapping_add(self.desc.channels);
+            }
+        }
     }
 }
 
@@ -351,7 +419,7 @@ unsafe fn load<S: Simd, const MASKED: bool>(s: S, p: *const f32, n: usize) -> S:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conv::tests::{input, pixels, taps, window};
+    use crate::conv::tests::{deep_window, input, pixels, taps, window};
     use crate::epilogue::EpilogueKind;
     use crate::testing::{Rng, assert_close};
 
@@ -359,9 +427,10 @@ mod tests {
     fn depthwise_convolutions_agree_with_the_reference() {
         let mut rng = Rng(21);
         for isa in Isa::available() {
-            for round in 0..250 {
+            for round in 0..400 {
                 let channels = rng.pick(&[1, 3, 4, 8, 15, 16, 17, 31, 32, 33, 64, 70]);
-                let window = window(&mut rng, channels);
+                let random = [window, window, deep_window][round % 3];
+                let window = random(&mut rng, channels);
                 let mut d = DepthwiseDesc::new(isa, window, channels);
                 d.ldy += rng.pick(&[0, 2]);
                 let with_epilogue = rng.below(2) == 0;
