@@ -1,8 +1,9 @@
-//! Pooling of NHWC images in f32.
+//! Pooling of images over two or three axes, channels last, in f32.
 //!
-//! `x: [batch, in_h, in_w, channels]`, `y: [batch, out_h, out_w, channels]` with `ldy` elements
-//! between pixels. Item `i` is output row `i % out_h` of image `i / out_h`. The output's size is
-//! given: the caller chooses how it is rounded. Global pooling is a window as large as the image.
+//! `x: [batch, in_d, in_h, in_w, channels]`, `y: [batch, out_d, out_h, out_w, channels]` with `ldy`
+//! elements between pixels. Item `i` is output row `i % out_h` of depth `i / out_h`, the depths of
+//! all images counted on. The output's size is given: the caller chooses how it is rounded. Global
+//! pooling is a window as large as the image.
 
 use crate::descriptor::descriptor;
 use crate::isa::Isa;
@@ -40,10 +41,12 @@ pub struct PoolDesc {
     pub channels: usize,
     /// Elements between output pixels.
     pub ldy: usize,
-    /// Padding below and to the right: it counts for `AveragePadded`, and windows reaching beyond
-    /// it (rounding up) do not.
+    /// Padding behind, below and to the right: it counts for `AveragePadded`, and windows reaching
+    /// beyond it (rounding up) do not.
+    pub pad_back: usize,
+    /// See `pad_back`.
     pub pad_bottom: usize,
-    /// See `pad_bottom`.
+    /// See `pad_back`.
     pub pad_right: usize,
 }
 
@@ -53,6 +56,7 @@ descriptor!(PoolDesc {
     window,
     channels,
     ldy,
+    pad_back,
     pad_bottom,
     pad_right
 });
@@ -67,6 +71,7 @@ impl PoolDesc {
             window,
             channels,
             ldy: channels,
+            pad_back: 0,
             pad_bottom: 0,
             pad_right: 0,
         }
@@ -74,26 +79,29 @@ impl PoolDesc {
 
     /// Items of the whole pooling.
     pub fn n_items(&self) -> usize {
-        self.window.batch * self.window.out_h
+        self.window.batch * self.window.out_d * self.window.out_h
     }
 
-    /// Divisor of the sum of the window at (oh, ow), which has `n_inside` pixels on the image.
-    fn divisor(&self, oh: usize, ow: usize, n_inside: usize) -> f32 {
-        if self.kind != PoolKind::AveragePadded as u32 {
-            return n_inside as f32;
-        }
+    /// Depths times rows of the windows of an output row inside the padded image.
+    fn n_padded_rows(&self, [od, oh]: [usize; 2]) -> usize {
         let w = &self.window;
-        let count = |out: usize, stride: usize, dilation: usize, kernel: usize, size: usize| {
-            (0..kernel)
-                .filter(|i| out * stride + i * dilation < size)
-                .count()
-        };
+        let depth = w.pad_front + w.in_d + self.pad_back;
         let height = w.pad_top + w.in_h + self.pad_bottom;
-        let width = w.pad_left + w.in_w + self.pad_right;
-        let rows = count(oh, w.stride_h, w.dilation_h, w.kernel_h, height);
-        let cols = count(ow, w.stride_w, w.dilation_w, w.kernel_w, width);
-        (rows * cols) as f32
+        n_before(depth, od * w.stride_d, w.dilation_d, w.kernel_d)
+            * n_before(height, oh * w.stride_h, w.dilation_h, w.kernel_h)
     }
+
+    /// Columns of the window at output column `ow` inside the padded image.
+    fn n_padded_columns(&self, ow: usize) -> usize {
+        let w = &self.window;
+        let width = w.pad_left + w.in_w + self.pad_right;
+        n_before(width, ow * w.stride_w, w.dilation_w, w.kernel_w)
+    }
+}
+
+/// Positions before `end`, of `n` from `start` on in steps of `step`.
+fn n_before(end: usize, start: usize, step: usize, n: usize) -> usize {
+    (0..n).filter(|i| start + i * step < end).count()
 }
 
 /// Computes items `begin..end` of a [`PoolDesc`]: `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`.
@@ -113,7 +121,7 @@ pub unsafe extern "C" fn gm_pool_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    if !(1..=3).contains(&desc.kind) || !desc.window.valid() || !desc.window.is_flat() {
+    if !(1..=3).contains(&desc.kind) || !desc.window.valid() {
         return INVALID;
     }
     // SAFETY: the pointers cover the descriptor's operands.
@@ -145,15 +153,49 @@ impl Task for Rows<'_> {
     unsafe fn run<S: Simd>(self, s: S) {
         let w = &self.desc.window;
         for item in self.items.clone() {
-            let oh = item % w.out_h;
-            let rows = w.rows_inside(oh);
-            let x = self.x.wrapping_add(item / w.out_h * w.x_n_stride);
+            let row = Row::new(self.desc, self.x, item);
             for ow in 0..w.out_w {
                 let y = (item * w.out_w + ow) * self.desc.ldy;
-                let pixel = Pixel::new(self.desc, (x, self.y.wrapping_add(y)), (oh, &rows), ow);
+                let pixel = Pixel::new(self.desc, &row, ow, self.y.wrapping_add(y));
                 // SAFETY: by contract.
                 unsafe { pixel.run(s) };
             }
+        }
+    }
+}
+
+/// One output row.
+struct Row {
+    /// The first element of the input under the windows' first depth and row on the image.
+    x: *const f32,
+    /// Depths and rows of the windows that are on the image.
+    n_depths: usize,
+    n_rows: usize,
+    /// Depths times rows which count for the divisor.
+    n_counted: usize,
+}
+
+impl Row {
+    /// The row of an item, `x` being the images.
+    #[inline(always)]
+    fn new(desc: &PoolDesc, x: *const f32, item: usize) -> Row {
+        let w = &desc.window;
+        let (image, oh) = (item / w.out_h, item % w.out_h);
+        let (n, od) = (image / w.out_d, image % w.out_d);
+        let (depths, rows) = (w.depths_inside(od), w.rows_inside(oh));
+        let id = (od * w.stride_d + depths.start * w.dilation_d).wrapping_sub(w.pad_front);
+        let ih = (oh * w.stride_h + rows.start * w.dilation_h).wrapping_sub(w.pad_top);
+        let first = (n * w.x_n_stride)
+            .wrapping_add(id.wrapping_mul(w.x_d_stride))
+            .wrapping_add(ih.wrapping_mul(w.x_h_stride));
+        Row {
+            x: x.wrapping_add(first),
+            n_depths: depths.len(),
+            n_rows: rows.len(),
+            n_counted: match desc.kind == PoolKind::AveragePadded as u32 {
+                true => desc.n_padded_rows([od, oh]),
+                false => depths.len() * rows.len(),
+            },
         }
     }
 }
@@ -164,22 +206,17 @@ struct Pixel<'a> {
     /// The first element of the window that is on the image.
     x: *const f32,
     y: *mut f32,
-    /// Rows of the window, and elements of each, that are on the image.
+    /// Depths and rows of the window, and elements of each row, on the image.
+    n_depths: usize,
     n_rows: usize,
     n_taps: usize,
     divisor: f32,
 }
 
 impl<'a> Pixel<'a> {
-    /// Column `ow` of output row `oh`, whose windows have `rows` on the image. The pointers are those
-    /// of the image and of the output pixel.
+    /// Column `ow` of an output row, the pixel being `y`.
     #[inline(always)]
-    fn new(
-        desc: &'a PoolDesc,
-        (x, y): (*const f32, *mut f32),
-        (oh, rows): (usize, &Range<usize>),
-        ow: usize,
-    ) -> Pixel<'a> {
+    fn new(desc: &'a PoolDesc, row: &Row, ow: usize, y: *mut f32) -> Pixel<'a> {
         let w = &desc.window;
         let (start, reach) = (ow * w.stride_w, (w.kernel_w - 1) * w.dilation_w);
         let is_inside = start >= w.pad_left && start - w.pad_left + reach < w.in_w;
@@ -188,22 +225,19 @@ impl<'a> Pixel<'a> {
             true => 0..w.kernel_w,
             false => w.taps_inside(ow),
         };
-        let ih = (oh * w.stride_h + rows.start * w.dilation_h).wrapping_sub(w.pad_top);
         let iw = (start + taps.start * w.dilation_w).wrapping_sub(w.pad_left);
-        let first = ih
-            .wrapping_mul(w.x_h_stride)
-            .wrapping_add(iw.wrapping_mul(w.x_w_stride));
-        let is_mean = desc.kind != PoolKind::Max as u32;
+        let n_columns = match desc.kind == PoolKind::AveragePadded as u32 {
+            true => desc.n_padded_columns(ow),
+            false => taps.len(),
+        };
         Pixel {
             desc,
-            x: x.wrapping_add(first),
+            x: row.x.wrapping_add(iw.wrapping_mul(w.x_w_stride)),
             y,
-            n_rows: rows.len(),
+            n_depths: row.n_depths,
+            n_rows: row.n_rows,
             n_taps: taps.len(),
-            divisor: match is_mean {
-                true => desc.divisor(oh, ow, rows.len() * taps.len()),
-                false => 1.0,
-            },
+            divisor: (row.n_counted * n_columns) as f32,
         }
     }
 
@@ -266,10 +300,12 @@ impl<'a> Pixel<'a> {
     #[inline(always)]
     unsafe fn max<S: Simd, const V: usize>(&self, s: S, channel: usize) -> [S::F; V] {
         let mut acc = [s.splat(f32::NEG_INFINITY); V];
-        for i in 0..self.n_rows {
-            let step = |v: usize, x| acc[v] = Largest.step(s, acc[v], x);
-            // SAFETY: the row is on the image.
-            unsafe { self.row::<S, V>(s, i, channel, step) };
+        for d in 0..self.n_depths {
+            for i in 0..self.n_rows {
+                let step = |v: usize, x| acc[v] = Largest.step(s, acc[v], x);
+                // SAFETY: the row is on the image.
+                unsafe { self.row::<S, V>(s, [d, i], channel, step) };
+            }
         }
         acc
     }
@@ -281,32 +317,34 @@ impl<'a> Pixel<'a> {
     #[inline(always)]
     unsafe fn mean<S: Simd, const V: usize>(&self, s: S, channel: usize) -> [S::F; V] {
         let mut acc = [s.zero(); V];
-        for i in 0..self.n_rows {
-            let mut row = [s.zero(); V];
-            let step = |v: usize, x| row[v] = s.add(row[v], x);
-            // SAFETY: the row is on the image.
-            unsafe { self.row::<S, V>(s, i, channel, step) };
-            for (acc, row) in acc.iter_mut().zip(row) {
-                *acc = s.add(*acc, row);
+        for d in 0..self.n_depths {
+            for i in 0..self.n_rows {
+                let mut row = [s.zero(); V];
+                let step = |v: usize, x| row[v] = s.add(row[v], x);
+                // SAFETY: the row is on the image.
+                unsafe { self.row::<S, V>(s, [d, i], channel, step) };
+                for (acc, row) in acc.iter_mut().zip(row) {
+                    *acc = s.add(*acc, row);
+                }
             }
         }
         acc.map(|sum| s.div(sum, s.splat(self.divisor)))
     }
 
-    /// Calls `step` with each vector of row `i`.
+    /// Calls `step` with each vector of row `i` of depth `d`.
     ///
     /// # Safety
-    /// As for `vectors`; `i` is less than `n_rows`.
+    /// As for `vectors`; `d` is less than `n_depths` and `i` less than `n_rows`.
     #[inline(always)]
     unsafe fn row<S: Simd, const V: usize>(
         &self,
         s: S,
-        i: usize,
+        [d, i]: [usize; 2],
         channel: usize,
         mut step: impl FnMut(usize, S::F),
     ) {
         let w = &self.desc.window;
-        let row = i * w.dilation_h * w.x_h_stride;
+        let row = d * w.dilation_d * w.x_d_stride + i * w.dilation_h * w.x_h_stride;
         let mut x = self.x.wrapping_add(row + channel);
         for _ in 0..self.n_taps {
             for v in 0..V {
@@ -326,19 +364,21 @@ impl<'a> Pixel<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conv::tests::{input, pixels, taps, window};
+    use crate::conv::tests::{deep_window, input, pixels, taps, window};
     use crate::testing::{Rng, assert_close};
 
     fn reference(d: &PoolDesc, x: &[f32]) -> Vec<f64> {
         let w = &d.window;
         let mut out = Vec::new();
-        for (n, [od, oh, ow]) in pixels(*w) {
+        for place in pixels(*w) {
+            let (_, [od, oh, ow]) = place;
             for c in 0..d.channels {
                 let inside: Vec<f64> = taps(*w)
-                    .filter_map(|tap| input(w, x, (n, [od, oh, ow]), tap, c))
+                    .filter_map(|tap| input(w, x, place, tap, c))
                     .collect();
-                let padded = taps(*w).filter(|[_, i, j]| {
-                    oh * w.stride_h + i * w.dilation_h < w.pad_top + w.in_h + d.pad_bottom
+                let padded = taps(*w).filter(|[depth, i, j]| {
+                    od * w.stride_d + depth * w.dilation_d < w.pad_front + w.in_d + d.pad_back
+                        && oh * w.stride_h + i * w.dilation_h < w.pad_top + w.in_h + d.pad_bottom
                         && ow * w.stride_w + j * w.dilation_w < w.pad_left + w.in_w + d.pad_right
                 });
                 let sum: f64 = inside.iter().sum();
@@ -359,12 +399,18 @@ mod tests {
     fn pooling_agrees_with_the_reference() {
         let mut rng = Rng(31);
         for isa in Isa::available() {
-            for _ in 0..400 {
+            for round in 0..500 {
                 let channels = rng.pick(&[1, 3, 8, 16, 17, 33, 129]);
-                let mut window = window(&mut rng, channels);
-                // Rounding up: one more column and row than fit, as long as they begin on the
+                let random = [window, window, deep_window][round % 3];
+                let mut window = random(&mut rng, channels);
+                // Rounding up: one more column, row and depth than fit, as long as they begin on the
                 // padded image.
                 let (bottom, right) = (rng.below(2), rng.below(2));
+                let mut back = 0;
+                if round % 3 == 2 {
+                    back = rng.below(2);
+                    window.out_d += rng.below(2);
+                }
                 (window.out_h, window.out_w) =
                     (window.out_h + rng.below(2), window.out_w + rng.below(2));
                 let kind = rng.pick(&[
@@ -373,7 +419,8 @@ mod tests {
                     PoolKind::AveragePadded,
                 ]);
                 let mut d = PoolDesc::new(Isa::current(), kind, window, channels);
-                (d.isa, d.pad_bottom, d.pad_right) = (isa as u32, bottom, right);
+                d.isa = isa as u32;
+                [d.pad_back, d.pad_bottom, d.pad_right] = [back, bottom, right];
                 d.ldy += rng.pick(&[0, 3]);
                 let mut x = rng.vec(window.batch * window.x_n_stride);
                 if rng.below(2) == 0 {
