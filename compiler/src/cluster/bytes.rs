@@ -124,7 +124,7 @@ fn reads_words(g: &Graph, node: &Node, a: ValueId) -> bool {
     let has_kernel = match &node.op {
         Op::MatMul => true,
         Op::Conv { groups, layout, .. } => {
-            *groups == 1 && *layout == Layout::ChannelsLast && matches!(g.ty(a).rank(), 3 | 4)
+            *groups == 1 && *layout == Layout::ChannelsLast && matches!(g.ty(a).rank(), 3..=5)
         }
         _ => false,
     };

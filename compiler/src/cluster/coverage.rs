@@ -109,7 +109,7 @@ const TABLE: &[Row] = &[
     Row {
         family: KernelFamily::Convolution,
         is_op: |op| matches!(op, Op::Conv { .. }),
-        ranks: 3..=4,
+        ranks: 3..=5,
         fits: channels_last,
         transposes: true,
         takes_epilogue: true,
@@ -117,7 +117,15 @@ const TABLE: &[Row] = &[
     },
     Row {
         family: KernelFamily::Pooling,
-        is_op: |op| matches!(op, Op::Pool { .. } | Op::MaxPoolGrad { .. }),
+        is_op: |op| matches!(op, Op::Pool { .. }),
+        ranks: 3..=5,
+        fits: channels_last,
+        transposes: true,
+        ..F32
+    },
+    Row {
+        family: KernelFamily::Pooling,
+        is_op: |op| matches!(op, Op::MaxPoolGrad { .. }),
         ranks: 3..=4,
         fits: channels_last,
         transposes: true,
@@ -182,6 +190,11 @@ const TABLE: &[Row] = &[
 pub fn row(op: &Op) -> Result<&'static Row, Uncovered> {
     let found = TABLE.iter().find(|row| (row.is_op)(op));
     found.ok_or(Uncovered::Op)
+}
+
+/// True when kernels of an op take this rank of the first operand.
+pub fn takes_rank(op: &Op, rank: usize) -> bool {
+    row(op).is_ok_and(|row| row.ranks.contains(&rank))
 }
 
 /// The kernels that compute a node as it is.

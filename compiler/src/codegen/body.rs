@@ -1,5 +1,6 @@
-//! A cluster's body ready for emission: static shapes at hand, composite ops that have no kernel of their own written out.
+//! A cluster's body ready for emission: static shapes at hand, composite ops without a kernel of their own written out.
 
+use crate::cluster::coverage;
 use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
 use crate::ir::{
@@ -12,7 +13,7 @@ use std::collections::BTreeSet;
 /// A body graph and the static shape of each of its values.
 pub(super) struct Body {
     pub(super) graph: Graph,
-    /// The nodes that the cluster's anchor became.
+    /// The nodes in place of the cluster's anchor.
     pub(super) anchor: BTreeSet<NodeId>,
     shapes: Vec<Vec<usize>>,
 }
@@ -65,7 +66,7 @@ fn static_shape(graph: &Graph, v: ValueId) -> Result<Vec<usize>> {
     Ok(shape)
 }
 
-/// The value of a static dim that may be negative (a slice's start).
+/// The value of a static dim, which may be negative (a slice's start).
 pub(super) fn const_dim(d: &Dim) -> Result<i64> {
     d.as_const()
         .ok_or_else(|| Error::internal(format!("extent {d} is not static: specialise first")))
@@ -141,7 +142,7 @@ impl Writer<'_> {
         matches!(op, Op::MatMul | Op::Conv { .. }) && is_half(self.graph, inputs[0])
     }
 
-    /// True for windows of one or two spatial axes, which have kernels for channels last.
+    /// True for windows with kernels for channels last.
     fn is_channels_first_f32(&self, op: &Op, inputs: &[ValueId]) -> bool {
         let (Op::Conv { layout, .. } | Op::Pool { layout, .. } | Op::MaxPoolGrad { layout, .. }) =
             op
@@ -149,7 +150,9 @@ impl Writer<'_> {
             return false;
         };
         let x = self.graph.ty(inputs[0]);
-        *layout == Layout::ChannelsFirst && x.dtype == DType::F32 && matches!(x.rank(), 3 | 4)
+        *layout == Layout::ChannelsFirst
+            && x.dtype == DType::F32
+            && coverage::takes_rank(op, x.rank())
     }
 
     fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
@@ -207,7 +210,9 @@ impl Writer<'_> {
             Op::Conv {
                 layout: Layout::ChannelsFirst,
                 ..
-            } if matches!(self.graph.ty(wide[0]).rank(), 3 | 4) => self.channels_last(op, &wide)?,
+            } if coverage::takes_rank(op, self.graph.ty(wide[0]).rank()) => {
+                self.channels_last(op, &wide)?
+            }
             _ => self.op(op.clone(), &wide)?,
         };
         self.cast(y, own)

@@ -18,7 +18,7 @@ const MAX_PHASES: usize = 64;
 /// Upper bound of its strides.
 const MAX_STRIDE: i64 = 1024;
 
-/// Replaces undilated transposed convolutions of one or two spatial axes by convolutions, channels last, whose kernels are
+/// Replaces undilated transposed convolutions of one to three spatial axes by convolutions, channels last, whose kernels are
 /// far faster. Regions are gone through too.
 pub fn polyphase(g: &Graph) -> Result<Graph> {
     each_node(
@@ -214,7 +214,7 @@ impl Decomposition {
         let n_phases = self.axes.iter().map(|a| a.phases.len());
         let mut axes = self.axes.iter().zip(&self.x.shape[2..]);
         (dtype == DType::F32 || dtype.is_narrow_float())
-            && self.axes.len() <= 2
+            && self.axes.len() <= 3
             && n_phases.product::<usize>() <= MAX_PHASES
             && axes.all(|(axis, extent)| axis.fits(extent))
             && ![&self.x, &self.y]

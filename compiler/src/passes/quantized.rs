@@ -332,7 +332,7 @@ fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
             groups: 1,
             layout: crate::ir::Layout::ChannelsFirst,
             ..
-        } if matches!(rank, 3 | 4) => {
+        } if matches!(rank, 3..=5) => {
             let axes = ProductAxes {
                 channel: 1,
                 weight_channel: 0,

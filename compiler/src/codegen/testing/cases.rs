@@ -690,19 +690,24 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 op(1),
                 vec![x(DType::F32, &[2, 3, 11]), x(DType::F32, &[5, 3, 4])],
             ));
-            let w3 = window(&[1; 3], &[1; 3], &[1; 3], &[0; 3]);
-            let op = Op::Conv {
-                window: w3,
-                groups: 1,
-                layout: Layout::ChannelsFirst,
-            };
-            out.push((
-                op,
-                vec![
-                    x(DType::F32, &[1, 2, 3, 4, 5]),
-                    x(DType::F32, &[3, 2, 2, 2, 2]),
-                ],
-            ));
+            for (groups, cin, cout) in [(1, 2, 3), (2, 4, 6), (4, 4, 4)] {
+                for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+                    let (xs, ws) = match layout {
+                        Layout::ChannelsFirst => {
+                            (vec![2, cin, 3, 4, 5], vec![cout, cin / groups, 2, 3, 2])
+                        }
+                        Layout::ChannelsLast => {
+                            (vec![2, 3, 4, 5, cin], vec![2, 3, 2, cin / groups, cout])
+                        }
+                    };
+                    let op = Op::Conv {
+                        window: window(&[1, 2, 1], &[2, 1, 1], &[1, 0, 1], &[0, 2, 1]),
+                        groups,
+                        layout,
+                    };
+                    out.push((op, vec![x(DType::F32, &xs), x(DType::F32, &ws)]));
+                }
+            }
         }
         "conv_transpose" => {
             for d in dtypes {
@@ -721,23 +726,25 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             for d in dtypes {
                 for kind in [PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad] {
                     for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
-                        let shape = if layout == Layout::ChannelsFirst {
-                            [2, 3, 7, 6]
-                        } else {
-                            [2, 7, 6, 3]
-                        };
                         for ceil in [false, true] {
-                            let window = window(&[2, 3], &[1, 2], &[1, 0], &[1, 0]);
-                            out.push((
-                                Op::Pool {
+                            let flat = window(&[2, 3], &[1, 2], &[1, 0], &[1, 0]);
+                            let deep = window(&[2, 1, 3], &[1, 1, 2], &[1, 1, 0], &[0, 1, 0]);
+                            for window in [flat, deep] {
+                                let n = window.strides.len();
+                                let (extents, size) = (&[4, 7, 6][3 - n..], &[2, 3, 2][3 - n..]);
+                                let shape = match layout {
+                                    Layout::ChannelsFirst => [&[2, 3], extents].concat(),
+                                    Layout::ChannelsLast => [&[2], extents, &[3]].concat(),
+                                };
+                                let op = Op::Pool {
                                     kind,
-                                    size: vec![3, 2],
+                                    size: size.to_vec(),
                                     window,
                                     ceil,
                                     layout,
-                                },
-                                vec![x(d, &shape)],
-                            ));
+                                };
+                                out.push((op, vec![x(d, &shape)]));
+                            }
                         }
                     }
                 }

@@ -16,9 +16,9 @@ struct Case {
 }
 
 impl Case {
-    /// Of one axis or two; every third one has groups.
+    /// Of one to three axes; every third one has groups.
     fn random(rng: &mut Rng) -> Case {
-        let n = 1 + rng.below(2);
+        let n = 1 + rng.below(3);
         let groups = rng.pick(&[1, 1, 1, 2, 4]);
         let mut each = |least: usize, spread: usize| -> Vec<usize> {
             (0..n).map(|_| least + rng.below(spread)).collect()
@@ -190,7 +190,7 @@ fn others_stay_as_they_are() {
     let image = [1, 4, 5, 5];
     assert!(stays(&Case::square(2, 2, 0, &image, 3), DType::F64));
     assert!(stays(
-        &Case::square(2, 2, 0, &[1, 2, 3, 3, 3], 3),
+        &Case::square(2, 2, 0, &[1, 2, 3, 3, 3, 3], 3),
         DType::F32
     ));
     assert!(stays(&Case::square(2_000, 1, 0, &image, 3), DType::F32));

@@ -89,7 +89,7 @@ pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rej
     let channels = x.shape[x.shape.len() - 1];
     let geometry = kernel_window(&x, out, size, window);
     let mut desc = PoolDesc::new(cx.isa, kernel_kind(*kind), geometry, channels);
-    [_, desc.pad_bottom, desc.pad_right] = three_axes(&window.pads_high, 0);
+    [desc.pad_back, desc.pad_bottom, desc.pad_right] = three_axes(&window.pads_high, 0);
     let n_taps: usize = size.iter().product();
     let n_elements: usize = out.iter().product();
     let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);

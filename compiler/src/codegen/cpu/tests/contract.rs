@@ -67,6 +67,9 @@ fn views_of_operands_become_strides() {
     assert_eq!(steps(&g).len(), 2, "one packing, one product");
 }
 
+/// Extents of images by the number of their spatial axes.
+const EXTENTS: [&[usize]; 3] = [&[8], &[9, 8], &[6, 5, 8]];
+
 fn conv_graph(
     channels: usize,
     groups: usize,
@@ -75,15 +78,18 @@ fn conv_graph(
     window: &Window,
     rng: &mut Rng,
 ) -> (Graph, Vec<Tensor>) {
+    let n = window.strides.len();
+    let (extents, taps) = (EXTENTS[n - 1], vec![3; n]);
+    let per_group = channels / groups;
     let (xs, ws, bias) = match layout {
         Layout::ChannelsFirst => (
-            vec![2, channels, 9, 8],
-            vec![out, channels / groups, 3, 3],
-            vec![out, 1, 1],
+            [&[2, channels], extents].concat(),
+            [&[out, per_group], &taps[..]].concat(),
+            [&[out], &vec![1; n][..]].concat(),
         ),
         Layout::ChannelsLast => (
-            vec![2, 9, 8, channels],
-            vec![3, 3, channels / groups, out],
+            [&[2], extents, &[channels]].concat(),
+            [&taps[..], &[per_group, out]].concat(),
             vec![out],
         ),
     };
@@ -155,11 +161,28 @@ fn convolutions_by_minimal_filtering() {
 
 #[test]
 fn convolutions_with_epilogues() {
+    assert_convolutions(&window([2, 1], [1, 2]));
+}
+
+#[test]
+fn convolutions_over_three_axes_with_epilogues() {
+    let window = |strides: [usize; 3], dilations: [usize; 3]| Window {
+        strides: strides.to_vec(),
+        dilations: dilations.to_vec(),
+        pads_low: vec![2, 1, 0],
+        pads_high: vec![0, 1, 2],
+    };
+    assert_convolutions(&window([1, 1, 1], [1, 1, 1]));
+    assert_convolutions(&window([1, 2, 1], [2, 1, 2]));
+    assert_convolutions(&window([2, 1, 3], [1, 2, 1]));
+}
+
+/// Convolutions of few and many channels, in groups, and by channel, each with its epilogue in one step.
+fn assert_convolutions(window: &Window) {
     let rng = &mut Rng(13);
-    let window = window([2, 1], [1, 2]);
     for layout in [Layout::ChannelsLast, Layout::ChannelsFirst] {
         for (channels, groups, out) in [(3, 1, 40), (32, 1, 20), (24, 24, 24), (8, 4, 12)] {
-            let (g, inputs) = conv_graph(channels, groups, out, layout, &window, rng);
+            let (g, inputs) = conv_graph(channels, groups, out, layout, window, rng);
             check(&g, &inputs, 1e-5, rng);
             if layout == Layout::ChannelsLast {
                 assert_eq!(steps(&g).len(), 1);
