@@ -1,7 +1,7 @@
-//! Gradient of max pooling of NHWC images in f32.
+//! Gradient of max pooling of images over two or three axes, channels last, in f32.
 //!
-//! `x: [batch, in_h, in_w, channels]`, `g: [batch, out_h, out_w, channels]` and the contiguous
-//! `y`, which has the extents of `x`. Each window adds its `g` to its first maximum in row-major
+//! `x: [batch, in_d, in_h, in_w, channels]`, `g: [batch, out_d, out_h, out_w, channels]` and the
+//! contiguous `y`, which has the extents of `x`. Each window adds its `g` to its first maximum in row-major
 //! order, the first NaN if there is any; a window over padding alone adds nothing. Item `i` is block
 //! `i % n_blocks` of the channels of image `i / n_blocks`. An element takes its sums in the order of
 //! the windows, so that its bits do not depend on how items are divided.
@@ -30,6 +30,8 @@ pub struct MaxPoolGradDesc {
     pub channels: usize,
     /// Elements of `g` between images.
     pub g_n_stride: usize,
+    /// Elements of `g` between depths.
+    pub g_d_stride: usize,
     /// Elements of `g` between rows.
     pub g_h_stride: usize,
     /// Elements of `g` between pixels of a row.
@@ -42,6 +44,7 @@ descriptor!(MaxPoolGradDesc {
     window,
     channels,
     g_n_stride,
+    g_d_stride,
     g_h_stride,
     g_w_stride
 });
@@ -54,7 +57,8 @@ impl MaxPoolGradDesc {
             channel_block: CHANNEL_BLOCK,
             window,
             channels,
-            g_n_stride: window.out_h * window.out_w * channels,
+            g_n_stride: window.out_d * window.out_h * window.out_w * channels,
+            g_d_stride: window.out_h * window.out_w * channels,
             g_h_stride: window.out_w * channels,
             g_w_stride: channels,
         }
@@ -88,7 +92,7 @@ pub unsafe extern "C" fn gm_max_pool_grad_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    if !desc.window.valid() || !desc.window.is_flat() || desc.channel_block == 0 {
+    if !desc.window.valid() || desc.channel_block == 0 {
         return INVALID;
     }
     let (n_blocks, end) = (desc.n_blocks(), end.min(desc.n_items()));
@@ -122,10 +126,40 @@ struct Taps {
     /// First pixels of the rows, as elements of `x` and of `y`.
     x: usize,
     y: usize,
+    n_depths: usize,
     n_rows: usize,
     n_columns: usize,
     /// The window's pixel of `g`.
     g: usize,
+}
+
+/// The part of an output row's windows that is on the image, along one axis.
+#[derive(Clone, Copy)]
+struct Reach {
+    /// Position of the row along the axis, and of the windows' first pixel on the image.
+    out: usize,
+    first: usize,
+    n: usize,
+    /// The end of the reached pixels.
+    end: usize,
+}
+
+impl Reach {
+    /// Windows at `out` with these taps on an image behind a padding; `None` without any.
+    #[inline(always)]
+    fn new(out: usize, taps: Range<usize>, axis: [usize; 3]) -> Option<Reach> {
+        let [stride, dilation, pad] = axis;
+        if taps.is_empty() {
+            return None;
+        }
+        let first = out * stride + taps.start * dilation - pad;
+        Some(Reach {
+            out,
+            first,
+            n: taps.len(),
+            end: first + (taps.len() - 1) * dilation + 1,
+        })
+    }
 }
 
 impl Task for Image<'_> {
@@ -135,24 +169,30 @@ impl Task for Image<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
         let w = &self.desc.window;
+        // Rows of all depths.
         let mut n_cleared = 0;
-        for oh in 0..w.out_h {
-            let rows = w.rows_inside(oh);
-            if rows.is_empty() {
+        for od in 0..w.out_d {
+            let axis = [w.stride_d, w.dilation_d, w.pad_front];
+            let Some(depths) = Reach::new(od, w.depths_inside(od), axis) else {
                 continue;
-            }
-            let first_row = oh * w.stride_h + rows.start * w.dilation_h - w.pad_top;
-            let end_row = first_row + (rows.len() - 1) * w.dilation_h + 1;
-            // SAFETY: the rows are on the image.
-            unsafe {
-                // A row is cleared when the first window reaches it, while it is in a cache.
-                self.clear(n_cleared..end_row);
-                n_cleared = n_cleared.max(end_row);
-                self.row(s, oh, first_row, rows.len());
+            };
+            for oh in 0..w.out_h {
+                let axis = [w.stride_h, w.dilation_h, w.pad_top];
+                let Some(rows) = Reach::new(oh, w.rows_inside(oh), axis) else {
+                    continue;
+                };
+                let end = (depths.end - 1) * w.in_h + rows.end;
+                // SAFETY: the depths and rows are on the image.
+                unsafe {
+                    // A row is cleared when the first window reaches it, while it is in a cache.
+                    self.clear(n_cleared..end);
+                    n_cleared = n_cleared.max(end);
+                    self.row(s, depths, rows);
+                }
             }
         }
         // SAFETY: as above.
-        unsafe { self.clear(n_cleared..w.in_h) };
+        unsafe { self.clear(n_cleared..w.in_d * w.in_h) };
     }
 }
 
@@ -172,7 +212,7 @@ impl<'a> Image<'a> {
             desc,
             x: x.wrapping_add(number * w.x_n_stride),
             g: g.wrapping_add(number * desc.g_n_stride),
-            y: y.wrapping_add(number * w.in_h * w.in_w * desc.channels),
+            y: y.wrapping_add(number * w.in_d * w.in_h * w.in_w * desc.channels),
             channels,
         }
     }
@@ -202,12 +242,12 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Adds `g` of an output row whose windows have `n_rows` rows on the image, from `first_row` on.
+    /// Adds `g` of an output row, whose windows have these depths and rows on the image.
     ///
     /// # Safety
-    /// As for `run`, and the rows are on the image.
+    /// As for `run`, and the depths and rows are on the image.
     #[inline(always)]
-    unsafe fn row<S: Simd>(&self, s: S, oh: usize, first_row: usize, n_rows: usize) {
+    unsafe fn row<S: Simd>(&self, s: S, depths: Reach, rows: Reach) {
         let (d, w) = (self.desc, &self.desc.window);
         let reach = (w.kernel_w - 1) * w.dilation_w;
         for ow in 0..w.out_w {
@@ -225,11 +265,14 @@ impl<'a> Image<'a> {
                     (first, columns.len())
                 };
             let taps = Taps {
-                x: first_row * w.x_h_stride + first_column * w.x_w_stride,
-                y: (first_row * w.in_w + first_column) * d.channels,
-                n_rows,
+                x: depths.first * w.x_d_stride
+                    + rows.first * w.x_h_stride
+                    + first_column * w.x_w_stride,
+                y: ((depths.first * w.in_h + rows.first) * w.in_w + first_column) * d.channels,
+                n_depths: depths.n,
+                n_rows: rows.n,
                 n_columns,
-                g: oh * d.g_h_stride + ow * d.g_w_stride,
+                g: depths.out * d.g_d_stride + rows.out * d.g_h_stride + ow * d.g_w_stride,
             };
             // SAFETY: the taps are on the image.
             unsafe { self.window(s, taps) };
@@ -267,19 +310,20 @@ impl<'a> Image<'a> {
             let first = self.first_maxima::<S, V>(s, taps, channel);
             let g = load::<S, V>(s, self.g.add(taps.g + channel), n);
             let mut number = 0;
-            for i in 0..taps.n_rows {
-                let row = self
-                    .y
-                    .add(taps.y + i * w.dilation_h * w.in_w * d.channels + channel);
-                for j in 0..taps.n_columns {
-                    let y = row.add(j * w.dilation_w * d.channels);
-                    let mut sum = load::<S, V>(s, y, n);
-                    for v in 0..V {
-                        let is_here = s.eq_i(first[v], s.splat_i(number));
-                        sum[v] = s.add(sum[v], s.select(is_here, g[v], s.zero()));
+            for depth in 0..taps.n_depths {
+                for i in 0..taps.n_rows {
+                    let down = depth * w.dilation_d * w.in_h + i * w.dilation_h;
+                    let row = self.y.add(taps.y + down * w.in_w * d.channels + channel);
+                    for j in 0..taps.n_columns {
+                        let y = row.add(j * w.dilation_w * d.channels);
+                        let mut sum = load::<S, V>(s, y, n);
+                        for v in 0..V {
+                            let is_here = s.eq_i(first[v], s.splat_i(number));
+                            sum[v] = s.add(sum[v], s.select(is_here, g[v], s.zero()));
+                        }
+                        store(s, y, n, sum);
+                        number += 1;
                     }
-                    store(s, y, n, sum);
-                    number += 1;
                 }
             }
         }
@@ -304,16 +348,19 @@ impl<'a> Image<'a> {
         // Numbers as the bits of floats, since those can be selected.
         let mut first = [s.zero(); V];
         let mut number = 0;
-        for i in 0..taps.n_rows {
-            let row = x.wrapping_add(i * w.dilation_h * w.x_h_stride);
-            for j in 0..taps.n_columns {
-                // SAFETY: as above.
-                let x = unsafe { load::<S, V>(s, row.add(j * w.dilation_w * w.x_w_stride), n) };
-                let own = s.as_float(s.splat_i(number));
-                for v in 0..V {
-                    (largest[v], first[v]) = larger(s, [largest[v], first[v]], [x[v], own]);
+        for depth in 0..taps.n_depths {
+            for i in 0..taps.n_rows {
+                let down = depth * w.dilation_d * w.x_d_stride + i * w.dilation_h * w.x_h_stride;
+                let row = x.wrapping_add(down);
+                for j in 0..taps.n_columns {
+                    // SAFETY: as above.
+                    let x = unsafe { load::<S, V>(s, row.add(j * w.dilation_w * w.x_w_stride), n) };
+                    let own = s.as_float(s.splat_i(number));
+                    for v in 0..V {
+                        (largest[v], first[v]) = larger(s, [largest[v], first[v]], [x[v], own]);
+                    }
+                    number += 1;
                 }
-                number += 1;
             }
         }
         first.map(|number| s.bits(number))
@@ -365,41 +412,47 @@ unsafe fn store<S: Simd, const V: usize>(s: S, p: *mut f32, n: usize, vectors: [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conv::tests::window;
+    use crate::conv::tests::{deep_window, window};
     use crate::testing::Rng;
 
     /// Offsets of a window's taps on the image, in `x` and in a contiguous image.
-    fn taps(d: &MaxPoolGradDesc, n: usize, oh: usize, ow: usize) -> Vec<(usize, usize)> {
+    fn taps(d: &MaxPoolGradDesc, [n, od, oh, ow]: [usize; 4]) -> Vec<(usize, usize)> {
         let w = &d.window;
         let at = |tap: usize| {
-            let [i, j] = [tap / w.kernel_w, tap % w.kernel_w];
+            let [i, j] = [tap / w.kernel_w % w.kernel_h, tap % w.kernel_w];
+            let id = w.input_depth(od, tap / w.kernel_w / w.kernel_h)?;
             let ih = w.input_row(oh, i)?;
             let iw = (ow * w.stride_w + j * w.dilation_w).checked_sub(w.pad_left)?;
-            let x = n * w.x_n_stride + ih * w.x_h_stride + iw * w.x_w_stride;
-            (iw < w.in_w).then_some((x, ((n * w.in_h + ih) * w.in_w + iw) * d.channels))
+            let x = n * w.x_n_stride + id * w.x_d_stride + ih * w.x_h_stride + iw * w.x_w_stride;
+            let y = ((n * w.in_d + id) * w.in_h + ih) * w.in_w + iw;
+            (iw < w.in_w).then_some((x, y * d.channels))
         };
-        (0..w.kernel_h * w.kernel_w).filter_map(at).collect()
+        (0..w.n_taps()).filter_map(at).collect()
     }
 
     fn reference(d: &MaxPoolGradDesc, x: &[f32], g: &[f32]) -> Vec<f32> {
         let w = &d.window;
-        let mut y = vec![0.0; w.batch * w.in_h * w.in_w * d.channels];
+        let mut y = vec![0.0; w.batch * w.in_d * w.in_h * w.in_w * d.channels];
         for pixel in 0..w.n_pixels() {
-            let (n, oh, ow) = (
+            let (plane, oh, ow) = (
                 pixel / (w.out_h * w.out_w),
                 pixel / w.out_w % w.out_h,
                 pixel % w.out_w,
             );
+            let (n, od) = (plane / w.out_d, plane % w.out_d);
             for c in 0..d.channels {
                 let better = |a: f32, b: f32| a > b || (a.is_nan() && !b.is_nan());
                 let mut best: Option<(usize, usize)> = None;
-                for tap in taps(d, n, oh, ow) {
+                for tap in taps(d, [n, od, oh, ow]) {
                     if best.is_none_or(|b| better(x[tap.0 + c], x[b.0 + c])) {
                         best = Some(tap);
                     }
                 }
                 if let Some((_, to)) = best {
-                    let from = n * d.g_n_stride + oh * d.g_h_stride + ow * d.g_w_stride;
+                    let from = n * d.g_n_stride
+                        + od * d.g_d_stride
+                        + oh * d.g_h_stride
+                        + ow * d.g_w_stride;
                     y[to + c] += g[from + c];
                 }
             }
@@ -409,14 +462,19 @@ mod tests {
 
     /// A pooling with rounding up: windows may reach beyond the padding.
     fn geometry(rng: &mut Rng, channels: usize) -> MaxPoolGradDesc {
-        let mut window = window(rng, channels);
+        let mut window = match rng.below(2) {
+            0 => window(rng, channels),
+            _ => deep_window(rng, channels),
+        };
+        window.out_d += rng.below(2);
         window.out_h += rng.below(2);
         window.out_w += rng.below(2);
         let mut d = MaxPoolGradDesc::new(Isa::current(), window, channels);
         if rng.below(3) == 0 {
             d.g_w_stride += 2;
             d.g_h_stride = window.out_w * d.g_w_stride + 5;
-            d.g_n_stride = window.out_h * d.g_h_stride + 3;
+            d.g_d_stride = window.out_h * d.g_h_stride + 7;
+            d.g_n_stride = window.out_d * d.g_d_stride + 3;
         }
         d.channel_block = rng.pick(&[1, 8, 16, 64]);
         d

@@ -117,16 +117,8 @@ const TABLE: &[Row] = &[
     },
     Row {
         family: KernelFamily::Pooling,
-        is_op: |op| matches!(op, Op::Pool { .. }),
+        is_op: |op| matches!(op, Op::Pool { .. } | Op::MaxPoolGrad { .. }),
         ranks: 3..=5,
-        fits: channels_last,
-        transposes: true,
-        ..F32
-    },
-    Row {
-        family: KernelFamily::Pooling,
-        is_op: |op| matches!(op, Op::MaxPoolGrad { .. }),
-        ranks: 3..=4,
         fits: channels_last,
         transposes: true,
         ..F32

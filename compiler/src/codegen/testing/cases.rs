@@ -287,12 +287,17 @@ fn max_pool_grads(x: &mut dyn FnMut(DType, &[usize]) -> Tensor, out: &mut Vec<(O
         (vec![3, 2], window(&[2, 1], &[1, 2], &[1, 0], &[1, 0])),
         (vec![2, 2], window(&[2, 3], &[1, 1], &[0, 0], &[0, 0])),
         (vec![1, 3], window(&[1, 2], &[1, 1], &[2, 1], &[0, 2])),
+        (
+            vec![2, 3, 2],
+            window(&[2, 1, 2], &[1, 1, 2], &[1, 1, 0], &[0, 1, 1]),
+        ),
     ];
     for d in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for (size, window) in &windows {
+            let extents = &[4, 7, 6][3 - size.len()..];
             for (layout, shape) in [
-                (Layout::ChannelsFirst, [2, 3, 7, 6]),
-                (Layout::ChannelsLast, [2, 7, 6, 3]),
+                (Layout::ChannelsFirst, [&[2, 3], extents].concat()),
+                (Layout::ChannelsLast, [&[2], extents, &[3]].concat()),
             ] {
                 for ceil in [false, true] {
                     let (size, window) = (size.clone(), window.clone());

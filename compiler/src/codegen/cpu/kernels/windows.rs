@@ -113,6 +113,7 @@ fn max_pool_grad(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected
     let of_g = kernel_window(g, &g.shape, size, window);
     let desc = MaxPoolGradDesc {
         g_n_stride: of_g.x_n_stride,
+        g_d_stride: of_g.x_d_stride,
         g_h_stride: of_g.x_h_stride,
         g_w_stride: of_g.x_w_stride,
         ..MaxPoolGradDesc::new(cx.isa, geometry, channels)
