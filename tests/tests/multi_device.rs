@@ -63,7 +63,8 @@ pub fn run(
     Ok((first, n_transfers))
 }
 
-/// The same program with a task for each device, in this process and over processes, has the same bits, unless its devices reduce by a library.
+/// The same program with a task for each device, in this process and over processes, has the same bits,
+/// unless its devices reduce by a library.
 fn check_spread(executable: &Executable, tensors: &[Tensor], expected: &Outputs, setup: &Setup) {
     let lowered = &executable.lowered;
     let is_collective = |n: &Node| matches!(n.op, Op::Collective { .. });

@@ -1,4 +1,5 @@
-//! Programs with a process for each of their devices: the first is this one, and the others are servers from the command line.
+//! Programs with a process for each of their devices: the first is this one, and the others are servers from
+//! the command line.
 
 use crate::distributed::{cluster, toml};
 use crate::process::{Serving, serving};
@@ -83,8 +84,8 @@ pub fn n_over_processes() -> usize {
     N_SPREAD.get()
 }
 
-/// Does something with a program over processes, with keys every second time. Nothing for devices which servers of
-/// the command line do not have here.
+/// Does something with a program over processes, with keys every second time. Nothing for devices which
+/// servers of the command line do not have here.
 pub fn over_processes(lowered: &Lowered, setup: &Setup, check: impl FnOnce(&Spread)) {
     let is_plain = |d: &Device| d.name.kind == DeviceKind::Cpu && d.memory_limit.is_none();
     if !setup.settings.devices.devices.iter().all(is_plain) {

@@ -50,7 +50,8 @@ pub struct RunArgs {
         help_heading = heading::DEVICES
     )]
     session: Option<String>,
-    /// Longest time of the run on the tasks of --session: then it ends with an error that says where each task is.
+    /// Longest time of the run on the tasks of --session: then it ends with an error that says where each
+    /// task is.
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = parse::time, requires = "session", help_heading = heading::DEVICES)]
     step_timeout: Duration,
     #[command(flatten)]
@@ -95,7 +96,7 @@ impl RunArgs {
         }
     }
 
-    /// How to be a client of --session.
+    /// Settings of a client of --session.
     fn client(&self) -> Result<ClientOptions> {
         Ok(ClientOptions {
             credentials: self.trust.of_client()?,

@@ -1,4 +1,5 @@
-//! A cluster's body ready for emission: static shapes at hand, composite ops without a kernel of their own written out.
+//! A cluster's body ready for emission: static shapes at hand, composite ops without a kernel of their own
+//! written out.
 
 use crate::cluster::coverage;
 use crate::error::{Error, Result};

@@ -26,8 +26,8 @@ impl Session {
         Session::open_with(target, settings, ClientOptions::default())
     }
 
-    /// A session as [`Session::open`] makes it, with other options: [`Credentials`](gristmill_remote::Credentials), a longest time of a run, a
-    /// function told about stalls.
+    /// A session as [`Session::open`] makes it, with other options:
+    /// [`Credentials`](gristmill_remote::Credentials), a longest time of a run, a function told about stalls.
     ///
     /// Errors as [`Session::open`] does, and with `DeviceFailed` or `InvalidInput` when one end does not accept the other.
     pub fn open_with(

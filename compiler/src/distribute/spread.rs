@@ -39,8 +39,8 @@ impl Spread {
         Spread::over(lowered, settings, options, (&cluster, trusted), n)
     }
 
-    /// The same with the first task alone in this process. Servers of the others, `/job:device/task:1` and so on, are there; the cluster has all. The
-    /// credentials are those of the first task and of a client.
+    /// The same with the first task alone in this process. Servers of the others, `/job:device/task:1` and so
+    /// on, are there; the cluster has all. The credentials are those of the first task and of a client.
     ///
     /// Errors as [`Spread::of`] does.
     pub fn beside(

@@ -18,8 +18,8 @@ const MAX_PHASES: usize = 64;
 /// Upper bound of its strides.
 const MAX_STRIDE: i64 = 1024;
 
-/// Replaces undilated transposed convolutions of one to three spatial axes by convolutions, channels last, whose kernels are
-/// far faster. Regions are gone through too.
+/// Replaces undilated transposed convolutions of one to three spatial axes by convolutions, channels last,
+/// whose kernels are far faster. Regions are gone through too.
 pub fn polyphase(g: &Graph) -> Result<Graph> {
     each_node(
         g,

@@ -206,7 +206,8 @@ pub(crate) async fn call(
         timeout_ms: timeout.as_millis() as u64,
     };
     tokio::spawn(ask(call, feeds, limits.clone(), parts));
-    // The task is the first to lose patience, and says what it waited for; it may have to compile parts before.
+    // The task is the first to lose patience, and says what it waited for; it may have to compile parts
+    // before.
     let at_most = timeout + limits.hello + limits.prepare + limits.abort;
     let first = tokio::time::timeout(at_most, begin(channel, queue, limits, on_stall)).await;
     let (mut answer, first) = first.map_err(|_| Failure::Silent(at_most))??;

@@ -38,8 +38,8 @@ pub type OnStall = Arc<dyn Fn(&str) + Send + Sync>;
 pub struct ClientOptions {
     /// Whom it trusts, and as whom it connects.
     pub credentials: Credentials,
-    /// Told, on the thread of the run's caller, about a run none of whose tasks has got on for ten seconds, then twenty, and so on (the
-    /// servers' [`Limits::stall`]): the place of each task in it.
+    /// Told, on the thread of the run's caller, about a run none of whose tasks has got on for ten seconds,
+    /// then twenty, and so on (the servers' [`Limits::stall`]): the place of each task in it.
     pub on_stall: Option<OnStall>,
     /// Bounds of messages and waits. [`Limits::run`] is the longest time of a run.
     pub limits: Limits,
@@ -172,7 +172,8 @@ impl Client {
         self.lease.check()?;
         let (digest, feeds) = ((self.lease.session, callable.digest), feeds.to_vec());
         let (who, address) = (self.task().to_string(), self.address.clone());
-        // Whoever is told may take its time: this thread does nothing but wait, and those of the network have other work.
+        // Whoever is told may take its time: this thread does nothing but wait, and those of the network have
+        // other work.
         let (said, sayings) = std::sync::mpsc::channel();
         network()?.spawn(async move {
             let stalls = said.clone();

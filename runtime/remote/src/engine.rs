@@ -40,8 +40,8 @@ impl Wanted {
     }
 }
 
-/// Work that begins with a wait for runs which have the variables, on a thread where it may block. After the wait it asks whether it is wanted:
-/// that is so for some time. Errors after that time; then nothing is done.
+/// Work that begins with a wait for runs which have the variables, on a thread where it may block. After the
+/// wait it asks whether it is wanted: that is so for some time. Errors after that time; then nothing is done.
 pub fn in_thread_within<T: Send + 'static>(
     at_most: Duration,
     work: impl FnOnce(Wanted) -> Result<T, Fault> + Send + 'static,
@@ -85,7 +85,8 @@ pub trait Engine: Send + Sync + 'static {
     /// The variables of this task.
     fn variables(&self) -> Result<Vec<VariableState>, Fault>;
 
-    /// Sets all variables of containers to their initial values, between runs. Errors, and changes nothing, when it would have to wait for longer.
+    /// Sets all variables of containers to their initial values, between runs. Errors, and changes nothing,
+    /// when it would have to wait for longer.
     fn reset(&self, containers: Vec<String>, at_most: Duration) -> Job<()>;
 
     /// Compiles a part for this task. What leaves it goes to the wire.
@@ -157,7 +158,8 @@ pub trait Part: Send + Sync + 'static {
     /// Uses up the number of a run without a run: see [`Executor::skip`].
     fn skip(&self, run: u64);
 
-    /// Sets its variables to their initial values, between runs. Errors, and changes nothing, when it would have to wait for longer.
+    /// Sets its variables to their initial values, between runs. Errors, and changes nothing, when it would
+    /// have to wait for longer.
     fn initialise(self: Arc<Self>, at_most: Duration) -> Job<()>;
 
     /// Takes bytes of an arriving tensor: see [`Executor::receive`].

@@ -35,8 +35,8 @@ pub struct Limits {
     pub beat: Duration,
     /// Time without progress of a run until its client is told; then twice the time, and so on.
     pub stall: Duration,
-    /// Time for which an order to set variables waits for the runs that have them. Less than [`Limits::prepare`], so that whoever gave the order hears
-    /// of it.
+    /// Time for which an order to set variables waits for the runs that have them. Less than
+    /// [`Limits::prepare`], so that whoever gave the order hears of it.
     pub variables: Duration,
     /// Time for the tasks to end a run after it was given up.
     pub abort: Duration,
@@ -52,7 +52,8 @@ pub struct Limits {
     pub longest_wait: Duration,
     /// Interval of signs of life of both ends of a connection.
     pub keep_alive: Duration,
-    /// Time for such a sign on its way: a connection without a byte from the other end for both times is lost.
+    /// Time for such a sign on its way: a connection without a byte from the other end for both times is
+    /// lost.
     pub keep_alive_timeout: Duration,
 }
 

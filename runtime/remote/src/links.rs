@@ -37,7 +37,7 @@ pub(crate) struct Link {
     last: Arc<AtomicU64>,
 }
 
-/// What a master waits for on a stream.
+/// Awaited answers of a stream, and the task's word of leave.
 struct Waiting {
     /// Orders without an answer so far, by number; once the stream has ended, the reason.
     answers: Mutex<Result<HashMap<u64, oneshot::Sender<Ended>>, Fault>>,

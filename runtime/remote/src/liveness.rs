@@ -1,8 +1,9 @@
 //! Connections that notice a silent other end.
 //!
-//! Each end sends something every second: a question of HTTP/2, and beats on the standing streams, also while bytes come.
-//! So an end without a byte from the other for some seconds has lost it. (HTTP/2's own time for an answer is of no use here: both question
-//! and answer wait behind the bytes under way, a megabyte and more, ten seconds on a line of 1 Mbit/s.)
+//! Each end sends something every second: a question of HTTP/2, and beats on the standing streams, also while
+//! bytes come. So an end without a byte from the other for some seconds has lost it. (HTTP/2's own time for
+//! an answer is of no use here: both question and answer wait behind the bytes under way, a megabyte and
+//! more, ten seconds on a line of 1 Mbit/s.)
 
 use crate::Limits;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -21,8 +22,8 @@ use tonic::transport::server::Connected;
 /// Time for HTTP/2's own answers, which wait behind bytes under way.
 pub(crate) const ANSWER: Duration = Duration::from_secs(60);
 
-/// Most bytes read while nobody asks for them: those of a blocked writer's other end. It sends no more without permission, the window of a
-/// connection, which is 5 MiB at most.
+/// Most bytes read while nobody asks for them: those of a blocked writer's other end. It sends no more
+/// without permission, the window of a connection, which is 5 MiB at most.
 const AHEAD: usize = 8 << 20;
 
 /// Bytes read at once then.

@@ -80,7 +80,8 @@ pub(crate) struct Installed {
     pub(crate) outputs: Arc<Inbox>,
     /// The shares whose turns a run takes, in order; true if it assigns variables there.
     pub(crate) turns: Vec<(Arc<Share>, bool)>,
-    /// True if there is one turn, taken with the step of its share: no step holds anything else which other runs wait for, so there is no circle.
+    /// True if there is one turn, taken with the step of its share: no step holds anything else which other
+    /// runs wait for, so there is no circle.
     turn_with_step: bool,
     pub(crate) tasks: Vec<OnTask>,
     /// Warnings of the tasks.

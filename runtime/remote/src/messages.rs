@@ -518,7 +518,8 @@ pub(crate) struct TurnOrder {
     pub(crate) is_commit: bool,
 }
 
-/// A message on a master's stream to a task. It orders one thing, or is a sign of life; the first is a greeting.
+/// A message on a master's stream to a task. It orders one thing, or is a sign of life; the first is a
+/// greeting.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Order {
     #[prost(message, optional, tag = "1")]
@@ -542,8 +543,8 @@ pub(crate) struct Order {
     pub(crate) number: u64,
 }
 
-/// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way after it, or, without a program, a
-/// refusal of the stream, a word of leave, or a sign of life.
+/// A message on a task's stream to a master: the end of a step or of a turn order, an output lost on the way
+/// after it, or, without a program, a refusal of the stream, a word of leave, or a sign of life.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Report {
     #[prost(message, optional, tag = "1")]

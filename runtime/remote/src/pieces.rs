@@ -179,8 +179,8 @@ impl<M: Carrying> Incoming<M> {
         }
     }
 
-    /// Waits for as many bytes again as there are, or for the end of the message: so a head that comes byte by byte is copied and read a few
-    /// times only. False at the end of the stream.
+    /// Waits for as many bytes again as there are, or for the end of the message: so a head that comes byte
+    /// by byte is copied and read a few times only. False at the end of the stream.
     async fn double(&mut self) -> Result<bool, Fault> {
         let mut all = BytesMut::from(&self.rest[..]);
         let length = all.get(1..PREFIX).and_then(|length| length.try_into().ok());
@@ -231,8 +231,8 @@ fn message_length(bytes: &[u8], most: usize) -> Result<Option<usize>, Fault> {
     Ok(Some(n_message))
 }
 
-/// A message's beginning at the front of `bytes`: its length, its fields, and the number of bytes of its tensor, which follow. None if more
-/// bytes are needed.
+/// A message's beginning at the front of `bytes`: its length, its fields, and the number of bytes of its
+/// tensor, which follow. None if more bytes are needed.
 fn read_head<M: Carrying>(bytes: &[u8], most: usize) -> Result<Option<(usize, M, usize)>, Fault> {
     let Some(n_message) = message_length(bytes, most)? else {
         return Ok(None);

@@ -1,8 +1,8 @@
 //! A watch on runs that take long: where their tasks are, and since when.
 //!
-//! A living connection says nothing about the work at its end. So the master of a run asks the tasks still at work, once a second, for
-//! the number of their steps and pieces of tensors so far. A run none of whose tasks gets on has stalled: its client is told,
-//! with the place of each task; the time limit of the run ends it.
+//! A living connection says nothing about the work at its end. So the master of a run asks the tasks still at
+//! work, once a second, for the number of their steps and pieces of tensors so far. A run none of whose tasks
+//! gets on has stalled: its client is told, with the place of each task; the time limit of the run ends it.
 
 use crate::TaskName;
 use crate::inbox::Inbox;
@@ -93,7 +93,7 @@ fn place_of(progress: &Progress) -> String {
     }
 }
 
-/// What is known of a task.
+/// The last news of a task.
 struct Seen {
     /// Of its last answer.
     count: Option<u64>,

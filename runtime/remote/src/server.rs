@@ -414,7 +414,8 @@ where
 }
 
 impl Task {
-    /// A method of many messages with bytes of tensors, which gRPC's code does not read, and one reply, after signs of life.
+    /// A method of many messages with bytes of tensors, which gRPC's code does not read, and one reply, after
+    /// signs of life.
     async fn carried<Q, W>(
         self: Arc<Self>,
         request: http::Request<Body>,

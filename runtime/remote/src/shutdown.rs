@@ -1,7 +1,8 @@
 //! The end of a server: it takes nothing new, lets runs end, and goes.
 //!
-//! Masters of other tasks hear of it by their streams of orders. They let go of their parts here when no run needs them any more: one whose part
-//! here is done may still go on elsewhere, and fails with the loss of any of its tasks.
+//! Masters of other tasks hear of it by their streams of orders. They let go of their parts here when no run
+//! needs them any more: one whose part here is done may still go on elsewhere, and fails with the loss of any
+//! of its tasks.
 
 use crate::messages::{Fault, Nothing};
 use crate::rpc;
@@ -115,8 +116,8 @@ impl Task {
         Err(crate::server::unary(&self.limits, request, refused).await)
     }
 
-    /// Takes nothing new, and waits until the runs of clients have ended, and masters have let go of their parts. Number of runs still under way
-    /// after `grace`.
+    /// Takes nothing new, and waits until the runs of clients have ended, and masters have let go of their
+    /// parts. Number of runs still under way after `grace`.
     pub(crate) async fn drain(&self, grace: Duration, phase: &watch::Sender<Phase>) -> usize {
         phase.send_replace(Phase::Draining);
         for service in ["", rpc::SERVICE] {

@@ -103,8 +103,8 @@ impl Task {
         }
     }
 
-    /// Tells a master when this task is about to leave, so that it lets go of its parts once their runs have ended. Waits for the end of the
-    /// server.
+    /// Tells a master when this task is about to leave, so that it lets go of its parts once their runs have
+    /// ended. Waits for the end of the server.
     async fn say_goodbye(&self, reports: &mpsc::Sender<Said>) {
         if self.draining().await == Phase::Draining {
             let report = Report {

@@ -283,7 +283,8 @@ impl Executor {
         self.resources.initialise(&self.shared.program, is_wanted)
     }
 
-    /// True if its runs reduce over devices by a library: one such run after the other has a device, however long it waits for tensors there.
+    /// True if its runs reduce over devices by a library: one such run after the other has a device, however
+    /// long it waits for tensors there.
     pub fn holds_devices(&self) -> bool {
         !self.shared.groups.is_empty()
     }

@@ -322,8 +322,8 @@ impl Resources {
         originals.map(state).collect()
     }
 
-    /// Sets the variables of a program to its initial values, where it has them. Waits until no other run is in progress; then asks whether this is
-    /// still wanted.
+    /// Sets the variables of a program to its initial values, where it has them. Waits until no other run is
+    /// in progress; then asks whether this is still wanted.
     pub(super) fn initialise(
         &self,
         program: &Program,

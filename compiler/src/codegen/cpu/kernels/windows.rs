@@ -9,7 +9,8 @@ use gristmill_kernels::pool::{self, PoolDesc};
 use gristmill_kernels::pool_gradient::MaxPoolGradDesc;
 use gristmill_kernels::window::Window as KernelWindow;
 
-/// Geometry of a channels-last window op, in the kernels' terms. One spatial axis is a row of pixels, two are an image of one depth.
+/// Geometry of a channels-last window op, in the kernels' terms. One spatial axis is a row of pixels, two are
+/// an image of one depth.
 pub(super) fn kernel_window(
     x: &Strided,
     out: &[usize],
