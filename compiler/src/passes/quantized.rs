@@ -13,7 +13,10 @@
 //!
 //! Requires constants as they were imported: folding would make floats of small weights. After, for
 //! each product that was taken, the left operand is `sub(cast(q), z)` or `cast(q)` below views, the
-//! right one an `i32` constant whose elements are signed bytes.
+//! right one an `i32` constant whose elements are signed bytes. Reduced axes that are no whole words
+//! are padded: see [`integers`].
+
+mod integers;
 
 use super::Rebuild;
 use super::fold::ALWAYS_FOLD_BYTES;
@@ -22,6 +25,8 @@ use crate::error::Result;
 use crate::interp;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
+pub use integers::has_integer_form;
+use integers::{Centred, padded_words};
 
 /// Elements of the reduced axes are whole words of four bytes, which are multiplied at once.
 const WORD: usize = 4;
@@ -37,15 +42,15 @@ const MAX_DEPTH: usize = 8;
 /// operand is dequantised with one scale and whose right operand is a dequantised constant. Weights
 /// of products that are of integers already become constants of the same form.
 ///
-/// Grouped convolutions, and products whose reduced axes are no multiple of four, stay as they are:
-/// there are no kernels for them. Regions are gone through too.
+/// Grouped convolutions of dequantised operands stay in `f32`; those of integers become `f32` where
+/// that is exact. Regions are gone through too.
 pub fn integer_products(g: &Graph) -> Result<Graph> {
     each_node(g, &integer_products, &mut |r, g, id, node| {
         let made = match node.op {
             _ if g.ty(node.outputs[0]).dtype == DType::F32 => {
                 Product::of(g, node)?.map(|p| p.emit(g, r, node))
             }
-            Op::MatMul | Op::Conv { .. } => constant_weights(g, r, node)?.map(Ok),
+            Op::MatMul | Op::Conv { .. } => integers::product(g, r, node)?.map(Ok),
             _ => None,
         };
         match made {
@@ -78,16 +83,9 @@ pub fn merge_quantization(g: &Graph) -> Result<Graph> {
 
 /// `views((bytes - zero) * scale)`.
 struct Dequantization {
-    /// Of `u8` or `i8`.
-    bytes: ValueId,
-    /// In `i32`; absent is 0.
-    zero: Option<ValueId>,
-    /// The integers `bytes - zero`.
-    centred: ValueId,
+    x: Centred,
     /// In `f32`.
     scale: ValueId,
-    /// Views of the product, last first.
-    views: Vec<NodeId>,
 }
 
 impl Dequantization {
@@ -98,30 +96,20 @@ impl Dequantization {
             Some(x) => (x, product[1]),
             None => (integers_of(g, product[1])?, product[0]),
         };
-        let (bytes, zero) = match map_of(g, x, ScalarOp::Sub) {
-            Some(sub) => (bytes_of(g, sub[0])?, Some(sub[1])),
-            None => (bytes_of(g, x)?, None),
-        };
-        let whole = &g.ty(bytes).shape;
-        (g.ty(x).shape == *whole && g.ty(v).shape == *whole).then_some(Dequantization {
-            bytes,
-            zero,
-            centred: x,
-            scale,
-            views,
-        })
+        let x = Centred::of(g, x, views)?;
+        (g.ty(v).shape == g.ty(x.bytes).shape).then_some(Dequantization { x, scale })
     }
 
     /// True when one scale and one zero point are for all elements: views do not move these.
     fn is_uniform(&self, g: &Graph) -> bool {
         let single = |v: ValueId| g.ty(v).shape.n_elements().is(1);
-        single(self.scale) && self.zero.is_none_or(single)
+        single(self.scale) && self.x.zero.is_none_or(single)
     }
 
     /// The known zero point and scale of all elements.
     fn parameters(&self, g: &Graph) -> Result<Option<(i32, f32)>> {
         let scale = number(g, self.scale)?;
-        let zero = match self.zero {
+        let zero = match self.x.zero {
             Some(z) => number(g, z)?,
             None => Some(0.0),
         };
@@ -294,6 +282,8 @@ struct ProductAxes {
     channel: usize,
     /// Axis of the weights that counts output channels.
     weight_channel: usize,
+    /// The reduced axis of elements that lie together, in the left operand and in the weights.
+    depth: [usize; 2],
     /// Terms of each sum.
     n_terms: usize,
 }
@@ -314,41 +304,42 @@ impl ProductAxes {
     }
 }
 
-/// The axes of a product with an integer kernel; `None` for other nodes.
+/// The axes of a product that integer kernels compute, perhaps once its depth is padded to words;
+/// `None` for other nodes.
 fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
     let (x, w) = (*node.inputs.first()?, *node.inputs.get(1)?);
     let weights = g.ty(w).static_shape()?;
     let rank = g.ty(x).rank();
-    let (axes, depth) = match node.op {
-        Op::MatMul if weights.len() == 2 && rank >= 2 => {
-            let axes = ProductAxes {
-                channel: g.ty(node.outputs[0]).rank() - 1,
-                weight_channel: 1,
-                n_terms: weights[0],
-            };
-            (axes, weights[0])
-        }
+    let axes = match node.op {
+        Op::MatMul if weights.len() == 2 && rank >= 2 => ProductAxes {
+            channel: g.ty(node.outputs[0]).rank() - 1,
+            weight_channel: 1,
+            depth: [rank - 1, 0],
+            n_terms: weights[0],
+        },
         Op::Conv {
             groups: 1,
             layout: crate::ir::Layout::ChannelsFirst,
             ..
-        } if matches!(rank, 3..=5) => {
-            let axes = ProductAxes {
-                channel: 1,
-                weight_channel: 0,
-                n_terms: weights[1..].iter().product(),
-            };
-            (axes, weights[1])
-        }
+        } if matches!(rank, 3..=5) => ProductAxes {
+            channel: 1,
+            weight_channel: 0,
+            depth: [1, 1],
+            n_terms: weights[1..].iter().product(),
+        },
         _ => return None,
     };
-    let fits = depth > 0 && depth % WORD == 0 && axes.n_terms <= MAX_TERMS;
+    let padding = WORD * axes.n_terms / weights[axes.depth[1]].max(1);
+    let fits = axes.n_terms > 0 && axes.n_terms + padding <= MAX_TERMS;
     fits.then_some(axes)
 }
 
 /// A product of dequantised operands as one of integers.
 struct Product {
-    left: Dequantization,
+    left: Centred,
+    axes: ProductAxes,
+    /// Elements of the axis that is padded.
+    depth: usize,
     /// Signed bytes, in `i32`.
     weights: Tensor,
     /// Of the integer product: of rank 0 or shaped to broadcast along its channels.
@@ -366,7 +357,7 @@ impl Product {
         let (Some(left), Some(right)) = (left, Dequantization::of(g, node.inputs[1])) else {
             return Ok(None);
         };
-        let weights = constant_below_views(g, right.centred, &right.views)?;
+        let weights = constant_below_views(g, right.x.integers, &right.x.views)?;
         let Some(weights) = weights.filter(are_signed_bytes) else {
             return Ok(None);
         };
@@ -380,18 +371,21 @@ impl Product {
         if scales.iter().any(|s| !s.is_normal()) {
             return Ok(None);
         }
+        let depth = weights.shape()[axes.depth[1]];
         let shape = axes.scale_shape(scales.len(), g.ty(node.outputs[0]).rank());
         Ok(Some(Product {
-            weights,
+            weights: padded_words(weights, axes.depth[1])?,
             scale: Tensor::from_slice(&scales, &shape)?,
             left_scale: known.is_none().then_some(left.scale),
-            left,
+            left: left.x,
+            axes,
+            depth,
         }))
     }
 
     fn emit(self, g: &Graph, r: &mut Rebuild, node: &Node) -> Result<ValueId> {
-        let centred = r.get(self.left.centred);
-        let x = through(g, r, &self.left.views, centred)?;
+        let axis = self.axes.depth[0];
+        let x = self.left.in_words(g, r, node, (axis, self.depth))?;
         let w = r.graph.add_constant(self.weights, &node.origin);
         let sum = add(r, node, node.op.clone(), &[x, w])?;
         let sum = add_map(r, node, ScalarOp::Cast(DType::F32), &[sum])?;
@@ -428,12 +422,12 @@ fn channel_scales(g: &Graph, weights: &Dequantization, channel: usize) -> Result
         return Ok(Some(scale.as_slice::<f32>().to_vec()));
     }
     let leading = g
-        .ty(weights.bytes)
+        .ty(weights.x.bytes)
         .rank()
         .saturating_sub(scale.shape().len());
     let shape = [&vec![1; leading], scale.shape()].concat();
     scale = scale.reshaped(&shape)?;
-    for &view in weights.views.iter().rev() {
+    for &view in weights.x.views.iter().rev() {
         // Other views would move the scales of an axis in ways that shapes do not tell.
         let op @ Op::Transpose { .. } = &g.node(view).op else {
             return Ok(None);
@@ -443,20 +437,6 @@ fn channel_scales(g: &Graph, weights: &Dequantization, channel: usize) -> Result
     let mut extents = scale.shape().iter().enumerate();
     let along = extents.all(|(axis, &extent)| axis == channel || extent == 1);
     Ok(along.then(|| scale.as_slice::<f32>().to_vec()))
-}
-
-/// A product of integers whose weights constants determine, with them as one constant.
-fn constant_weights(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
-    let integers = g.ty(node.outputs[0]).dtype == DType::I32;
-    if !integers || g.constant(node.inputs[1]).is_some() || product_axes(g, node).is_none() {
-        return Ok(None);
-    }
-    let Some(weights) = evaluated(g, node.inputs[1], MAX_DEPTH)?.filter(are_signed_bytes) else {
-        return Ok(None);
-    };
-    let w = r.graph.add_constant(weights, &node.origin);
-    let x = r.get(node.inputs[0]);
-    add(r, node, node.op.clone(), &[x, w]).map(Some)
 }
 
 /// The bytes, if `node` quantises a value that was dequantised with the same parameters.
@@ -470,28 +450,28 @@ fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId
         return Ok(None);
     };
     let dtype = g.ty(node.outputs[0]).dtype;
-    let Some(q) = Dequantization::of(g, x).filter(|q| g.ty(q.bytes).dtype == dtype) else {
+    let Some(q) = Dequantization::of(g, x).filter(|q| g.ty(q.x.bytes).dtype == dtype) else {
         return Ok(None);
     };
     let whole = g.ty(x).shape == g.ty(node.outputs[0]).shape;
     if !whole || !q.has_parameters(g, offset, divisor)? {
         return Ok(None);
     }
-    let bytes = r.get(q.bytes);
-    through(g, r, &q.views, bytes).map(Some)
+    q.x.viewed_bytes(g, r).map(Some)
 }
 
 /// Elements of a constant that are dequantised after they are looked up.
 fn gathered(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
-    let is_table =
-        |t: &Dequantization| t.views.is_empty() && t.is_uniform(g) && g.constant(t.bytes).is_some();
+    let is_table = |t: &Dequantization| {
+        t.x.views.is_empty() && t.is_uniform(g) && g.constant(t.x.bytes).is_some()
+    };
     let Some(table) = Dequantization::of(g, node.inputs[0]).filter(is_table) else {
         return Ok(None);
     };
-    let inputs = [r.get(table.bytes), r.get(node.inputs[1])];
+    let inputs = [r.get(table.x.bytes), r.get(node.inputs[1])];
     let mut x = add(r, node, node.op.clone(), &inputs)?;
     x = add_map(r, node, ScalarOp::Cast(DType::I32), &[x])?;
-    if let Some(zero) = table.zero {
+    if let Some(zero) = table.x.zero {
         let zero = add_single(r, node, zero)?;
         x = add_map(r, node, ScalarOp::Sub, &[x, zero])?;
     }

@@ -3,7 +3,7 @@
 use super::vector;
 use crate::cluster::coverage::{Uncovered, kernels_after_transposition};
 use crate::ir::{Graph, Node, Op, OpClass};
-use crate::passes::has_phases;
+use crate::passes::{has_integer_form, has_phases};
 use gristmill_runtime::DType;
 
 /// Why generated loops compute a node element by element; `None` when vector code, a precompiled kernel or the executor computes it.
@@ -15,6 +15,7 @@ pub fn why_loops(g: &Graph, node: &Node) -> Option<String> {
             (!is_native).then(|| "no vector code".to_owned())
         }
         Op::Constant { .. } | Op::TopK { .. } => None,
+        Op::MatMul | Op::Conv { .. } if has_integer_form(g, node) => None,
         Op::Pad { .. } => Some("borders are computed element by element".to_owned()),
         Op::ConvTranspose { .. } => (!has_phases(g, node))
             .then(|| "its dtype, rank or window is not one that convolutions take over".to_owned()),

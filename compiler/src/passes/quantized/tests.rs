@@ -148,10 +148,6 @@ fn products_that_have_no_integer_form_stay() {
     let large = Tensor::from_slice(&[200u8; 16], &[8, 2]).unwrap();
     for (why, (g, _)) in [
         (
-            "6 is no multiple of 4",
-            product(6, i8s(&[6, 3], rng), None, scalar(0.5)),
-        ),
-        (
             "scales along the sum",
             product(8, i8s(&[8, 2], rng), None, scales(&[8, 1])),
         ),
@@ -240,6 +236,150 @@ fn convolutions_are_of_integers() {
     insta::assert_snapshot!(text(&check(&g, &inputs)));
     let (g, _) = convolution(2);
     assert_eq!(text(&integer_products(&g).unwrap()), text(&g));
+}
+
+/// `ConvInteger` or `MatMulInteger` of bytes with a zero point known at run time; weights are `i32`
+/// of bytes minus a zero point.
+fn integer_product(op: Op, x: &[usize], weights: Tensor) -> (Graph, Vec<Tensor>) {
+    let rng = &mut Rng(8);
+    let mut b = GraphBuilder::new("g");
+    let q = b.input("q", DType::U8, x.iter().copied());
+    let zero = b.input("zero", DType::U8, Vec::<usize>::new());
+    let (x32, z) = (
+        b.cast(q, DType::I32).unwrap(),
+        b.cast(zero, DType::I32).unwrap(),
+    );
+    let x32 = b.sub(x32, z).unwrap();
+    let w = b.constant(weights);
+    let y = b.add1(op, &[x32, w]).unwrap();
+    b.output("y", y);
+    let inputs = vec![random_bytes(DType::U8, x, rng), byte(77).unwrap()];
+    (b.finish().unwrap(), inputs)
+}
+
+fn conv(rank: usize, groups: usize) -> Op {
+    let spatial = rank - 2;
+    Op::Conv {
+        window: Window {
+            strides: vec![2; spatial],
+            dilations: vec![1; spatial],
+            pads_low: vec![1; spatial],
+            pads_high: vec![0; spatial],
+        },
+        groups,
+        layout: Layout::ChannelsFirst,
+    }
+}
+
+fn small_weights(shape: &[usize], low: i32, high: i32) -> Tensor {
+    let rng = &mut Rng(9);
+    let n = shape.iter().product::<usize>();
+    let made: Vec<i32> = (0..n)
+        .map(|_| low + (rng.bits() % (high - low + 1) as u64) as i32)
+        .collect();
+    Tensor::from_slice(&made, shape).unwrap()
+}
+
+/// The op of each product, with the dtype of its result.
+fn products(g: &Graph) -> Vec<String> {
+    let is_product = |n: &&Node| matches!(n.op, Op::Conv { .. } | Op::MatMul);
+    let nodes = g.nodes().map(|(_, n)| n).filter(is_product);
+    nodes
+        .map(|n| format!("{} {}", g.ty(n.outputs[0]).dtype, n.op.name()))
+        .collect()
+}
+
+#[test]
+fn products_of_integers_take_forms_that_have_kernels() {
+    let cases: [(Op, &[usize], Tensor, &[&str]); 9] = [
+        // One channel and three are padded to words.
+        (
+            conv(4, 1),
+            &[1, 3, 8, 7],
+            small_weights(&[5, 3, 3, 3], -128, 127),
+            &["i32 conv"],
+        ),
+        (
+            conv(3, 1),
+            &[2, 1, 9],
+            small_weights(&[2, 1, 5], -128, 127),
+            &["i32 conv"],
+        ),
+        (
+            conv(5, 1),
+            &[1, 6, 4, 5, 4],
+            small_weights(&[3, 6, 2, 3, 3], -9, 127),
+            &["i32 conv"],
+        ),
+        (
+            Op::MatMul,
+            &[5, 6],
+            small_weights(&[6, 3], -128, 127),
+            &["i32 matmul"],
+        ),
+        // Unsigned weights without a zero point are up to 255.
+        (
+            Op::MatMul,
+            &[5, 8],
+            small_weights(&[8, 30], 0, 200),
+            &["i32 matmul"; 2],
+        ),
+        (
+            Op::MatMul,
+            &[5, 8],
+            small_weights(&[8, 300], 0, 255),
+            &["i32 matmul"; 3],
+        ),
+        // Depthwise sums are exact in `f32`, those of large groups are not.
+        (
+            conv(4, 6),
+            &[1, 6, 8, 7],
+            small_weights(&[6, 1, 3, 3], -255, 255),
+            &["f32 conv"],
+        ),
+        (
+            conv(3, 2),
+            &[1, 12, 30],
+            small_weights(&[4, 6, 9], -128, 127),
+            &["f32 conv"],
+        ),
+        (
+            conv(4, 2),
+            &[1, 148, 5, 5],
+            small_weights(&[4, 74, 3, 3], -128, 127),
+            &["i32 conv"; 2],
+        ),
+    ];
+    for (op, x, weights, expected) in cases {
+        let (g, inputs) = integer_product(op, x, weights);
+        let after = clean(&integer_products(&g).unwrap()).unwrap();
+        assert_eq!(products(&after), expected, "{g}");
+        assert_eq!(
+            interp::run(&after, &inputs).unwrap(),
+            interp::run(&g, &inputs).unwrap(),
+            "{g}"
+        );
+        let compiled = crate::compile(&g, &crate::Options::default()).unwrap();
+        let found = compiled
+            .run([("q", inputs[0].clone()), ("zero", inputs[1].clone())])
+            .unwrap();
+        assert_eq!(found["y"], interp::run(&g, &inputs).unwrap()[0], "{g}");
+    }
+}
+
+/// A first convolution, of three channels.
+#[test]
+fn channels_of_bytes_are_padded_to_words() {
+    let rng = &mut Rng(10);
+    let mut b = GraphBuilder::new("g");
+    let q = b.input("q", DType::U8, [1usize, 3, 6, 6]);
+    let x = dequantized(&mut b, q, byte(131), scalar(0.043));
+    let w = b.constant(random_bytes(DType::I8, &[4, 3, 3, 3], rng));
+    let w = dequantized(&mut b, w, None, scales(&[4, 1, 1, 1]));
+    let y = b.add1(conv(4, 1), &[x, w]).unwrap();
+    b.output("y", y);
+    let inputs = [random_bytes(DType::U8, &[1, 3, 6, 6], rng)];
+    insta::assert_snapshot!(text(&check(&b.finish().unwrap(), &inputs)));
 }
 
 /// `MatMulInteger` with a dynamic zero point; its weights are too large for folding.

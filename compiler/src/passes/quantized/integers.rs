@@ -1,0 +1,327 @@
+//! Products of integers in the forms that have kernels.
+//!
+//! Kernels multiply words of four bytes by signed bytes. A product of other operands with constant
+//! weights is made of such products, each step of which is exact:
+//! - A reduced axis of another extent is padded to whole words; the weights there are 0, so that it
+//!   does not matter what the bytes are.
+//! - Weights beyond signed bytes (unsigned ones far from their zero point) are a sum of constants of
+//!   signed bytes, and the product is a sum of products.
+//! - A convolution in groups is one of `f32` where no partial sum is beyond `2^24`, and otherwise
+//!   the groups' convolutions, joined.
+
+use super::{
+    DType, Graph, MAX_DEPTH, Node, NodeId, Op, Rebuild, Result, ScalarOp, Tensor, ValueId, WORD,
+    add, add_map, add_single, are_signed_bytes, below_views, bytes_of, evaluated, map_of, number,
+    product_axes, through,
+};
+use crate::interp;
+use crate::ir::{Dim, Layout, PadMode};
+use std::ops::Range;
+
+/// Integers up to this are exact in `f32`, and so are sums of them that stay below.
+const EXACT: i64 = 1 << 24;
+
+/// The largest distance of a byte from a zero point.
+const MAX_CENTRED: i64 = 255;
+
+/// `views(bytes - zero)` in `i32`.
+pub(super) struct Centred {
+    /// Of `u8` or `i8`.
+    pub(super) bytes: ValueId,
+    /// In `i32`; absent is 0.
+    pub(super) zero: Option<ValueId>,
+    /// The integers `bytes - zero`.
+    pub(super) integers: ValueId,
+    /// Views of them, last first.
+    pub(super) views: Vec<NodeId>,
+}
+
+impl Centred {
+    /// The integers `integers` under `views`.
+    pub(super) fn of(g: &Graph, integers: ValueId, views: Vec<NodeId>) -> Option<Centred> {
+        let (bytes, zero) = match map_of(g, integers, ScalarOp::Sub) {
+            Some(sub) => (bytes_of(g, sub[0])?, Some(sub[1])),
+            None => (bytes_of(g, integers)?, None),
+        };
+        let is_whole = g.ty(bytes).shape == g.ty(integers).shape;
+        is_whole.then_some(Centred {
+            bytes,
+            zero,
+            integers,
+            views,
+        })
+    }
+
+    /// Of a value that has one zero point, which is a byte.
+    fn below(g: &Graph, v: ValueId) -> Result<Option<Centred>> {
+        let (views, integers) = below_views(g, v);
+        let Some(x) = Centred::of(g, integers, views) else {
+            return Ok(None);
+        };
+        let dtype = g.ty(x.bytes).dtype;
+        Ok(is_byte(g, x.zero, dtype)?.then_some(x))
+    }
+
+    /// The new value, with `axis`, which has `extent` elements, padded to whole words.
+    pub(super) fn in_words(
+        &self,
+        g: &Graph,
+        r: &mut Rebuild,
+        node: &Node,
+        (axis, extent): (usize, usize),
+    ) -> Result<ValueId> {
+        if extent.is_multiple_of(WORD) {
+            let integers = r.get(self.integers);
+            return through(g, r, &self.views, integers);
+        }
+        let bytes = self.viewed_bytes(g, r)?;
+        let bytes = bytes_in_words(r, node, bytes, (axis, extent))?;
+        self.minus_zero(r, node, bytes)
+    }
+
+    /// The new bytes under the views.
+    pub(super) fn viewed_bytes(&self, g: &Graph, r: &mut Rebuild) -> Result<ValueId> {
+        let bytes = r.get(self.bytes);
+        through(g, r, &self.views, bytes)
+    }
+
+    fn minus_zero(&self, r: &mut Rebuild, node: &Node, bytes: ValueId) -> Result<ValueId> {
+        let x = add_map(r, node, ScalarOp::Cast(DType::I32), &[bytes])?;
+        let Some(zero) = self.zero else { return Ok(x) };
+        let zero = add_single(r, node, zero)?;
+        add_map(r, node, ScalarOp::Sub, &[x, zero])
+    }
+}
+
+/// Bytes with an axis of `extent` elements padded to whole words.
+fn bytes_in_words(
+    r: &mut Rebuild,
+    node: &Node,
+    bytes: ValueId,
+    (axis, extent): (usize, usize),
+) -> Result<ValueId> {
+    if extent.is_multiple_of(WORD) {
+        return Ok(bytes);
+    }
+    let (dtype, rank) = (r.graph.ty(bytes).dtype, r.graph.ty(bytes).rank());
+    let any = r
+        .graph
+        .add_constant(Tensor::zeros(dtype, &[])?, &node.origin);
+    add(r, node, padding(rank, axis, extent), &[bytes, any])
+}
+
+/// True for a single zero point within the bytes' type.
+fn is_byte(g: &Graph, zero: Option<ValueId>, dtype: DType) -> Result<bool> {
+    let Some(zero) = zero else { return Ok(true) };
+    if let Some(cast) = map_of(g, zero, ScalarOp::Cast(DType::I32)) {
+        return Ok(g.ty(cast[0]).dtype == dtype && g.ty(zero).shape.n_elements().is(1));
+    }
+    let range = match dtype {
+        DType::U8 => 0.0..=255.0,
+        _ => -128.0..=127.0,
+    };
+    Ok(number(g, zero)?.is_some_and(|z| range.contains(&z)))
+}
+
+/// Pads an axis of `extent` elements to whole words.
+fn padding(rank: usize, axis: usize, extent: usize) -> Op {
+    let mut high = vec![0; rank];
+    high[axis] = extent.next_multiple_of(WORD) - extent;
+    Op::Pad {
+        low: vec![0; rank],
+        high,
+        mode: PadMode::Constant,
+    }
+}
+
+/// Weights with `axis` padded to whole words by zeros.
+pub(super) fn padded_words(weights: Tensor, axis: usize) -> Result<Tensor> {
+    let shape = weights.shape();
+    if shape[axis].is_multiple_of(WORD) {
+        return Ok(weights);
+    }
+    let zero = Tensor::zeros(weights.dtype(), &[])?;
+    let pad = padding(shape.len(), axis, shape[axis]);
+    Ok(interp::eval(&pad, &[&weights, &zero], &[])?.remove(0))
+}
+
+/// A product of integers whose weights constants determine, as kernels take it; `None` for others.
+pub(super) fn product(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
+    if g.ty(node.outputs[0]).dtype != DType::I32 {
+        return Ok(None);
+    }
+    let left = Centred::below(g, node.inputs[0])?;
+    let (Some(left), Some(weights)) = (left, evaluated(g, node.inputs[1], MAX_DEPTH)?) else {
+        return Ok(None);
+    };
+    match grouped(node) {
+        Some(groups) => in_groups(g, r, node, &left, weights, groups),
+        None => in_words(g, r, node, &left, weights),
+    }
+}
+
+/// True for a product of integers that [`integer_products`](super::integer_products) gives a form
+/// that has kernels, by types alone: weights may still be inputs of the graph.
+pub fn has_integer_form(g: &Graph, node: &Node) -> bool {
+    let &[x, w] = &node.inputs[..] else {
+        return false;
+    };
+    let is_product = matches!(node.op, Op::MatMul | Op::Conv { .. });
+    if !is_product || g.ty(node.outputs[0]).dtype != DType::I32 {
+        return false;
+    }
+    let (views, integers) = below_views(g, w);
+    let weights = Centred::of(g, integers, views);
+    let are_constant =
+        weights.is_some_and(|w| g.def_node(w.bytes).is_none_or(|n| n.inputs.is_empty()));
+    let has_words = grouped(node).is_some() || product_axes(g, node).is_some();
+    are_constant && has_words && matches!(Centred::below(g, x), Ok(Some(_)))
+}
+
+/// The sum of the products of padded bytes by constants of signed bytes.
+fn in_words(
+    g: &Graph,
+    r: &mut Rebuild,
+    node: &Node,
+    left: &Centred,
+    weights: Tensor,
+) -> Result<Option<ValueId>> {
+    let Some(axes) = product_axes(g, node) else {
+        return Ok(None);
+    };
+    let [axis, weight_axis] = axes.depth;
+    let extent = weights.shape()[weight_axis];
+    let x = left.in_words(g, r, node, (axis, extent))?;
+    product_of(r, node, x, padded_words(weights, weight_axis)?).map(Some)
+}
+
+/// The product of whole words by any constant.
+fn product_of(r: &mut Rebuild, node: &Node, x: ValueId, weights: Tensor) -> Result<ValueId> {
+    let mut sum = None;
+    for part in signed_bytes(weights)? {
+        let w = r.graph.add_constant(part, &node.origin);
+        let y = add(r, node, ungrouped(node), &[x, w])?;
+        sum = Some(match sum {
+            Some(sum) => add_map(r, node, ScalarOp::Add, &[sum, y])?,
+            None => y,
+        });
+    }
+    Ok(sum.expect("weights have one part or several"))
+}
+
+/// Tensors of signed bytes whose sum is `weights`: one where these are signed bytes.
+fn signed_bytes(weights: Tensor) -> Result<Vec<Tensor>> {
+    if are_signed_bytes(&weights) {
+        return Ok(vec![weights]);
+    }
+    let near = |x: i32| x.clamp(i8::MIN.into(), i8::MAX.into());
+    let elements = weights.as_slice::<i32>();
+    let made = |f: &dyn Fn(i32) -> i32| {
+        let made: Vec<i32> = elements.iter().map(|&x| f(x)).collect();
+        Tensor::from_slice(&made, weights.shape())
+    };
+    let mut parts = vec![made(&near)?];
+    parts.extend(signed_bytes(made(&|x| x - near(x))?)?);
+    Ok(parts)
+}
+
+/// The groups of a channels-first convolution in several groups.
+fn grouped(node: &Node) -> Option<usize> {
+    match node.op {
+        Op::Conv {
+            groups,
+            layout: Layout::ChannelsFirst,
+            ..
+        } if groups > 1 => Some(groups),
+        _ => None,
+    }
+}
+
+/// The same op without groups.
+fn ungrouped(node: &Node) -> Op {
+    match node.op.clone() {
+        Op::Conv { window, layout, .. } => Op::Conv {
+            window,
+            groups: 1,
+            layout,
+        },
+        op => op,
+    }
+}
+
+/// A convolution in groups: in `f32` where that is exact, else one by one.
+fn in_groups(
+    g: &Graph,
+    r: &mut Rebuild,
+    node: &Node,
+    left: &Centred,
+    weights: Tensor,
+    groups: usize,
+) -> Result<Option<ValueId>> {
+    let per_channel: usize = weights.shape()[1..].iter().product();
+    let largest = weights
+        .as_slice::<i32>()
+        .iter()
+        .map(|w| i64::from(w.unsigned_abs()))
+        .max();
+    let Some(largest) = largest.filter(|_| per_channel > 0) else {
+        return Ok(None);
+    };
+    let terms = i64::try_from(per_channel).unwrap_or(i64::MAX);
+    if largest.saturating_mul(terms).saturating_mul(MAX_CENTRED) <= EXACT {
+        return in_floats(r, node, &weights).map(Some);
+    }
+    if per_channel > super::MAX_TERMS / 2 {
+        return Ok(None);
+    }
+    let n_in = weights.shape()[1];
+    let bytes = left.viewed_bytes(g, r)?;
+    let mut parts = Vec::with_capacity(groups);
+    for group in 0..groups {
+        let part = channels(r, node, bytes, group * n_in..(group + 1) * n_in)?;
+        let part = bytes_in_words(r, node, part, (1, n_in))?;
+        let part = left.minus_zero(r, node, part)?;
+        let weights = padded_words(outputs_of(&weights, group, groups)?, 1)?;
+        parts.push(product_of(r, node, part, weights)?);
+    }
+    add(r, node, Op::Concat { axis: 1 }, &parts).map(Some)
+}
+
+/// The convolution in `f32`, which must be exact.
+fn in_floats(r: &mut Rebuild, node: &Node, weights: &Tensor) -> Result<ValueId> {
+    let floats: Vec<f32> = weights
+        .as_slice::<i32>()
+        .iter()
+        .map(|&w| w as f32)
+        .collect();
+    let floats = Tensor::from_slice(&floats, weights.shape())?;
+    let w = r.graph.add_constant(floats, &node.origin);
+    let x = r.get(node.inputs[0]);
+    let x = add_map(r, node, ScalarOp::Cast(DType::F32), &[x])?;
+    let y = add(r, node, node.op.clone(), &[x, w])?;
+    add_map(r, node, ScalarOp::Cast(DType::I32), &[y])
+}
+
+/// Some channels of channels-first images.
+fn channels(r: &mut Rebuild, node: &Node, images: ValueId, range: Range<usize>) -> Result<ValueId> {
+    let mut sizes = r.graph.ty(images).shape.to_vec();
+    let mut starts = vec![Dim::constant(0); sizes.len()];
+    let steps = vec![1; sizes.len()];
+    starts[1] = Dim::constant(range.start as i64);
+    sizes[1] = Dim::constant(range.len() as i64);
+    let slice = Op::Slice {
+        starts,
+        sizes,
+        steps,
+    };
+    add(r, node, slice, &[images])
+}
+
+/// The weights of a group's output channels.
+fn outputs_of(weights: &Tensor, group: usize, groups: usize) -> Result<Tensor> {
+    let mut shape = weights.shape().to_vec();
+    shape[0] /= groups;
+    let n: usize = shape.iter().product();
+    let elements = &weights.as_slice::<i32>()[group * n..(group + 1) * n];
+    Ok(Tensor::from_slice(elements, &shape)?)
+}
