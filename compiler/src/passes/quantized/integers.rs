@@ -93,7 +93,8 @@ impl Centred {
     }
 }
 
-/// Bytes with an axis of `extent` elements padded to whole words.
+/// Bytes with an axis of `extent` elements padded to whole words. The axis is the last one while it
+/// is padded, since kernels read it so: the transposition back goes where they do.
 fn bytes_in_words(
     r: &mut Rebuild,
     node: &Node,
@@ -104,10 +105,14 @@ fn bytes_in_words(
         return Ok(bytes);
     }
     let (dtype, rank) = (r.graph.ty(bytes).dtype, r.graph.ty(bytes).rank());
-    let any = r
-        .graph
-        .add_constant(Tensor::zeros(dtype, &[])?, &node.origin);
-    add(r, node, padding(rank, axis, extent), &[bytes, any])
+    let last = rank - 1;
+    let there = (0..rank).filter(|&i| i != axis).chain([axis]).collect();
+    let back = (0..axis).chain([last]).chain(axis..last).collect();
+    let zero = Tensor::zeros(dtype, &[])?;
+    let any = r.graph.add_constant(zero, &node.origin);
+    let x = add(r, node, Op::Transpose { perm: there }, &[bytes])?;
+    let x = add(r, node, padding(rank, last, extent), &[x, any])?;
+    add(r, node, Op::Transpose { perm: back }, &[x])
 }
 
 /// True for a single zero point within the bytes' type.

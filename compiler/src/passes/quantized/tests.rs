@@ -359,6 +359,16 @@ fn products_of_integers_take_forms_that_have_kernels() {
             interp::run(&g, &inputs).unwrap(),
             "{g}"
         );
+        let setup = crate::testing::Setup::default();
+        let lowered = crate::pipeline::lower(g.clone(), setup.config()).unwrap();
+        let kernels = lowered.program.partitions[0].kernels.iter();
+        let names: Vec<&str> = kernels.map(|k| k.name()).collect();
+        let is_product = |name: &&&str| {
+            let of = ["gm_conv_f32", "gm_gemm_f32", "gm_depthwise_f32"];
+            of.iter().any(|f| name.ends_with(f))
+        };
+        let n_found = names.iter().filter(is_product).count();
+        assert_eq!(n_found, expected.len(), "{names:?} of {g}");
         let compiled = crate::compile(&g, &crate::Options::default()).unwrap();
         let found = compiled
             .run([("q", inputs[0].clone()), ("zero", inputs[1].clone())])
