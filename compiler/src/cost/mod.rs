@@ -19,6 +19,7 @@ pub use profile::DeviceProfile;
 pub use work::{Extents, Work};
 
 use crate::ir::{Dim, Graph, Layout, Node, NodeId, Op, Type, ValueId};
+use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceKind;
 use std::borrow::Borrow;
 use std::fmt::Write;
@@ -188,7 +189,11 @@ impl CostModel {
         }
         let results: Vec<&Type> = results.iter().map(Borrow::borrow).collect();
         let direct = match tiles::operations(op, operands, &results, &self.extents, device) {
-            Some(operations) => operations / rate(&work, device),
+            // Operations of kernels count in time of `f32`, those of bytes too.
+            Some(operations) => {
+                let dtype = DType::F32;
+                operations / rate(&Work { dtype, ..work }, device)
+            }
             None => seconds(work, device),
         };
         let stores = match op {

@@ -22,8 +22,8 @@ const RAGGED_DEPTH: f64 = 12.0;
 const LOOKUP_DEPTH: f64 = 12.5;
 /// Time of a depthwise convolution, as a multiple of that of its sums at the rate of others.
 const DEPTHWISE: f64 = 2.0;
-/// The same of a convolution over three axes, which loops over single elements compute.
-const THREE_AXES: f64 = 57.0;
+/// Bytes of a word, whose products are summed at once.
+const WORD: u64 = 4;
 /// With fewer channels, the kernel of convolutions copies rows of images instead of finding each pixel.
 const FEW_CHANNELS: u64 = 16;
 
@@ -45,6 +45,14 @@ struct Product {
 }
 
 impl Product {
+    /// The product of bytes, four of which take the time of one `f32`.
+    fn in_words(self) -> Product {
+        Product {
+            depth: self.depth.div_ceil(WORD),
+            ..self
+        }
+    }
+
     /// Operations, as of full tiles without any loss.
     fn operations(&self, lanes: u64) -> f64 {
         let panel = 2 * lanes;
@@ -75,15 +83,21 @@ pub(super) fn operations(
     device: &DeviceProfile,
 ) -> Option<f64> {
     let (x, out) = (*operands.first()?, *results.first()?);
-    if x.dtype != DType::F32 {
+    let is_word = x.dtype == DType::I32 && matches!(op, Op::MatMul | Op::Conv { .. });
+    if x.dtype != DType::F32 && !is_word {
         return None;
     }
     let lanes = device.lanes.max(1) as u64;
     match op {
         Op::MatMul | Op::Conv { .. } => {
             let types = [x, *operands.get(1)?, out];
-            let by_tiles = product(op, types, extents).map(|product| product.operations(lanes));
-            by_tiles.or_else(|| other_convolution(op, types, extents))
+            match product(op, types, extents) {
+                // Products of 32-bit integers are of bytes in quantised models.
+                Some(of_bytes) if is_word => Some(of_bytes.in_words().operations(lanes)),
+                Some(product) => Some(product.operations(lanes)),
+                None if is_word => None,
+                None => depthwise(op, types, extents),
+            }
         }
         Op::Pool { size, layout, .. } => windows(size, out, *layout, extents, (lanes, POOL)),
         Op::MaxPoolGrad { size, layout, .. } => {
@@ -118,7 +132,7 @@ fn matrices([a, b, out]: [&Type; 3], extents: &Extents) -> Option<Product> {
     })
 }
 
-/// The products of a convolution. Windows over three axes and filters of one channel have other kernels.
+/// The products of a convolution. Filters of one channel have another kernel.
 fn convolution(
     (window, groups, layout): (&Window, u64, Layout),
     [_, weights, out]: [&Type; 3],
@@ -130,7 +144,7 @@ fn convolution(
         (Layout::ChannelsFirst, [filters, channels, size @ ..]) => (size, *channels, *filters),
         _ => return None,
     };
-    if size.len() > 2 || groups > 1 && channels == 1 {
+    if groups > 1 && channels == 1 {
         return None;
     }
     let (taps, width) = (product_of(size.iter().copied()), *size.last()?);
@@ -150,17 +164,13 @@ fn convolution(
     })
 }
 
-/// Operations of a convolution by another kernel than that of products.
-fn other_convolution(op: &Op, types: [&Type; 3], extents: &Extents) -> Option<f64> {
+/// Operations of a convolution whose filters have one channel.
+fn depthwise(op: &Op, types: [&Type; 3], extents: &Extents) -> Option<f64> {
     let Op::Conv { .. } = op else {
         return None;
     };
     let work = work::of_op(op, &types[..2], &types[2..], extents);
-    let factor = match types[1].rank() {
-        0..=4 => DEPTHWISE,
-        _ => THREE_AXES,
-    };
-    Some(work.flops as f64 * factor)
+    Some(work.flops as f64 * DEPTHWISE)
 }
 
 /// Operations of windows of so many elements, one for each element of `pooled`.
