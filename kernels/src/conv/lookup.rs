@@ -100,6 +100,7 @@ impl<'a> Lookup<'a> {
             tap_stride: self.desc.row_block,
             taps: n_runs(self.desc),
             offset: group * self.desc.in_channels,
+            ..Lhs::strided(std::ptr::null(), 0)
         }
     }
 

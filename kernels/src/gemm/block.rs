@@ -1,5 +1,7 @@
 //! A block of the output: walks row panels and column panels, calling tiles.
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::integer::Resolved;
 use super::tile::{Lhs, MAX_COLS, MAX_MR, Tile, TileFn, Tiles};
 use crate::epilogue::{ApplyRest, Epilogue, Fast, Quantize, Rect, StoreBytes};
@@ -62,7 +64,7 @@ impl Product<'_> {
             return;
         }
         let tiles = match &self.integers {
-            Some(i) => Tiles::of_bytes(self.isa, i.is_signed),
+            Some(i) => Tiles::of_bytes(self.isa, i.is_signed, rows.len(), &self.lhs, self.k),
             None => Tiles::of(self.isa),
         };
         let m = rows.len();
@@ -70,6 +72,10 @@ impl Product<'_> {
         unsafe {
             if self.lhs.taps == 0 && m < tiles.wide.len() {
                 return self.few_rows(tiles, rows, panels);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if tiles.has_registers {
+                return self.by_registers(tiles, rows, panels);
             }
             let mr = self.max_rows(tiles);
             let n_row_panels = m.div_ceil(mr);
@@ -87,6 +93,40 @@ impl Product<'_> {
                         };
                         self.tile(tiles, &cell);
                     }
+                }
+            }
+        }
+    }
+
+    /// Computes tiles of 32 rows and what is left, the panels of some after each other.
+    ///
+    /// # Safety
+    /// As for [`Product::block`]; the tiles are those of AMX.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn by_registers(&self, tiles: &Tiles, rows: Range<usize>, panels: Range<usize>) {
+        let registers = amx::Registers::default();
+        let product = Product {
+            lhs: Lhs {
+                registers: &registers,
+                ..self.lhs
+            },
+            ..*self
+        };
+        let panel_elements = self.k * self.lhs.taps.max(1) * tiles.nr;
+        let n_panels = (PANEL_ELEMENTS / panel_elements.max(1)).max(1);
+        for first in panels.clone().step_by(n_panels) {
+            for row in rows.clone().step_by(amx::MAX_ROWS) {
+                for panel in first..(first + n_panels).min(panels.end) {
+                    let cell = Cell {
+                        row,
+                        n_rows: (rows.end - row).min(amx::MAX_ROWS),
+                        first_row: rows.start,
+                        panel,
+                        n_panels: 1,
+                        k: 0..self.depth(),
+                    };
+                    // SAFETY: the caller's contract covers the whole block.
+                    unsafe { product.tile(tiles, &cell) };
                 }
             }
         }
@@ -251,6 +291,7 @@ impl Product<'_> {
         let panel = self.b.wrapping_add(cell.panel * panel_stride);
         let integers = self.integers.as_ref();
         Tile {
+            rows: cell.n_rows,
             k,
             lhs,
             b: panel.wrapping_add(first * tiles.nr),

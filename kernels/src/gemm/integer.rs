@@ -303,7 +303,7 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
 /// # Safety
 /// As for `finish`; the panels end with their columns' sums.
 #[inline(always)]
-unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
+pub(super) unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     t: &Tile,
     mut acc: [[S::I; NV]; MR],

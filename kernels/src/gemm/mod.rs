@@ -11,6 +11,8 @@
 //! fastest. Any split of `0..desc.n_items()` over threads is right; [`GemmDesc::plan`] chooses
 //! block sizes for a thread count.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod block;
 pub mod integer;
 pub(crate) mod tile;

@@ -25,6 +25,9 @@ pub(crate) struct Lhs {
     pub(crate) taps: usize,
     /// Added to each of `rows`.
     pub(crate) offset: usize,
+    /// State of the tile registers, for the tiles that use them.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) registers: *const super::amx::Registers,
 }
 
 impl Lhs {
@@ -37,6 +40,8 @@ impl Lhs {
             tap_stride: 0,
             taps: 0,
             offset: 0,
+            #[cfg(target_arch = "x86_64")]
+            registers: std::ptr::null(),
         }
     }
 }
@@ -44,6 +49,8 @@ impl Lhs {
 /// One tile: `MR` rows by `NV` vectors of full columns. Elements are words of four bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
+    /// Rows.
+    pub(crate) rows: usize,
     /// Elements to sum over; per tap when rows are indirect.
     pub(crate) k: usize,
     pub(crate) lhs: Lhs,
@@ -82,6 +89,8 @@ pub(crate) struct Tiles {
     pub(crate) wide: &'static [TileFn],
     /// Panels of each of `wide`.
     pub(crate) wide_panels: &'static [usize],
+    /// True for tiles that use the tile registers.
+    pub(crate) has_registers: bool,
 }
 
 impl Tiles {
@@ -95,11 +104,20 @@ impl Tiles {
         }
     }
 
-    /// Tiles of words of unsigned or signed bytes.
-    pub(crate) fn of_bytes(isa: Isa, is_signed: bool) -> &'static Tiles {
+    /// Tiles of words of unsigned or signed bytes, for a product of `rows` rows.
+    pub(crate) fn of_bytes(
+        isa: Isa,
+        is_signed: bool,
+        rows: usize,
+        lhs: &Lhs,
+        k: usize,
+    ) -> &'static Tiles {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::avx512_bytes(is_signed),
+            Isa::Avx512 => {
+                let tiles = super::amx::tiles_of(is_signed, rows, lhs, k);
+                tiles.unwrap_or_else(|| x86::avx512_bytes(is_signed))
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => x86::avx2_bytes(is_signed),
             _ => &PORTABLE_BYTES,
@@ -299,6 +317,7 @@ static PORTABLE: Tiles = Tiles {
     halves: [&[], &[]],
     wide: table!(portable_wide: 1, 2),
     wide_panels: &[0, 2, 2],
+    has_registers: false,
 };
 
 /// Both signed and unsigned: [`Plain`] reads the sign from the tile.
@@ -309,12 +328,34 @@ static PORTABLE_BYTES: Tiles = Tiles {
     halves: [&[], &[]],
     wide: &[],
     wide_panels: &[],
+    has_registers: false,
 };
+
+/// The most special instructions for bytes that are used.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub(crate) enum ForBytes {
+    /// None, as on older CPUs.
+    Plain,
+    /// Sums of four products.
+    Vnni,
+    /// Tiles.
+    Amx,
+}
 
 #[cfg(test)]
 thread_local! {
-    /// Leaves out the instruction for sums of four products, to test the code of older CPUs.
-    pub(crate) static PLAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Leaves out instructions, to test the code of other CPUs.
+    pub(crate) static FOR_BYTES: std::cell::Cell<ForBytes> = const { std::cell::Cell::new(ForBytes::Amx) };
+}
+
+/// True unless a test leaves the tile instructions out.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn takes_amx() -> bool {
+    #[cfg(test)]
+    return FOR_BYTES.get() == ForBytes::Amx;
+    #[cfg(not(test))]
+    true
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -435,6 +476,7 @@ mod x86 {
             avx512_wide6::<4>,
         ],
         wide_panels: &[0, 4, 4, 4, 3],
+        has_registers: false,
     };
 
     pub(super) static AVX2: Tiles = Tiles {
@@ -452,6 +494,7 @@ mod x86 {
             avx2_wide4::<3>,
         ],
         wide_panels: &[0, 4, 2, 2],
+        has_registers: false,
     };
 
     /// Eight rows by two vectors are enough sums to hide the instruction's latency; more would be
@@ -465,6 +508,7 @@ mod x86 {
                 halves: [&[], &[]],
                 wide: &[$($wide::<1> as TileFn, $wide::<1>, $wide::<2>)?],
                 wide_panels: &[0, 4, 4],
+                has_registers: false,
             }
         };
     }
@@ -478,6 +522,7 @@ mod x86 {
                 halves: [&[], &[]],
                 wide: &[],
                 wide_panels: &[],
+                has_registers: false,
             }
         };
     }
@@ -519,6 +564,6 @@ mod x86 {
 
     #[cfg(test)]
     fn is_plain() -> bool {
-        super::PLAIN.get()
+        super::FOR_BYTES.get() == super::ForBytes::Plain
     }
 }

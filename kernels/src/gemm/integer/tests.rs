@@ -5,7 +5,7 @@ use super::{Integers, Operands, WORD, pack_bytes, packed_words};
 use crate::conv::tests::{deep_window, pixels, taps, window};
 use crate::conv::{ConvDesc, gm_conv_f32};
 use crate::epilogue::{EpilogueKind, Quantize};
-use crate::gemm::tile::PLAIN;
+use crate::gemm::tile::{FOR_BYTES, ForBytes};
 use crate::gemm::*;
 use crate::testing::Rng;
 use crate::window::Window;
@@ -107,9 +107,9 @@ fn operands(rng: &mut Rng, n: usize) -> [Vec<f32>; 2] {
 }
 
 fn product(rng: &mut Rng, isa: Isa) {
-    let m = rng.pick(&[0, 1, 2, 3, 4, 5, 7, 13, 14, 15, 29, 61]);
+    let m = rng.pick(&[0, 1, 2, 3, 4, 5, 7, 13, 14, 15, 29, 33, 61, 100]);
     let n = rng.pick(&[0, 1, 3, 8, 16, 17, 31, 32, 33, 64, 127, 128, 161]);
-    let k = WORD * rng.pick(&[0, 1, 2, 5, 16, 33, 700]);
+    let k = WORD * rng.pick(&[0, 1, 2, 5, 16, 33, 36, 700]);
     let (is_signed, rest) = (rng.below(2) == 0, rest(rng));
     let mut desc = GemmDesc::new(isa, m, n, k / WORD);
     (desc.lda, desc.ldc) = (k / WORD + rng.pick(&[0, 3]), n + rng.pick(&[0, 5]));
@@ -255,14 +255,14 @@ fn convolution(rng: &mut Rng, isa: Isa, window: fn(&mut Rng, usize) -> Window) {
 fn products_and_convolutions_are_exact() {
     let mut rng = Rng(21);
     for isa in Isa::available() {
-        for plain in [false, true] {
-            PLAIN.set(plain);
+        for most in [ForBytes::Plain, ForBytes::Vnni, ForBytes::Amx] {
+            FOR_BYTES.set(most);
             (0..120).for_each(|_| product(&mut rng, isa));
             (0..80).for_each(|_| convolution(&mut rng, isa, window));
             (0..60).for_each(|_| convolution(&mut rng, isa, deep_window));
         }
     }
-    PLAIN.set(false);
+    FOR_BYTES.set(ForBytes::Amx);
 }
 
 #[test]
