@@ -341,4 +341,4 @@ pub(super) unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

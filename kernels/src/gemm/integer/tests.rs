@@ -11,9 +11,9 @@ use crate::testing::Rng;
 use crate::window::Window;
 
 /// Bytes around the output, which no kernel may overwrite.
-const UNTOUCHED: u8 = 0xa5;
+pub(crate) const UNTOUCHED: u8 = 0xa5;
 
-fn bytes(rng: &mut Rng, n: usize) -> Vec<u8> {
+pub(crate) fn bytes(rng: &mut Rng, n: usize) -> Vec<u8> {
     // The extremes are frequent, so that sums get large.
     (0..n)
         .map(|_| {
@@ -26,7 +26,7 @@ fn bytes(rng: &mut Rng, n: usize) -> Vec<u8> {
         .collect()
 }
 
-fn value(byte: u8, is_signed: bool) -> i32 {
+pub(crate) fn value(byte: u8, is_signed: bool) -> i32 {
     if is_signed {
         i32::from(byte as i8)
     } else {
@@ -36,13 +36,13 @@ fn value(byte: u8, is_signed: bool) -> i32 {
 
 /// Ops after the exact sums.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Rest {
+pub(crate) enum Rest {
     Sums,
     Scaled,
     Quantized(Quantize),
 }
 
-fn rest(rng: &mut Rng) -> Rest {
+pub(crate) fn rest(rng: &mut Rng) -> Rest {
     match rng.below(4) {
         0 => Rest::Sums,
         1 => Rest::Scaled,
@@ -52,7 +52,7 @@ fn rest(rng: &mut Rng) -> Rest {
 }
 
 /// Scales by columns, adds a bias, clamps; the last is no fast form.
-fn epilogue() -> [EpilogueOp; 4] {
+pub(crate) fn epilogue() -> [EpilogueOp; 4] {
     [
         EpilogueOp::row_vec(EpilogueKind::Mul, 0),
         EpilogueOp::row_vec(EpilogueKind::Add, 1),
@@ -62,7 +62,7 @@ fn epilogue() -> [EpilogueOp; 4] {
 }
 
 /// The bytes that a sum in column `j` becomes, with f32 arithmetic in the kernel's order.
-fn stored(sum: i32, j: usize, rest: Rest, operands: &[Vec<f32>; 2]) -> Vec<u8> {
+pub(crate) fn stored(sum: i32, j: usize, rest: Rest, operands: &[Vec<f32>; 2]) -> Vec<u8> {
     if rest == Rest::Sums {
         return sum.to_ne_bytes().into();
     }
@@ -78,7 +78,7 @@ fn stored(sum: i32, j: usize, rest: Rest, operands: &[Vec<f32>; 2]) -> Vec<u8> {
 }
 
 /// Where the zero point comes from: the descriptor, or the third operand.
-fn integers(rng: &mut Rng, is_signed: bool, rest: Rest) -> (Integers, u8) {
+pub(crate) fn integers(rng: &mut Rng, is_signed: bool, rest: Rest) -> (Integers, u8) {
     let zero = rng.below(256) as u8;
     let is_operand = rng.below(2) == 0;
     let integers = Integers {
@@ -98,7 +98,7 @@ fn integers(rng: &mut Rng, is_signed: bool, rest: Rest) -> (Integers, u8) {
     (integers, zero)
 }
 
-fn operands(rng: &mut Rng, n: usize) -> [Vec<f32>; 2] {
+pub(crate) fn operands(rng: &mut Rng, n: usize) -> [Vec<f32>; 2] {
     // Powers of two, so that products with them are exact with or without fused multiply-adds.
     [
         (0..n).map(|_| rng.pick(&[0.125, 0.25, 0.03125])).collect(),

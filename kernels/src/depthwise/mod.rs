@@ -1,12 +1,21 @@
-//! Depthwise convolution of images over two or three axes in f32: each channel has its own window.
+//! Depthwise convolution of images over two or three axes, in f32 or of 8-bit integers: each channel
+//! has its own window.
 //!
 //! `x: [batch, in_d, in_h, in_w, channels]`, weights `[kernel_d, kernel_h, kernel_w, channels]`
 //! (plain, for every instruction set), `y: [batch, out_d, out_h, out_w, channels]` with `ldy`
 //! elements between pixels. Item `i` is output row `i % out_h` of depth `i / out_h`, the depths of
 //! all images counted on. For the epilogue, a row is an output pixel and a column a channel.
+//!
+//! For images of bytes ([`crate::gemm::integer`]) strides count bytes, weights are whole numbers in
+//! f32, and padding is the zero point.
+
+mod bytes;
 
 use crate::descriptor::descriptor;
-use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Rect};
+use crate::epilogue::{
+    ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Quantize, Rect,
+};
+use crate::gemm::integer::Integers;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
@@ -32,6 +41,10 @@ pub struct DepthwiseDesc {
     pub ldy: usize,
     /// Applied to `y`.
     pub epilogue: [EpilogueOp; MAX_EPILOGUE],
+    /// For images of 8-bit integers.
+    pub integers: Integers,
+    /// Storage of `y`, for images of 8-bit integers; `ldy` counts stored elements.
+    pub quantize: Quantize,
 }
 
 descriptor!(DepthwiseDesc {
@@ -40,7 +53,9 @@ descriptor!(DepthwiseDesc {
     window,
     channels,
     ldy,
-    epilogue
+    epilogue,
+    integers,
+    quantize
 });
 
 impl DepthwiseDesc {
@@ -54,7 +69,21 @@ impl DepthwiseDesc {
             channels,
             ldy: channels,
             epilogue,
+            integers: Integers::default(),
+            quantize: Quantize::default(),
         }
+    }
+
+    /// Bytes for each concurrent call at `ptrs[WORKSPACE]`.
+    pub fn workspace_bytes(&self) -> usize {
+        match self.is_of_bytes() {
+            true => bytes::workspace_bytes(self),
+            false => 0,
+        }
+    }
+
+    fn is_of_bytes(&self) -> bool {
+        self.integers.operands != 0
     }
 
     /// Items of the whole convolution.
@@ -65,8 +94,8 @@ impl DepthwiseDesc {
 
 /// Computes items `begin..end` of a [`DepthwiseDesc`].
 ///
-/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the weights, `ptrs[OUT]` is `y`, `ptrs[OPERANDS..]` are the
-/// epilogue's operands. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the weights, `ptrs[OUT]` is `y`, `ptrs[WORKSPACE]` this call's own
+/// workspace, `ptrs[OPERANDS..]` are the epilogue's operands. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
@@ -81,14 +110,22 @@ pub unsafe extern "C" fn gm_depthwise_f32(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() {
+    let stores_valid = desc.integers.valid(desc.n_epilogue, desc.quantize)
+        && (desc.is_of_bytes() || desc.quantize.to == 0);
+    let epilogue_valid = Epilogue::valid(&desc.epilogue, desc.n_epilogue) && stores_valid;
+    if !epilogue_valid || !desc.window.valid() {
         return INVALID;
     }
     // SAFETY: the pointers cover the descriptor's operands.
     unsafe {
         let ops = &desc.epilogue[..desc.n_epilogue as usize];
         let epilogue = Epilogue::resolve(ops, ptrs.add(OPERANDS), [0; MAX_BATCH]);
-        for item in begin..end.min(desc.n_items()) {
+        let items = begin..end.min(desc.n_items());
+        if let Some(integers) = desc.integers.resolve(ptrs.add(OPERANDS)) {
+            bytes::run(isa, desc, ptrs, (&epilogue, integers), items);
+            return OK;
+        }
+        for item in items {
             run_row(isa, desc, ptrs, &epilogue, item);
         }
     }
@@ -119,21 +156,43 @@ unsafe fn run_row(
     // SAFETY: the pointers cover the row.
     unsafe {
         let y = pointer(ptrs, OUT).wrapping_add(first_pixel * desc.ldy);
-        let row = Row {
-            desc,
-            x: pointer(ptrs, LHS).wrapping_add(x),
-            weights: pointer(ptrs, RHS),
-            y,
-            depths: w.depths_inside(od),
-            rows: w.rows_inside(oh),
-            fast: epilogue.fast.at(first_pixel, 0),
-        };
+        let x = pointer(ptrs, LHS).wrapping_add(x);
+        let operands = (x.cast_const(), pointer(ptrs, RHS).cast_const(), y);
+        compute_row(isa, desc, epilogue, [od, oh], first_pixel, operands);
+    }
+}
+
+/// Computes the output row `[od, oh]` of an image, whose first pixel has number `pixel`. Operands are
+/// the input under the first depth and row of the window (perhaps on padding), weights and results.
+///
+/// # Safety
+/// They cover the row.
+unsafe fn compute_row(
+    isa: Isa,
+    desc: &DepthwiseDesc,
+    epilogue: &Epilogue,
+    [od, oh]: [usize; 2],
+    pixel: usize,
+    (x, weights, y): (*const f32, *const f32, *mut f32),
+) {
+    let w = &desc.window;
+    let row = Row {
+        desc,
+        x,
+        weights,
+        y,
+        depths: w.depths_inside(od),
+        rows: w.rows_inside(oh),
+        fast: epilogue.fast.at(pixel, 0),
+    };
+    // SAFETY: by contract.
+    unsafe {
         dispatch(isa, row);
         if epilogue.has_rest() {
             let rect = Rect {
                 c: y,
                 ldc: desc.ldy,
-                row: first_pixel,
+                row: pixel,
                 col: 0,
                 rows: w.out_w,
                 cols: desc.channels,
