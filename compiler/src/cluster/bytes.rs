@@ -1,5 +1,5 @@
 //! Products of 8-bit integers, for which CPUs have instructions: four products at a time, summed in
-//! 32 bits.
+//! 32 bits. Depthwise convolutions, which sum few, are exact in `f32`.
 
 use super::legal::views_below;
 use crate::ir::{Def, Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
@@ -108,7 +108,8 @@ pub fn product(g: &Graph, node: &Node) -> Option<CentredBytes> {
 /// The same inside of a cluster, where constants are operands.
 pub fn left_side(g: &Graph, node: &Node) -> Option<CentredBytes> {
     let &a = node.inputs.first()?;
-    if !reads_words(g, node, a) || g.ty(a).dtype != DType::I32 {
+    let has_kernel = reads_words(g, node, a) || is_depthwise(g, node);
+    if !has_kernel || g.ty(a).dtype != DType::I32 {
         return None;
     }
     let views = views_below(g, a);
@@ -130,6 +131,17 @@ fn reads_words(g: &Graph, node: &Node, a: ValueId) -> bool {
     };
     let depth = g.ty(a).shape.last().and_then(|k| k.as_const());
     has_kernel && depth.is_some_and(|k| k > 0 && k % WORD as i64 == 0)
+}
+
+/// True for a convolution that kernels take in which each channel has its own window.
+pub fn is_depthwise(g: &Graph, node: &Node) -> bool {
+    let (Op::Conv { groups, layout, .. }, &[x, w]) = (&node.op, &node.inputs[..]) else {
+        return false;
+    };
+    let last = |v: ValueId, n: usize| g.ty(v).shape.iter().rev().nth(n).and_then(|d| d.as_const());
+    let n = Some(*groups as i64);
+    let is_last = *layout == Layout::ChannelsLast && matches!(g.ty(x).rank(), 3..=5);
+    is_last && *groups > 0 && [last(x, 0), last(w, 0)] == [n; 2] && last(w, 1) == Some(1)
 }
 
 /// True when a value is a constant or a view of one.

@@ -226,8 +226,9 @@ pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
 }
 
 /// True when the tiles of `anchor` can be stored as 8-bit integers.
-fn stores_bytes(anchor: &Node) -> bool {
-    matches!(&anchor.op, Op::MatMul | Op::Conv { groups: 1, .. })
+fn stores_bytes(g: &Graph, anchor: &Node) -> bool {
+    let is_of_bytes = || bytes::is_depthwise(g, anchor) && bytes::product(g, anchor).is_some();
+    matches!(&anchor.op, Op::MatMul | Op::Conv { groups: 1, .. }) || is_of_bytes()
 }
 
 /// Ops behind the anchor of a contraction in its cluster.
@@ -276,7 +277,7 @@ impl Tail {
         chain: ValueId,
     ) -> Result<Tail, String> {
         let quantized = self.quantized(g, node, chain);
-        if let Some(tail) = quantized.filter(|_| !self.viewed && stores_bytes(anchor)) {
+        if let Some(tail) = quantized.filter(|_| !self.viewed && stores_bytes(g, anchor)) {
             return Ok(tail);
         }
         if self.quantization != Quantization::No {

@@ -95,7 +95,6 @@ pub(super) fn operations(
                 // Products of 32-bit integers are of bytes in quantised models.
                 Some(of_bytes) if is_word => Some(of_bytes.in_words().operations(lanes)),
                 Some(product) => Some(product.operations(lanes)),
-                None if is_word => None,
                 None => depthwise(op, types, extents),
             }
         }

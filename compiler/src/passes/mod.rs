@@ -33,7 +33,7 @@ pub use polyphase::{has_phases, polyphase};
 pub use precision::lower_precision;
 pub use prune::prune;
 pub use push_pull::{PushPull, push_pull, without_assignment};
-pub use quantized::{has_integer_form, integer_products, merge_quantization};
+pub use quantized::{has_integer_form, integer_products, merge_quantization, transposed_bytes};
 pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};

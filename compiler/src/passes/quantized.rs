@@ -24,6 +24,7 @@ use super::rebuild::each_node;
 use crate::error::Result;
 use crate::interp;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
+use gristmill_kernels::depthwise::is_exact_in_f32;
 use gristmill_runtime::{DType, Tensor};
 pub use integers::has_integer_form;
 use integers::{Centred, padded_words};
@@ -42,8 +43,8 @@ const MAX_DEPTH: usize = 8;
 /// operand is dequantised with one scale and whose right operand is a dequantised constant. Weights
 /// of products that are of integers already become constants of the same form.
 ///
-/// Grouped convolutions of dequantised operands stay in `f32`; those of integers become `f32` where
-/// that is exact. Regions are gone through too.
+/// Convolutions in groups of several channels stay in `f32`; those of integers become `f32` where that
+/// is exact. Regions are gone through too.
 pub fn integer_products(g: &Graph) -> Result<Graph> {
     each_node(g, &integer_products, &mut |r, g, id, node| {
         let made = match node.op {
@@ -79,6 +80,45 @@ pub fn merge_quantization(g: &Graph) -> Result<Graph> {
         }
         Ok(())
     })
+}
+
+/// Transposes bytes instead of the 32-bit integers that are made of them: these are four times as
+/// large, and products read bytes as they lie in memory.
+pub fn transposed_bytes(g: &Graph) -> Result<Graph> {
+    each_node(g, &transposed_bytes, &mut |r, g, id, node| {
+        let moved = match node.op {
+            Op::Transpose { .. } => before_widening(g, r, node, node.inputs[0])?,
+            _ => None,
+        };
+        match moved {
+            Some(y) => r.set(node.outputs[0], y),
+            None => r.copy(id, node)?,
+        }
+        Ok(())
+    })
+}
+
+/// The view `view` of `v`, taken of the bytes that `v` is made of with a single zero point.
+fn before_widening(g: &Graph, r: &mut Rebuild, view: &Node, v: ValueId) -> Result<Option<ValueId>> {
+    if let Some(bytes) = bytes_of(g, v) {
+        let bytes = r.get(bytes);
+        let bytes = r.graph.add_copy(view, &[bytes])?[0];
+        return add_map(r, view, ScalarOp::Cast(DType::I32), &[bytes]).map(Some);
+    }
+    for op in [ScalarOp::Sub, ScalarOp::Add] {
+        let Some(&[x, zero]) = map_of(g, v, op) else {
+            continue;
+        };
+        if !g.ty(zero).shape.n_elements().is(1) || g.ty(x).shape != g.ty(v).shape {
+            return Ok(None);
+        }
+        let Some(x) = before_widening(g, r, view, x)? else {
+            return Ok(None);
+        };
+        let zero = add_single(r, view, zero)?;
+        return add_map(r, view, op, &[x, zero]).map(Some);
+    }
+    Ok(None)
 }
 
 /// `views((bytes - zero) * scale)`.
@@ -197,7 +237,10 @@ fn add_map(r: &mut Rebuild, like: &Node, op: ScalarOp, inputs: &[ValueId]) -> Re
 /// The only element of an old value, of rank 0.
 fn add_single(r: &mut Rebuild, like: &Node, v: ValueId) -> Result<ValueId> {
     let v = r.get(v);
-    add(r, like, Op::Reshape { shape: vec![] }, &[v])
+    match r.graph.ty(v).rank() {
+        0 => Ok(v),
+        _ => add(r, like, Op::Reshape { shape: vec![] }, &[v]),
+    }
 }
 
 /// The elements of a value that constants alone determine, by at most `depth` element-wise ops and
@@ -282,13 +325,31 @@ struct ProductAxes {
     channel: usize,
     /// Axis of the weights that counts output channels.
     weight_channel: usize,
-    /// The reduced axis of elements that lie together, in the left operand and in the weights.
-    depth: [usize; 2],
+    /// The reduced axis of elements that lie together, in the left operand and in the weights; `None`
+    /// for depthwise convolutions, whose channels are reduced apart.
+    depth: Option<[usize; 2]>,
     /// Terms of each sum.
     n_terms: usize,
 }
 
 impl ProductAxes {
+    /// True when the kernel takes these weights: signed bytes, or whole numbers whose sums are exact
+    /// in `f32`.
+    fn takes_weights(&self, weights: &Tensor) -> bool {
+        match self.depth {
+            Some(_) => are_signed_bytes(weights),
+            None => is_exact_in_f32(weights.as_slice(), self.n_terms),
+        }
+    }
+
+    /// Weights whose reduced axis is padded to whole words.
+    fn padded(&self, weights: Tensor) -> Result<Tensor> {
+        match self.depth {
+            Some([_, axis]) => padded_words(weights, axis),
+            None => Ok(weights),
+        }
+    }
+
     /// Shape of `n` scales that broadcasts along the channels of a result of a rank.
     fn scale_shape(&self, n: usize, rank: usize) -> Vec<usize> {
         match n {
@@ -314,7 +375,7 @@ fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
         Op::MatMul if weights.len() == 2 && rank >= 2 => ProductAxes {
             channel: g.ty(node.outputs[0]).rank() - 1,
             weight_channel: 1,
-            depth: [rank - 1, 0],
+            depth: Some([rank - 1, 0]),
             n_terms: weights[0],
         },
         Op::Conv {
@@ -324,22 +385,39 @@ fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
         } if matches!(rank, 3..=5) => ProductAxes {
             channel: 1,
             weight_channel: 0,
-            depth: [1, 1],
+            depth: Some([1, 1]),
             n_terms: weights[1..].iter().product(),
+        },
+        Op::Conv {
+            groups,
+            layout: crate::ir::Layout::ChannelsFirst,
+            ..
+        } if matches!(rank, 3..=5) && is_depthwise(g, x, &weights, groups) => ProductAxes {
+            channel: 1,
+            weight_channel: 0,
+            depth: None,
+            n_terms: weights[2..].iter().product(),
         },
         _ => return None,
     };
-    let padding = WORD * axes.n_terms / weights[axes.depth[1]].max(1);
+    let padding = match axes.depth {
+        Some([_, axis]) => WORD * axes.n_terms / weights[axis].max(1),
+        None => 0,
+    };
     let fits = axes.n_terms > 0 && axes.n_terms + padding <= MAX_TERMS;
     fits.then_some(axes)
+}
+
+/// True when each channel of channels-first images `x` has a filter of its own.
+fn is_depthwise(g: &Graph, x: ValueId, weights: &[usize], groups: usize) -> bool {
+    weights[..2] == [groups, 1] && g.ty(x).shape[1].is(groups as i64)
 }
 
 /// A product of dequantised operands as one of integers.
 struct Product {
     left: Centred,
-    axes: ProductAxes,
-    /// Elements of the axis that is padded.
-    depth: usize,
+    /// The axis of the left operand that is padded, and its elements.
+    depth: Option<(usize, usize)>,
     /// Signed bytes, in `i32`.
     weights: Tensor,
     /// Of the integer product: of rank 0 or shaped to broadcast along its channels.
@@ -358,7 +436,7 @@ impl Product {
             return Ok(None);
         };
         let weights = constant_below_views(g, right.x.integers, &right.x.views)?;
-        let Some(weights) = weights.filter(are_signed_bytes) else {
+        let Some(weights) = weights.filter(|w| axes.takes_weights(w)) else {
             return Ok(None);
         };
         let Some(mut scales) = channel_scales(g, &right, axes.weight_channel)? else {
@@ -371,21 +449,18 @@ impl Product {
         if scales.iter().any(|s| !s.is_normal()) {
             return Ok(None);
         }
-        let depth = weights.shape()[axes.depth[1]];
         let shape = axes.scale_shape(scales.len(), g.ty(node.outputs[0]).rank());
         Ok(Some(Product {
-            weights: padded_words(weights, axes.depth[1])?,
+            depth: axes.depth.map(|[axis, of]| (axis, weights.shape()[of])),
+            weights: axes.padded(weights)?,
             scale: Tensor::from_slice(&scales, &shape)?,
             left_scale: known.is_none().then_some(left.scale),
             left: left.x,
-            axes,
-            depth,
         }))
     }
 
     fn emit(self, g: &Graph, r: &mut Rebuild, node: &Node) -> Result<ValueId> {
-        let axis = self.axes.depth[0];
-        let x = self.left.in_words(g, r, node, (axis, self.depth))?;
+        let x = self.left.in_words(g, r, node, self.depth)?;
         let w = r.graph.add_constant(self.weights, &node.origin);
         let sum = add(r, node, node.op.clone(), &[x, w])?;
         let sum = add_map(r, node, ScalarOp::Cast(DType::F32), &[sum])?;

@@ -219,7 +219,9 @@ fn simplified(graph: &Graph, sizes: &Bindings, p: &mut Passes) -> Result<Graph> 
     if p.report.rewrite.ran_out_of_time() {
         p.warn_late("not all rewrite rules were tried");
     }
-    p.run(Pass::Fold, |_| passes::clean(&rewritten))
+    p.run(Pass::Fold, |_| {
+        passes::clean(&passes::transposed_bytes(&rewritten)?)
+    })
 }
 
 /// Convolutions in phases and quantised forms, as kernels take them. Weights are folded afterwards, so that those of the phases are.

@@ -17,6 +17,17 @@ use std::ops::Range;
 /// second-level cache.
 const BLOCK_BYTES: usize = 128 << 10;
 
+/// The most that a partial sum of whole numbers in `f32` may be, so that all are exact.
+const EXACT: i64 = 1 << 24;
+
+/// True when sums of products of as many as `n` centred bytes by these weights are exact in `f32`.
+pub fn is_exact_in_f32(weights: &[i32], n: usize) -> bool {
+    let largest = weights.iter().map(|w| i64::from(w.unsigned_abs())).max();
+    let terms = i64::try_from(n).unwrap_or(i64::MAX);
+    let most = largest.unwrap_or(0).saturating_mul(i64::from(u8::MAX));
+    most.saturating_mul(terms) <= EXACT
+}
+
 /// Sizes of a block's parts of the workspace, in elements.
 struct Layout {
     /// Output rows of a block.

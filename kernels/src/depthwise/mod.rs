@@ -11,6 +11,8 @@
 
 mod bytes;
 
+pub use bytes::is_exact_in_f32;
+
 use crate::descriptor::descriptor;
 use crate::epilogue::{
     ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Quantize, Rect,

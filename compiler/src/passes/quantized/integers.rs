@@ -10,19 +10,13 @@
 //!   the groups' convolutions, joined.
 
 use super::{
-    DType, Graph, MAX_DEPTH, Node, NodeId, Op, Rebuild, Result, ScalarOp, Tensor, ValueId, WORD,
-    add, add_map, add_single, are_signed_bytes, below_views, bytes_of, evaluated, map_of, number,
-    product_axes, through,
+    DType, Graph, MAX_DEPTH, Node, NodeId, Op, ProductAxes, Rebuild, Result, ScalarOp, Tensor,
+    ValueId, WORD, add, add_map, add_single, are_signed_bytes, below_views, bytes_of, evaluated,
+    is_exact_in_f32, map_of, number, product_axes, through,
 };
 use crate::interp;
 use crate::ir::{Dim, Layout, PadMode};
 use std::ops::Range;
-
-/// Integers up to this are exact in `f32`, and so are sums of them that stay below.
-const EXACT: i64 = 1 << 24;
-
-/// The largest distance of a byte from a zero point.
-const MAX_CENTRED: i64 = 255;
 
 /// `views(bytes - zero)` in `i32`.
 pub(super) struct Centred {
@@ -62,18 +56,19 @@ impl Centred {
         Ok(is_byte(g, x.zero, dtype)?.then_some(x))
     }
 
-    /// The new value, with `axis`, which has `extent` elements, padded to whole words.
+    /// The new value, with an axis of so many elements padded to whole words, if one is given.
     pub(super) fn in_words(
         &self,
         g: &Graph,
         r: &mut Rebuild,
         node: &Node,
-        (axis, extent): (usize, usize),
+        depth: Option<(usize, usize)>,
     ) -> Result<ValueId> {
-        if extent.is_multiple_of(WORD) {
+        let padded = depth.filter(|(_, extent)| !extent.is_multiple_of(WORD));
+        let Some((axis, extent)) = padded else {
             let integers = r.get(self.integers);
             return through(g, r, &self.views, integers);
-        }
+        };
         let bytes = self.viewed_bytes(g, r)?;
         let bytes = bytes_in_words(r, node, bytes, (axis, extent))?;
         self.minus_zero(r, node, bytes)
@@ -159,9 +154,12 @@ pub(super) fn product(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<
     let (Some(left), Some(weights)) = (left, evaluated(g, node.inputs[1], MAX_DEPTH)?) else {
         return Ok(None);
     };
-    match grouped(node) {
-        Some(groups) => in_groups(g, r, node, &left, weights, groups),
-        None => in_words(g, r, node, &left, weights),
+    match (product_axes(g, node), grouped(node)) {
+        (Some(axes), _) if axes.depth.is_some() || axes.takes_weights(&weights) => {
+            in_words(g, r, node, (&axes, &left), weights).map(Some)
+        }
+        (_, Some(groups)) => in_groups(g, r, node, &left, weights, groups),
+        _ => Ok(None),
     }
 }
 
@@ -188,16 +186,17 @@ fn in_words(
     g: &Graph,
     r: &mut Rebuild,
     node: &Node,
-    left: &Centred,
+    (axes, left): (&ProductAxes, &Centred),
     weights: Tensor,
-) -> Result<Option<ValueId>> {
-    let Some(axes) = product_axes(g, node) else {
-        return Ok(None);
-    };
-    let [axis, weight_axis] = axes.depth;
-    let extent = weights.shape()[weight_axis];
-    let x = left.in_words(g, r, node, (axis, extent))?;
-    product_of(r, node, x, padded_words(weights, weight_axis)?).map(Some)
+) -> Result<ValueId> {
+    let depth = axes.depth.map(|[axis, of]| (axis, weights.shape()[of]));
+    let x = left.in_words(g, r, node, depth)?;
+    let weights = axes.padded(weights)?;
+    if depth.is_none() {
+        let w = r.graph.add_constant(weights, &node.origin);
+        return add(r, node, node.op.clone(), &[x, w]);
+    }
+    product_of(r, node, x, weights)
 }
 
 /// The product of whole words by any constant.
@@ -264,16 +263,10 @@ fn in_groups(
     groups: usize,
 ) -> Result<Option<ValueId>> {
     let per_channel: usize = weights.shape()[1..].iter().product();
-    let largest = weights
-        .as_slice::<i32>()
-        .iter()
-        .map(|w| i64::from(w.unsigned_abs()))
-        .max();
-    let Some(largest) = largest.filter(|_| per_channel > 0) else {
+    if per_channel == 0 {
         return Ok(None);
-    };
-    let terms = i64::try_from(per_channel).unwrap_or(i64::MAX);
-    if largest.saturating_mul(terms).saturating_mul(MAX_CENTRED) <= EXACT {
+    }
+    if is_exact_in_f32(weights.as_slice(), per_channel) {
         return in_floats(r, node, &weights).map(Some);
     }
     if per_channel > super::MAX_TERMS / 2 {

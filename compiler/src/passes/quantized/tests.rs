@@ -291,7 +291,7 @@ fn products(g: &Graph) -> Vec<String> {
 
 #[test]
 fn products_of_integers_take_forms_that_have_kernels() {
-    let cases: [(Op, &[usize], Tensor, &[&str]); 9] = [
+    let cases: [(Op, &[usize], Tensor, &[&str]); 10] = [
         // One channel and three are padded to words.
         (
             conv(4, 1),
@@ -317,6 +317,13 @@ fn products_of_integers_take_forms_that_have_kernels() {
             small_weights(&[6, 3], -128, 127),
             &["i32 matmul"],
         ),
+        // Whole words, channels first.
+        (
+            conv(4, 1),
+            &[1, 8, 8, 7],
+            small_weights(&[5, 8, 3, 3], -128, 127),
+            &["i32 conv"],
+        ),
         // Unsigned weights without a zero point are up to 255.
         (
             Op::MatMul,
@@ -330,13 +337,13 @@ fn products_of_integers_take_forms_that_have_kernels() {
             small_weights(&[8, 300], 0, 255),
             &["i32 matmul"; 3],
         ),
-        // Depthwise sums are exact in `f32`, those of large groups are not.
         (
             conv(4, 6),
             &[1, 6, 8, 7],
             small_weights(&[6, 1, 3, 3], -255, 255),
-            &["f32 conv"],
+            &["i32 conv"],
         ),
+        // Sums of small groups are exact in `f32`, those of large groups are not.
         (
             conv(3, 2),
             &[1, 12, 30],
@@ -375,6 +382,52 @@ fn products_of_integers_take_forms_that_have_kernels() {
             .unwrap();
         assert_eq!(found["y"], interp::run(&g, &inputs).unwrap()[0], "{g}");
     }
+}
+
+#[test]
+fn bytes_are_transposed_before_they_are_widened() {
+    let (g, inputs) = {
+        let mut b = GraphBuilder::new("g");
+        let q = b.input("q", DType::I8, [2usize, 3, 4]);
+        let x = b.cast(q, DType::I32).unwrap();
+        let zero = b.scalar(DType::I32, 7.0);
+        let x = b.add_(x, zero).unwrap();
+        let y = b.transpose(x, &[2, 0, 1]).unwrap();
+        let ones = b.constant(Tensor::from_slice(&[1i32, 2, 3, 4], &[4]).unwrap());
+        let x = b.sub(x, ones).unwrap();
+        let z = b.transpose(x, &[1, 2, 0]).unwrap();
+        b.output("y", y);
+        b.output("z", z);
+        let inputs = [random_bytes(DType::I8, &[2, 3, 4], &mut Rng(12))];
+        (b.finish().unwrap(), inputs)
+    };
+    let after = clean(&transposed_bytes(&g).unwrap()).unwrap();
+    let transposed = after.nodes().map(|(_, n)| n);
+    let dtypes: Vec<DType> = transposed
+        .filter(|n| matches!(n.op, Op::Transpose { .. }))
+        .map(|n| after.ty(n.outputs[0]).dtype)
+        .collect();
+    assert_eq!(dtypes, [DType::I8, DType::I32], "{after}");
+    assert_eq!(
+        interp::run(&after, &inputs).unwrap(),
+        interp::run(&g, &inputs).unwrap()
+    );
+}
+
+/// Filters of one channel keep their axes; their scales are by channel.
+#[test]
+fn depthwise_convolutions_are_of_integers() {
+    let rng = &mut Rng(11);
+    let mut b = GraphBuilder::new("g");
+    let q = b.input("q", DType::U8, [1usize, 6, 7, 5]);
+    let x = dequantized(&mut b, q, byte(131), scalar(0.043));
+    let w = b.constant(random_bytes(DType::I8, &[6, 1, 3, 3], rng));
+    let w = dequantized(&mut b, w, None, scales(&[6, 1, 1, 1]));
+    let y = b.add1(conv(4, 6), &[x, w]).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    let inputs = [random_bytes(DType::U8, &[1, 6, 7, 5], rng)];
+    assert_eq!(products(&check(&g, &inputs)), ["i32 conv"]);
 }
 
 /// A first convolution, of three channels.

@@ -11,10 +11,13 @@ use gristmill_runtime::DType;
 /// The operands of a product of bytes.
 pub(super) struct BytesProduct {
     /// The left-hand side; strides and offset count words, but for the last axis, which has stride 1.
+    /// Those of depthwise convolutions count bytes.
     pub(super) left: Strided,
-    /// Words along its last axis.
+    /// Bytes that a stride of 1 is.
+    unit: usize,
+    /// Words along the last axis.
     pub(super) n_words: usize,
-    /// The packed right-hand side.
+    /// The right-hand side, packed; that of depthwise convolutions as `f32`.
     pub(super) right: Ptr,
     /// Type and zero point of the left-hand side.
     pub(super) integers: Integers,
@@ -36,16 +39,23 @@ impl BytesProduct {
     }
 
     fn of(cx: &Context, node: &Node, centred: CentredBytes) -> Result<BytesProduct, Rejected> {
-        let left = left_words(cx, node, &centred).ok_or(Rejected::Strides(0))?;
+        let is_depthwise = bytes::is_depthwise(&cx.body.graph, node);
+        let unit = if is_depthwise { 1 } else { WORD };
+        let left = left_in(cx, node, &centred, unit).ok_or(Rejected::Strides(0))?;
         let n_words = left.shape[left.shape.len() - 1] / WORD;
         let (integers, zero) = operands(cx, &centred);
         let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);
         let source = cx
             .source(&resolved, DType::I32)
             .ok_or(Rejected::Strides(1))?;
-        let right = Ptr::Read(Place::Packed(cx.constant_bytes(&source)?), 0);
+        let constant = match is_depthwise {
+            true => cx.constant_floats(&source)?,
+            false => cx.constant_bytes(&source)?,
+        };
+        let right = Ptr::Read(Place::Packed(constant), 0);
         Ok(BytesProduct {
             left,
+            unit,
             n_words,
             right,
             integers,
@@ -56,7 +66,10 @@ impl BytesProduct {
 
     /// The address of the left-hand side.
     pub(super) fn read_left(&self) -> Ptr {
-        Ptr::Read(Place::Value(self.left.base), self.left.offset * WORD as i64)
+        Ptr::Read(
+            Place::Value(self.left.base),
+            self.left.offset * self.unit as i64,
+        )
     }
 
     /// The descriptor's entry for integers, with the zero point behind the operands of the epilogue. `keeps_sums` when results stay
@@ -74,8 +87,9 @@ impl BytesProduct {
     }
 }
 
-/// The left-hand side in words. `None` when rows are not contiguous, or do not start at words.
-fn left_words(cx: &Context, node: &Node, centred: &CentredBytes) -> Option<Strided> {
+/// The left-hand side in units of so many bytes. `None` when rows are not contiguous, or do not start
+/// at units.
+fn left_in(cx: &Context, node: &Node, centred: &CentredBytes, unit: usize) -> Option<Strided> {
     let g = &cx.body.graph;
     let left = Strided::resolve(cx.body, node.inputs[0], cx.in_memory);
     // A view that strides cannot express would be stored in 32 bits.
@@ -87,20 +101,23 @@ fn left_words(cx: &Context, node: &Node, centred: &CentredBytes) -> Option<Strid
     if last != 1 {
         return None;
     }
-    let mut strides: Vec<i64> = outer.iter().map(|&s| words(s)).collect::<Option<_>>()?;
+    let mut strides: Vec<i64> = outer
+        .iter()
+        .map(|&s| units(s, unit))
+        .collect::<Option<_>>()?;
     strides.push(1);
     Some(Strided {
         base: centred.bytes,
-        offset: words(left.offset)?,
+        offset: units(left.offset, unit)?,
         strides,
         ..left
     })
 }
 
-/// A number of bytes in words; `None` when it is negative or no whole number.
-fn words(bytes: i64) -> Option<i64> {
-    let word = WORD as i64;
-    (bytes >= 0 && bytes % word == 0).then_some(bytes / word)
+/// A number of bytes in units; `None` when it is negative or no whole number.
+fn units(bytes: i64, unit: usize) -> Option<i64> {
+    let unit = unit as i64;
+    (bytes >= 0 && bytes % unit == 0).then_some(bytes / unit)
 }
 
 /// The left-hand operands' type and zero point; the address of the zero point where only memory has it.
@@ -291,6 +308,49 @@ mod tests {
                 let (g, inputs) = build.finish(y);
                 check(&g, &inputs, 0.0, rng);
                 is_one_call(&g, "gm_conv_f32");
+            }
+        }
+    }
+
+    #[test]
+    fn depthwise_convolutions() {
+        let rng = &mut Rng(57);
+        for (dtype, rest) in [DType::U8, DType::I8]
+            .into_iter()
+            .flat_map(|d| RESTS.map(|r| (d, r)))
+        {
+            for (channels, image, size) in [
+                (6, &[9, 8][..], &[3, 3][..]),
+                (33, &[40], &[5]),
+                (16, &[4, 5, 6], &[2, 3, 1]),
+            ] {
+                let mut build = Builder {
+                    b: GraphBuilder::new("bytes"),
+                    inputs: vec![],
+                };
+                let shape = [&[2], image, &[channels]].concat();
+                let q = build.input("q", bytes(rng, dtype, &shape));
+                let zero = zero(&mut build, dtype, rng);
+                let x = build.centred(q, zero);
+                let filters = [size, &[1, channels]].concat();
+                let w = build.b.constant(weights(rng, &filters));
+                let n = size.len();
+                let window = Window {
+                    strides: [2, 1, 1][..n].into(),
+                    dilations: [1, 2, 1][..n].into(),
+                    pads_low: [1, 2, 0][..n].into(),
+                    pads_high: [1, 1, 2][..n].into(),
+                };
+                let op = Op::Conv {
+                    window,
+                    groups: channels,
+                    layout: Layout::ChannelsLast,
+                };
+                let sum = build.b.add1(op, &[x, w]).unwrap();
+                let y = build.rest(sum, channels, rest, rng);
+                let (g, inputs) = build.finish(y);
+                check(&g, &inputs, 0.0, rng);
+                is_one_call(&g, "gm_depthwise_f32");
             }
         }
     }

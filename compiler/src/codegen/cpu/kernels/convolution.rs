@@ -129,17 +129,50 @@ impl<'n> Convolution<'n> {
     }
 
     fn depthwise(&self, cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
-        let chain = self.chain(cx, node);
-        let (epilogue, operands) = self.epilogue(&chain)?;
+        let chain = match &self.integers {
+            Some(_) => self.chain(cx, node).quantized(cx),
+            None => self.chain(cx, node),
+        };
+        let (epilogue, mut operands) = self.epilogue(&chain)?;
         let mut desc = DepthwiseDesc::new(cx.isa, self.geometry(), self.channels_out());
         (desc.epilogue, desc.n_epilogue) = epilogue;
-        let weights = depthwise_weights(cx, node)?;
+        desc.quantize = chain.quantize;
+        if let Some(b) = &self.integers {
+            let keeps_sums = cx.body.dtype(chain.result) == DType::I32;
+            desc.integers = b.describe(&mut operands, keeps_sums);
+        }
+        let weights = match &self.integers {
+            Some(b) => b.right.clone(),
+            None => depthwise_weights(cx, node)?,
+        };
+        let workspace_bytes = desc.workspace_bytes();
         let out = Ptr::Write(Place::Value(chain.result), 0);
-        let ptrs = pointers(read(&self.x), weights, out, false, operands);
+        let ptrs = pointers(
+            self.read_input(),
+            weights,
+            out,
+            workspace_bytes > 0,
+            operands,
+        );
         // Bound by memory: about a quarter of the products per time of dense convolutions.
         let ns = self.cost_ns(&chain) * 4.0;
-        let call = Call::new(calls::gm_depthwise_f32(&desc), ptrs, desc.n_items(), ns);
-        Ok(chain.into_task(vec![], id, vec![call], vec![]))
+        let call = Call {
+            workspace_bytes,
+            ..Call::new(calls::gm_depthwise_f32(&desc), ptrs, desc.n_items(), ns)
+        };
+        Ok(chain.into_task(self.nodes_before(), id, vec![call], vec![]))
+    }
+
+    fn read_input(&self) -> Ptr {
+        match &self.integers {
+            Some(b) => b.read_left(),
+            None => read(&self.x),
+        }
+    }
+
+    /// Nodes that the product computes before itself.
+    fn nodes_before(&self) -> Vec<NodeId> {
+        self.integers.as_ref().map_or(vec![], |b| b.nodes.clone())
     }
 
     /// The task by minimal filtering, where that is possible and faster.
@@ -183,8 +216,7 @@ impl<'n> Convolution<'n> {
             calls.insert(0, pack);
             temps.push(bytes);
         }
-        let before = self.integers.as_ref().map_or(vec![], |b| b.nodes.clone());
-        Ok(chain.into_task(before, id, calls, temps))
+        Ok(chain.into_task(self.nodes_before(), id, calls, temps))
     }
 
     fn packed_weights(&self, cx: &Context, node: &Node) -> Result<Packed, Rejected> {
@@ -211,13 +243,15 @@ impl<'n> Convolution<'n> {
     }
 
     fn call(&self, desc: &ConvDesc, chain: &Chain, weights: Ptr, operands: Vec<Ptr>) -> Call {
-        let read_x = match &self.integers {
-            Some(b) => b.read_left(),
-            None => read(&self.x),
-        };
         let workspace_bytes = desc.workspace_bytes();
         let out = Ptr::Write(Place::Value(chain.result), 0);
-        let ptrs = pointers(read_x, weights, out, workspace_bytes > 0, operands);
+        let ptrs = pointers(
+            self.read_input(),
+            weights,
+            out,
+            workspace_bytes > 0,
+            operands,
+        );
         let (items, ns) = (desc.n_items(), self.cost_ns(chain));
         Call {
             workspace_bytes,

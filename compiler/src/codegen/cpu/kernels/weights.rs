@@ -10,6 +10,7 @@ use crate::ir::constant::Viewed;
 use crate::ir::{ConstData, ValueId};
 use gristmill_kernels::Isa;
 use gristmill_kernels::copy::{CopyDesc, gm_copy};
+use gristmill_kernels::depthwise::is_exact_in_f32;
 use gristmill_kernels::gemm::integer::pack_bytes;
 use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_kernels::winograd::{
@@ -113,6 +114,19 @@ impl Context<'_> {
         let pack = |t: &Tensor| byte_panels(isa, t, &s.view);
         let store = self.constants.store();
         let tensor = store.laid_out(&s.data, layout.clone(), pack)?;
+        let weight = s.operand.map(|operand| WeightPart { operand, layout });
+        let elements = tensor.into();
+        Ok(PackedConstant { elements, weight })
+    }
+
+    /// The `i32` elements of filters, whose last axis are channels, as `f32`.
+    ///
+    /// Errors when sums of their products with bytes may not be exact.
+    pub(super) fn constant_floats(&self, s: &Source) -> Result<PackedConstant, Rejected> {
+        let layout = format!("floats {:?}", s.view);
+        let convert = |t: &Tensor| floats(t, &s.view);
+        let store = self.constants.store();
+        let tensor = store.laid_out(&s.data, layout.clone(), convert)?;
         let weight = s.operand.map(|operand| WeightPart { operand, layout });
         let elements = tensor.into();
         Ok(PackedConstant { elements, weight })
@@ -249,6 +263,19 @@ fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Result<Tensor, Rejected>
     let byte = |i: usize, j: usize| elements[(rows[i] + j as i64 * step) as usize] as i8;
     let packed = pack_bytes(isa, rows.len(), n, byte).ok_or(Rejected::Bytes)?;
     Ok(Tensor::from_slice(&packed, &[packed.len()])?)
+}
+
+fn floats(t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
+    let (elements, rows) = (t.as_slice::<i32>(), row_offsets(view));
+    let last = view.shape.len() - 1;
+    let (n, step) = (view.shape[last] as i64, view.strides[last]);
+    let row = |&at: &i64| (0..n).map(move |j| elements[(at + j * step) as usize]);
+    let whole: Vec<i32> = rows.iter().flat_map(row).collect();
+    if !is_exact_in_f32(&whole, rows.len()) {
+        return Err(Rejected::Bytes);
+    }
+    let floats: Vec<f32> = whole.iter().map(|&w| w as f32).collect();
+    Ok(Tensor::from_slice(&floats, &view.shape)?)
 }
 
 /// Positions of the first elements of all rows, in order.
