@@ -4,6 +4,7 @@
 use super::super::import::{Ctx, OpDef, Out, Outs, moved_axis, one};
 use super::contract::{biased_conv, matmul_of};
 use super::norm::filled;
+use super::recurrent::dynamic_quantize_lstm;
 use crate::error::{Error, Result};
 use crate::ir::{Op, Real, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::DType;
@@ -15,6 +16,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("QuickGelu", (1, 1), quick_gelu),
     OpDef::new("FusedMatMul", (2, 2), fused_matmul),
     OpDef::new("FusedConv", (2, 4), fused_conv),
+    OpDef::new("DynamicQuantizeLSTM", (12, 12), dynamic_quantize_lstm),
     OpDef::new("SkipLayerNormalization", (3, 5), skip_layer_norm),
     OpDef::new("SkipSimplifiedLayerNormalization", (3, 4), skip_rms_norm),
 ];

@@ -149,6 +149,12 @@ fn dequantize(cx: &mut Ctx) -> Result<Outs> {
 /// To `u8` with a scale that covers 0 and all elements; results: quantised, scale, zero point.
 fn dynamic_quantize(cx: &mut Ctx) -> Result<Outs> {
     let x = cx.val(0)?;
+    let all = quantized_by_range(cx, x)?;
+    Ok(all.into_iter().map(Out::Value).collect())
+}
+
+/// `x` in `u8`, its scale and its zero point, by the range of its elements.
+pub(super) fn quantized_by_range(cx: &mut Ctx, x: ValueId) -> Result<[ValueId; 3]> {
     let (smallest, range) = range_with_zero(cx, x)?;
     let scale = cx.with_real(ScalarOp::Div, range, 255.0)?;
     let below = cx.div(smallest, scale)?;
@@ -156,7 +162,7 @@ fn dynamic_quantize(cx: &mut Ctx) -> Result<Outs> {
     let point = rounded(cx, point, None, DType::U8)?;
     let q = cx.div(x, scale)?;
     let y = rounded(cx, q, Some(point), DType::U8)?;
-    Ok(vec![Out::Value(y), Out::Value(scale), Out::Value(point)])
+    Ok([y, scale, point])
 }
 
 /// The smallest of all elements and 0, and the distance to the largest of them; 1 where all are 0,
@@ -174,7 +180,7 @@ fn range_with_zero(cx: &mut Ctx, x: ValueId) -> Result<(ValueId, ValueId)> {
 }
 
 /// `x - zero` in `i32`; `zero` must broadcast.
-fn centred(cx: &mut Ctx, x: ValueId, zero: Option<ValueId>) -> Result<ValueId> {
+pub(super) fn centred(cx: &mut Ctx, x: ValueId, zero: Option<ValueId>) -> Result<ValueId> {
     let x = cx.cast(x, DType::I32)?;
     let Some(z) = zero else { return Ok(x) };
     let z = cx.cast(z, DType::I32)?;

@@ -3,10 +3,14 @@
 //! The products with the input weights are one matrix product over all steps, outside the scan; the
 //! scan's body holds the recurrent product and the gates. Sequences shorter than the longest are
 //! masked: a step beyond the end leaves the state as it is, and gives 0.
+//!
+//! Of quantised cells, the products with the input weights are of integers. The state stays `f32`,
+//! and is multiplied by dequantised weights.
 
 use super::super::import::{Ctx, OpDef, Out, Outs};
 use super::control::step_inputs;
 use super::norm::filled;
+use super::quant::{centred, quantized_by_range};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Graph, GraphBuilder, Op, Real, ScalarOp, ValueId};
 use crate::nearest::unknown;
@@ -72,6 +76,8 @@ struct Config {
     activations: Vec<Vec<Activation>>,
     clip: Option<f64>,
     batch_first: bool,
+    /// True when weights are bytes, `[directions, inputs, gates * hidden]`.
+    is_quantized: bool,
 }
 
 /// Operands of one direction, in the shapes that the scan takes.
@@ -95,6 +101,14 @@ fn lstm(cx: &mut Ctx) -> Result<Outs> {
     recurrent(cx, Cell::Lstm { coupled })
 }
 
+/// LSTM by 8-bit weights: operands 8 to 11 are scales and zero points of those of the input and of
+/// the recurrence.
+pub(super) fn dynamic_quantize_lstm(cx: &mut Ctx) -> Result<Outs> {
+    let coupled = cx.flag("input_forget", false)?;
+    let config = config(cx, Cell::Lstm { coupled }, true)?;
+    scans(cx, &config)
+}
+
 fn gru(cx: &mut Ctx) -> Result<Outs> {
     let late_reset = cx.flag("linear_before_reset", false)?;
     recurrent(cx, Cell::Gru { late_reset })
@@ -104,7 +118,7 @@ fn rnn(cx: &mut Ctx) -> Result<Outs> {
     recurrent(cx, Cell::Rnn)
 }
 
-fn config(cx: &mut Ctx, cell: Cell) -> Result<Config> {
+fn config(cx: &mut Ctx, cell: Cell, is_quantized: bool) -> Result<Config> {
     let directions: &[(&str, &[bool])] = &[
         ("forward", &[false]),
         ("reverse", &[true]),
@@ -114,11 +128,12 @@ fn config(cx: &mut Ctx, cell: Cell) -> Result<Config> {
     cx.ignore(&["output_sequence"]);
     Ok(Config {
         cell,
-        hidden: hidden_size(cx, cell.gates(), reverse.len())?,
+        hidden: hidden_size(cx, cell.gates(), reverse.len(), is_quantized)?,
         activations: activations(cx, cell, reverse.len())?,
         reverse,
         clip: cx.opt_f("clip")?,
         batch_first: cx.flag("layout", false)?,
+        is_quantized,
     })
 }
 
@@ -188,7 +203,12 @@ fn default_parameters(name: &str) -> Result<(Option<f32>, Option<f32>)> {
 }
 
 fn recurrent(cx: &mut Ctx, cell: Cell) -> Result<Outs> {
-    let config = config(cx, cell)?;
+    let config = config(cx, cell, false)?;
+    scans(cx, &config)
+}
+
+/// The scans of all directions.
+fn scans(cx: &mut Ctx, config: &Config) -> Result<Outs> {
     let mut x = cx.val(0)?;
     let ty = cx.type_of(x);
     if ty.rank() != 3 {
@@ -201,30 +221,36 @@ fn recurrent(cx: &mut Ctx, cell: Cell) -> Result<Outs> {
         Some(l) => Some(cx.cast(l, DType::I64)?),
         None => None,
     };
+    let input = Input::of(cx, config, x)?;
     let mut sequences = Vec::new();
     let mut states: Vec<Vec<ValueId>> = vec![Vec::new(); 2];
     for d in 0..config.reverse.len() {
-        let mut direction = direction(cx, &config, x, d)?;
+        let mut direction = direction(cx, config, &input, d)?;
         direction.lens = lens;
-        let results = scan(cx, &config, &direction, d)?;
+        let results = scan(cx, config, &direction, d)?;
         let (state, sequence) = results.split_at(direction.state.len());
         for (all, &s) in states.iter_mut().zip(state) {
             all.push(s);
         }
         sequences.push(sequence[0]);
     }
-    results(cx, &config, &sequences, &states)
+    results(cx, config, &sequences, &states)
 }
 
 /// Units of the cell, by the weights `R` of the recurrence.
-fn hidden_size(cx: &mut Ctx, gates: usize, n: usize) -> Result<usize> {
+fn hidden_size(cx: &mut Ctx, gates: usize, n: usize, is_quantized: bool) -> Result<usize> {
     let r = cx.ty(2)?;
-    let hidden = r.shape.last().and_then(Dim::as_usize).unwrap_or(0);
-    let rows = (gates * hidden) as i64;
-    if r.rank() != 3 || !r.shape[0].is(n as i64) || !r.shape[1].is(rows) {
-        return Err(Error::invalid(format!(
-            "R must be [{n}, {gates} * hidden, hidden], got {r}"
-        )));
+    // Quantised weights are transposed.
+    let (of_hidden, of_gates) = if is_quantized { (1, 2) } else { (2, 1) };
+    let hidden = r.shape.get(of_hidden).and_then(Dim::as_usize).unwrap_or(0);
+    let wide = (gates * hidden) as i64;
+    if r.rank() != 3 || !r.shape[0].is(n as i64) || !r.shape[of_gates].is(wide) {
+        let expected = match is_quantized {
+            true => format!("[{n}, hidden, {gates} * hidden]"),
+            false => format!("[{n}, {gates} * hidden, hidden]"),
+        };
+        let message = format!("R must be {expected}, got {r}");
+        return Err(Error::invalid(message));
     }
     if cx.opt_i("hidden_size")?.is_some_and(|h| h != hidden as i64) {
         let message = format!("hidden_size differs from that of R {r}");
@@ -244,11 +270,62 @@ fn of_direction(cx: &mut Ctx, v: ValueId, d: usize) -> Result<ValueId> {
     cx.reshape(row, rest)
 }
 
-fn direction(cx: &mut Ctx, config: &Config, x: ValueId, d: usize) -> Result<Direction> {
-    let (w, r) = (cx.val(1)?, cx.val(2)?);
-    let (w, r) = (of_direction(cx, w, d)?, of_direction(cx, r, d)?);
-    let (w, recurrent) = (cx.transpose(w, &[1, 0])?, cx.transpose(r, &[1, 0])?);
-    let mut inputs = cx.matmul(x, w)?;
+/// The input of all directions, `[time, batch, inputs]`.
+struct Input {
+    x: ValueId,
+    /// Its integers minus their zero point, and their scale, where it is multiplied by bytes.
+    integers: Option<(ValueId, ValueId)>,
+}
+
+impl Input {
+    fn of(cx: &mut Ctx, config: &Config, x: ValueId) -> Result<Input> {
+        if !config.is_quantized {
+            return Ok(Input { x, integers: None });
+        }
+        let [bytes, scale, zero] = quantized_by_range(cx, x)?;
+        let integers = Some((centred(cx, bytes, Some(zero))?, scale));
+        Ok(Input { x, integers })
+    }
+
+    /// The products with the input weights of direction `d`.
+    fn product(&self, cx: &mut Ctx, d: usize) -> Result<ValueId> {
+        let w = cx.val(1)?;
+        let w = of_direction(cx, w, d)?;
+        let Some((integers, scale)) = self.integers else {
+            let w = cx.transpose(w, &[1, 0])?;
+            return cx.matmul(self.x, w);
+        };
+        let [of_weights, zero] = parameters(cx, 8, d)?;
+        let w = centred(cx, w, Some(zero))?;
+        let sums = cx.matmul(integers, w)?;
+        let sums = cx.cast(sums, DType::F32)?;
+        let scaled = cx.mul(sums, of_weights)?;
+        cx.mul(scaled, scale)
+    }
+}
+
+/// The scale and the zero point of direction `d`, operands `first` and the next.
+fn parameters(cx: &mut Ctx, first: usize, d: usize) -> Result<[ValueId; 2]> {
+    let (scale, zero) = (cx.val(first)?, cx.val(first + 1)?);
+    Ok([of_direction(cx, scale, d)?, of_direction(cx, zero, d)?])
+}
+
+/// The weights of the recurrence, `[hidden, gates * hidden]`.
+fn recurrent_weights(cx: &mut Ctx, config: &Config, d: usize) -> Result<ValueId> {
+    let r = cx.val(2)?;
+    let r = of_direction(cx, r, d)?;
+    if !config.is_quantized {
+        return cx.transpose(r, &[1, 0]);
+    }
+    let [scale, zero] = parameters(cx, 10, d)?;
+    let r = centred(cx, r, Some(zero))?;
+    let r = cx.cast(r, DType::F32)?;
+    cx.mul(r, scale)
+}
+
+fn direction(cx: &mut Ctx, config: &Config, input: &Input, d: usize) -> Result<Direction> {
+    let mut inputs = input.product(cx, d)?;
+    let recurrent = recurrent_weights(cx, config, d)?;
     let mut recurrent_bias = None;
     if let Some(b) = cx.opt(3)? {
         let b = of_direction(cx, b, d)?;
@@ -258,7 +335,7 @@ fn direction(cx: &mut Ctx, config: &Config, x: ValueId, d: usize) -> Result<Dire
     }
     let mut state = Vec::new();
     for i in 0..config.cell.n_states() {
-        state.push(initial_state(cx, config, x, 5 + i, d)?);
+        state.push(initial_state(cx, config, input.x, 5 + i, d)?);
     }
     let peepholes = match cx.opt(7)? {
         Some(p) => Some(of_direction(cx, p, d)?),

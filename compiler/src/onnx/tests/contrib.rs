@@ -116,6 +116,98 @@ fn fused_products_swap_axes_and_scale() {
     assert_eq!(y[0], Tensor::from_slice(&[-2f32, -2.0], &[2, 1]).unwrap());
 }
 
+fn int_attribute(name: &str, i: i64) -> AttributeProto {
+    AttributeProto {
+        i,
+        ..attribute(name, attribute_type::INT)
+    }
+}
+
+/// An LSTM in two directions with weights of 8 bits, a scale and a zero point for each.
+#[test]
+fn a_quantised_lstm_is_one_of_dequantised_weights_and_input() {
+    let whole = |n: usize| -> Vec<f32> {
+        let value = |i: usize| (90.0 * (1.7 * i as f32).sin()).round();
+        (0..n).map(value).collect()
+    };
+    let t = |v: &[f32], shape: &[usize]| Tensor::from_slice(v, shape).unwrap();
+    let x: Vec<f32> = (0..30).map(|i| (0.7 * i as f32).cos() * 2.0).collect();
+    let bias: Vec<f32> = (0..64).map(|i| (0.3 * i as f32).sin()).collect();
+    let (scales, zeros) = (t(&[0.02, 0.015], &[2]), t(&[3.0, -5.0], &[2]));
+    let inputs = [
+        t(&x, &[5, 2, 3]),
+        t(&whole(2 * 3 * 16), &[2, 3, 16]),
+        t(&whole(2 * 4 * 16), &[2, 4, 16]),
+        t(&bias, &[2, 32]),
+        scales,
+        zeros,
+    ];
+    let types: [(&str, &[&str]); 6] = [
+        ("x", &["5", "2", "3"]),
+        ("w", &["2", "3", "16"]),
+        ("r", &["2", "4", "16"]),
+        ("b", &["2", "32"]),
+        ("scale", &["2"]),
+        ("zero", &["2"]),
+    ];
+    let with = |n: NodeProto, attributes: Vec<AttributeProto>| NodeProto {
+        attribute: attributes,
+        ..n
+    };
+    let of_lstm = || {
+        let direction = AttributeProto {
+            s: "bidirectional".to_owned().into(),
+            ..attribute("direction", attribute_type::STRING)
+        };
+        vec![direction, int_attribute("hidden_size", 4)]
+    };
+    let bytes =
+        |from: &str, to: &str| with(node("Cast", &[from], &[to]), vec![int_attribute("to", 3)]);
+    let operands = [
+        "x", "w8", "r8", "b", "", "", "", "", "scale", "zero8", "scale", "zero8",
+    ];
+    let lstm = contrib("DynamicQuantizeLSTM", &operands, &["y", "h"]);
+    let fused = vec![
+        bytes("w", "w8"),
+        bytes("r", "r8"),
+        bytes("zero", "zero8"),
+        with(lstm, of_lstm()),
+    ];
+    let axes = || AttributeProto {
+        ints: vec![0, 2, 1],
+        ..attribute("perm", attribute_type::INTS)
+    };
+    let stacked = [&inputs[4], &inputs[5]].map(|v| v.reshaped(&[2, 1, 1]).unwrap());
+    let mut plain = vec![
+        node("DynamicQuantizeLinear", &["x"], &["q", "s", "z"]),
+        node("DequantizeLinear", &["q", "s", "z"], &["xq"]),
+    ];
+    for [from, centred, real, transposed] in [["w", "wc", "wr", "wt"], ["r", "rc", "rr", "rt"]] {
+        plain.push(node("Sub", &[from, "zeros"], &[centred]));
+        plain.push(node("Mul", &[centred, "scales"], &[real]));
+        let transpose = node("Transpose", &[real], &[transposed]);
+        plain.push(with(transpose, vec![axes()]));
+    }
+    plain.push(with(
+        node("LSTM", &["xq", "wt", "rt", "b"], &["y", "h"]),
+        of_lstm(),
+    ));
+    let of_stacked: [(&str, &[&str]); 2] =
+        [("scales", &["2", "1", "1"]), ("zeros", &["2", "1", "1"])];
+    let with_stacked = [&types[..], &of_stacked].concat();
+    let values = [&inputs[..], &stacked].concat();
+    let (a, b) = (
+        run(fused, &types, &["y", "h"], &inputs),
+        run(plain, &with_stacked, &["y", "h"], &values),
+    );
+    for (a, b) in a.iter().zip(&b) {
+        assert_eq!(a.shape(), b.shape());
+        for (a, b) in a.to_f64s().iter().zip(b.to_f64s()) {
+            assert!((a - b).abs() < 1e-5, "{a} and {b}");
+        }
+    }
+}
+
 /// The result of a `FusedConv` of 2 channels with an addend.
 fn fused_conv(activation: &str, params: &[f32]) -> Tensor {
     let mut fused = contrib("FusedConv", &["x", "w", "bias", "z"], &["y"]);
