@@ -265,6 +265,48 @@ fn products_and_convolutions_are_exact() {
     FOR_BYTES.set(ForBytes::Amx);
 }
 
+/// Results that a quotient by the inverse of the divisor would round to the other side.
+#[test]
+fn quotients_at_ties_round_as_divisions_do() {
+    let mut rng = Rng(23);
+    let mut n_other = 0;
+    for isa in Isa::available() {
+        for _ in 0..200 {
+            let divisor = f32::from_bits(0x3800_0000 + rng.below(0x0f00_0000) as u32);
+            let divisor = rng.pick(&[divisor, divisor, 1e-39, 1e38]);
+            let zero = rng.below(256) as i32;
+            let mut values = vec![0f32; 96];
+            for x in &mut values {
+                let tie = (rng.below(420) as f32 - 210.5) * divisor;
+                *x = f32::from_bits((tie.to_bits() as i32 + rng.below(5) as i32 - 2) as u32);
+            }
+            let mut desc = GemmDesc::new(isa, 1, values.len(), 1);
+            desc.quantize = Quantize::bytes(false, divisor, zero);
+            let (a, mut c) = ([1f32], vec![0u8; values.len()]);
+            let packed = crate::pack::pack_b(isa, 1, values.len(), &values, values.len(), 1);
+            let ptrs = [
+                a.as_ptr() as *mut u8,
+                packed.as_ptr() as *mut u8,
+                c.as_mut_ptr(),
+                std::ptr::null_mut(),
+            ];
+            // SAFETY: the buffers have the sizes that the descriptor describes.
+            let status = unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+            assert_eq!(status, OK);
+            for (&x, &found) in values.iter().zip(&c) {
+                let rounded = |quotient: f32| (quotient.round_ties_even() + zero as f32) as u8;
+                assert_eq!(
+                    found,
+                    rounded(x / divisor),
+                    "{isa}: {x:e} / {divisor:e} + {zero}"
+                );
+                n_other += u32::from(rounded(x * (1.0 / divisor)) != found);
+            }
+        }
+    }
+    assert!(n_other > 100, "{n_other}");
+}
+
 #[test]
 fn bytes_saturate_and_nan_is_zero() {
     let values = [
