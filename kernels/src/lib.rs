@@ -40,6 +40,7 @@ pub(crate) mod simd;
 pub mod sorting;
 pub mod standardize;
 mod symbols;
+pub mod table;
 #[cfg(test)]
 mod testing;
 pub mod transpose;
@@ -66,6 +67,7 @@ symbols::task_kernels!(
     rows::gm_softmax_f32(SoftmaxDesc),
     standardize::gm_column_moments_f32(StandardizeDesc),
     standardize::gm_standardize_f32(StandardizeDesc),
+    table::gm_table_bytes(TableDesc),
     winograd::gm_winograd2_f32(WinogradDesc),
     winograd::gm_winograd4_f32(WinogradDesc),
 );

@@ -3,6 +3,7 @@
 
 use super::legal::views_below;
 use crate::ir::{Def, Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
+use gristmill_kernels::table::ENTRIES;
 use gristmill_runtime::{DType, Tensor};
 use std::ops::RangeInclusive;
 
@@ -131,6 +132,29 @@ fn reads_words(g: &Graph, node: &Node, a: ValueId) -> bool {
     };
     let depth = g.ty(a).shape.last().and_then(|k| k.as_const());
     has_kernel && depth.is_some_and(|k| k > 0 && k % WORD as i64 == 0)
+}
+
+/// A lookup of 8-bit integers by 8-bit integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// The indices; negative ones count from the end.
+    pub bytes: ValueId,
+    /// Makes `i32` of them.
+    pub widening: NodeId,
+}
+
+/// The lookup that `node` is, in a table of all results of bytes, which has a kernel.
+pub fn lookup(g: &Graph, node: &Node) -> Option<Lookup> {
+    let (Op::Gather { axis: 0 }, &[table, at]) = (&node.op, &node.inputs[..]) else {
+        return None;
+    };
+    let (widening, cast) = defined(g, at)?;
+    let is_cast = cast.op == Op::Map(ScalarOp::Cast(DType::I32)) && is_bytes(g, cast.inputs[0]);
+    let is_table = is_bytes(g, table) && g.ty(table).static_shape()? == [ENTRIES];
+    (is_cast && is_table).then(|| Lookup {
+        bytes: cast.inputs[0],
+        widening,
+    })
 }
 
 /// True for a convolution that kernels take in which each channel has its own window.

@@ -34,6 +34,8 @@ pub enum KernelFamily {
     Attention,
     /// Random bits.
     RandomBits,
+    /// Functions of bytes by tables.
+    Table,
 }
 
 /// Why no kernel computes an op.
@@ -96,6 +98,14 @@ const F32: Row = Row {
     transposes: false,
     takes_epilogue: false,
     is_composite: false,
+};
+
+/// Lookups of bytes, for which [`bytes`] decides.
+const TABLES: Row = Row {
+    family: KernelFamily::Table,
+    is_op: |op| matches!(op, Op::Gather { .. }),
+    dtype: DType::U8,
+    ..F32
 };
 
 /// Kernels by the dtype of the first operand; [`bytes`] decides for 8-bit integers.
@@ -193,6 +203,9 @@ pub fn takes_rank(op: &Op, rank: usize) -> bool {
 ///
 /// Errors tell why there are none.
 pub fn kernels(g: &Graph, node: &Node) -> Result<&'static Row, Uncovered> {
+    if bytes::lookup(g, node).is_some() {
+        return Ok(&TABLES);
+    }
     let row = row(&node.op)?;
     if bytes::product(g, node).is_some() {
         return Ok(row);

@@ -21,6 +21,7 @@ mod segments;
 mod specialise;
 mod split;
 mod state;
+mod tables;
 
 pub use all_reduce::expand_all_reduce;
 pub use carried_state::keep;
@@ -40,6 +41,7 @@ pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise, specialise_node};
 pub use split::{Machine, check_divisible, place_on_servers, split_batch};
 pub use state::{check_scattered, forward_state};
+pub use tables::byte_tables;
 
 use crate::error::Result;
 use crate::ir::Graph;

@@ -242,7 +242,8 @@ fn quantized(g: Graph, config: Config) -> Result<Graph> {
     if config.settings.devices.devices.iter().any(is_gpu) {
         return Ok(g);
     }
-    passes::integer_products(&g)
+    let g = passes::integer_products(&g)?;
+    passes::byte_tables(&g)
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.

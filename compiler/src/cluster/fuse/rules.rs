@@ -46,7 +46,8 @@ rules! {
     "views-into-concat" Step::Absorb(views_into_concat);
     /// A reshape of a concatenation is the same memory.
     "reshape-after-concat" Step::Extend(reshape_after_concat);
-    /// A product of 8-bit integers reads bytes, and takes the zero point off the sums.
+    /// A product of 8-bit integers reads bytes, and takes the zero point off the sums; a lookup reads
+    /// bytes too.
     "bytes-into-contraction" Step::Absorb(bytes_into_contraction);
     /// An element-wise loop computes a producer that has no other reader.
     "producer-into-map" Step::Absorb(producer_into_map);
@@ -142,7 +143,7 @@ impl Fuser<'_> {
 
     /// True when computing `p` in the kernel of `reader` cannot take longer than storing it.
     fn has_no_choice(&self, p: NodeId, reader: NodeId) -> bool {
-        if self.multiplies_bytes(p, reader) {
+        if self.reads_bytes(p, reader) {
             return true;
         }
         let n = |id: NodeId| legal::n_elements(self.g, self.g.node(id).outputs[0]);
@@ -160,12 +161,14 @@ impl Fuser<'_> {
         founds_map && is_free && self.is_only_reader(p, reader)
     }
 
-    /// True when `reader` is a product that has a kernel for the bytes below `p`, whatever else reads
-    /// them, but none for its 32-bit integers.
-    fn multiplies_bytes(&self, p: NodeId, reader: NodeId) -> bool {
+    /// True when `reader` is a product or a lookup that has a kernel for the bytes below `p`, whatever
+    /// else reads them, but none for its 32-bit integers.
+    fn reads_bytes(&self, p: NodeId, reader: NodeId) -> bool {
         let node = self.g.node(reader);
-        let is_product = !self.pricing.only_gpus && bytes::product(self.g, node).is_some();
-        is_product && self.producer(node.inputs[0]) == Some(p)
+        let is_of = |operand: usize| self.producer(node.inputs[operand]) == Some(p);
+        let multiplies = || bytes::product(self.g, node).is_some() && is_of(0);
+        let looks_up = || bytes::lookup(self.g, node).is_some() && is_of(1);
+        !self.pricing.only_gpus && (multiplies() || looks_up())
     }
 
     /// Keeps the cones of the smallest flow; ties go to the smallest arithmetic, then to the most
@@ -381,9 +384,12 @@ fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     if cone.root != cone.anchor || f.pricing.only_gpus {
         return None;
     }
-    let left = bytes::product(f.g, anchor)?;
-    let is_left = f.producer(anchor.inputs[0]) == Some(q.root);
-    is_left.then(|| f.with_free(cone, &left.nodes))
+    let (operand, nodes) = match bytes::lookup(f.g, anchor) {
+        Some(lookup) => (1, vec![lookup.widening]),
+        None => (0, bytes::product(f.g, anchor)?.nodes),
+    };
+    let is_read = f.producer(anchor.inputs[operand]) == Some(q.root);
+    is_read.then(|| f.with_free(cone, &nodes))
 }
 
 fn producer_into_map(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {

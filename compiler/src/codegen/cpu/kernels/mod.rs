@@ -12,6 +12,7 @@ mod reduce;
 mod regions;
 mod rows;
 mod standardize;
+mod table;
 mod weights;
 mod windows;
 mod winograd;
@@ -45,6 +46,7 @@ pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, 
         KernelFamily::Reduction => reduce::task,
         KernelFamily::Attention => attention::task,
         KernelFamily::RandomBits => random::task,
+        KernelFamily::Table => table::task,
     };
     task(cx, id, node)
 }
