@@ -7,7 +7,7 @@ use gristmill_kernels::table::ENTRIES;
 use gristmill_runtime::{DType, Tensor};
 use std::ops::RangeInclusive;
 
-/// Elements that are multiplied at once.
+/// Elements multiplied at once.
 const WORD: usize = gristmill_kernels::gemm::integer::WORD;
 
 /// `i32` elements `bytes - zero`.
@@ -17,7 +17,7 @@ pub struct CentredBytes {
     pub bytes: ValueId,
     /// The zero point.
     pub zero: Zero,
-    /// Nodes that compute the elements from bytes and zero point.
+    /// Nodes between bytes and zero point and the elements.
     pub nodes: Vec<NodeId>,
 }
 
@@ -143,7 +143,7 @@ pub struct Lookup {
     pub widening: NodeId,
 }
 
-/// The lookup that `node` is, in a table of all results of bytes, which has a kernel.
+/// A lookup in a table of all results of bytes, which has a kernel; `None` for other nodes.
 pub fn lookup(g: &Graph, node: &Node) -> Option<Lookup> {
     let (Op::Gather { axis: 0 }, &[table, at]) = (&node.op, &node.inputs[..]) else {
         return None;
@@ -157,7 +157,7 @@ pub fn lookup(g: &Graph, node: &Node) -> Option<Lookup> {
     })
 }
 
-/// True for a convolution that kernels take in which each channel has its own window.
+/// True for a depthwise convolution with a kernel: each channel has its own window.
 pub fn is_depthwise(g: &Graph, node: &Node) -> bool {
     let (Op::Conv { groups, layout, .. }, &[x, w]) = (&node.op, &node.inputs[..]) else {
         return false;

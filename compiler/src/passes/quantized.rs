@@ -43,7 +43,7 @@ const MAX_DEPTH: usize = 8;
 /// operand is dequantised with one scale and whose right operand is a dequantised constant. Weights
 /// of products that are of integers already become constants of the same form.
 ///
-/// Convolutions in groups of several channels stay in `f32`; those of integers become `f32` where that
+/// Convolutions in groups of several channels stay in `f32`; those of integers become `f32` where it
 /// is exact. Regions are gone through too.
 pub fn integer_products(g: &Graph) -> Result<Graph> {
     each_node(g, &integer_products, &mut |r, g, id, node| {
@@ -82,8 +82,8 @@ pub fn merge_quantization(g: &Graph) -> Result<Graph> {
     })
 }
 
-/// Transposes bytes instead of the 32-bit integers that are made of them: these are four times as
-/// large, and products read bytes as they lie in memory.
+/// Transposes bytes instead of the 32-bit integers made of them: these are four times as large, and
+/// products read bytes as they lie in memory.
 pub fn transposed_bytes(g: &Graph) -> Result<Graph> {
     each_node(g, &transposed_bytes, &mut |r, g, id, node| {
         let moved = match node.op {
@@ -98,7 +98,7 @@ pub fn transposed_bytes(g: &Graph) -> Result<Graph> {
     })
 }
 
-/// The view `view` of `v`, taken of the bytes that `v` is made of with a single zero point.
+/// The view `view` of `v`, taken of the bytes behind `v` and their single zero point.
 fn before_widening(g: &Graph, r: &mut Rebuild, view: &Node, v: ValueId) -> Result<Option<ValueId>> {
     if let Some(bytes) = bytes_of(g, v) {
         let bytes = r.get(bytes);
@@ -183,13 +183,13 @@ fn map_of(g: &Graph, v: ValueId, op: ScalarOp) -> Option<&[ValueId]> {
         .map(|n| &n.inputs[..])
 }
 
-/// The `i32` that was converted to `f32`.
+/// The `i32` behind a conversion to `f32`.
 fn integers_of(g: &Graph, v: ValueId) -> Option<ValueId> {
     let x = map_of(g, v, ScalarOp::Cast(DType::F32))?[0];
     (g.ty(x).dtype == DType::I32).then_some(x)
 }
 
-/// The bytes that were converted to `i32`.
+/// The bytes behind a conversion to `i32`.
 fn bytes_of(g: &Graph, v: ValueId) -> Option<ValueId> {
     let x = map_of(g, v, ScalarOp::Cast(DType::I32))?[0];
     matches!(g.ty(x).dtype, DType::U8 | DType::I8).then_some(x)
@@ -298,7 +298,7 @@ fn interpreted(op: &Op, operands: &[Tensor]) -> Option<Tensor> {
     results.map(|mut results| results.remove(0))
 }
 
-/// True for a result that is not much larger than the operands. Bytes are widened to four; more is
+/// True for a result not much larger than the operands. Bytes are widened to four; more is
 /// a broadcast, which may be larger than the model by any factor.
 fn is_proportionate(result: &Type, operands: &[Tensor]) -> bool {
     let operand_bytes: usize = operands.iter().map(Tensor::size_bytes).sum();
@@ -325,7 +325,7 @@ struct ProductAxes {
     channel: usize,
     /// Axis of the weights that counts output channels.
     weight_channel: usize,
-    /// The reduced axis of elements that lie together, in the left operand and in the weights; `None`
+    /// The reduced axis of elements side by side, in the left operand and in the weights; `None`
     /// for depthwise convolutions, whose channels are reduced apart.
     depth: Option<[usize; 2]>,
     /// Terms of each sum.
@@ -365,7 +365,7 @@ impl ProductAxes {
     }
 }
 
-/// The axes of a product that integer kernels compute, perhaps once its depth is padded to words;
+/// The axes of a product with integer kernels, perhaps once its depth is padded to words;
 /// `None` for other nodes.
 fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
     let (x, w) = (*node.inputs.first()?, *node.inputs.get(1)?);
@@ -416,7 +416,7 @@ fn is_depthwise(g: &Graph, x: ValueId, weights: &[usize], groups: usize) -> bool
 /// A product of dequantised operands as one of integers.
 struct Product {
     left: Centred,
-    /// The axis of the left operand that is padded, and its elements.
+    /// The padded axis of the left operand, and its elements.
     depth: Option<(usize, usize)>,
     /// Signed bytes, in `i32`.
     weights: Tensor,

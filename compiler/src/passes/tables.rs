@@ -2,7 +2,7 @@
 //!
 //! In quantised models activations are often a long chain of element-wise ops between a dequantisation
 //! and a quantisation: what `gelu` is made of, with bytes in between. The result depends on one byte,
-//! so that it can be looked up, exactly. The table is the same chain of ops applied to all bytes; folding
+//! and can be looked up, exactly. The table is the same chain of ops applied to all bytes; folding
 //! computes it where scales are constants, and otherwise it takes 256 elements at run time.
 
 use super::Rebuild;
@@ -22,7 +22,7 @@ const LEAST_ELEMENTS: i64 = 4 * ENTRIES as i64;
 /// Nodes of a chain, at most.
 const MAX_NODES: usize = 64;
 
-/// Looks up results of 8-bit integers that are functions of one tensor of 8-bit integers, for CPUs.
+/// Looks up results of 8-bit integers where they are functions of one tensor of 8-bit integers, for CPUs.
 /// Regions are gone through too.
 pub fn byte_tables(g: &Graph) -> Result<Graph> {
     let sources = sources(g);
@@ -40,7 +40,7 @@ pub fn byte_tables(g: &Graph) -> Result<Graph> {
     )
 }
 
-/// The tensors that an element of a value depends on at its own position.
+/// The tensors behind an element of a value, at its own position.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
     /// One element is for all.

@@ -10,7 +10,7 @@ use crate::gemm::integer::Resolved;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
-use crate::{LHS, OUT, WORKSPACE, pointer};
+use crate::{LHS, OUT, RHS, WORKSPACE, pointer};
 use std::ops::Range;
 
 /// Bytes of the input rows of a block, at most, where a block has several rows: a part of the
@@ -92,41 +92,20 @@ pub(super) unsafe fn run(
     };
     let mut item = items.start;
     while item < items.end {
-        let (image_depth, oh) = (item / w.out_h, item % w.out_h);
-        let n_rows = layout.rows.min(w.out_h - oh).min(items.end - item);
-        let block = Block {
-            desc,
-            layout: &layout,
-            image: image_depth / w.out_d,
-            od: image_depth % w.out_d,
-            output_rows: oh..oh + n_rows,
-        };
+        let block = Block::new(desc, &layout, item..items.end);
         // SAFETY: the pointers and the workspace cover the block.
         unsafe {
             block.convert(isa, pointer(ptrs, LHS).cast(), workspace, integers);
-            for row in 0..n_rows {
-                let sums = workspace.add(layout.input);
-                let first = (oh + row) * w.stride_h;
-                let x = workspace.wrapping_add(
-                    first
-                        .wrapping_sub(w.pad_top + block.first_row())
-                        .wrapping_mul(layout.row),
-                );
-                let place = [block.od, oh + row];
-                let pixel = (item + row) * w.out_w;
-                compute_row(
-                    isa,
-                    &converted,
-                    epilogue,
-                    place,
-                    pixel,
-                    (x, pointer(ptrs, super::RHS), sums),
-                );
+            for oh in block.output_rows.clone() {
+                let (sums, weights) = (workspace.add(layout.input), pointer(ptrs, RHS));
+                let x = workspace.wrapping_add(block.below(oh));
+                let (place, pixel) = ([block.od, oh], item * w.out_w);
+                compute_row(isa, &converted, epilogue, place, pixel, (x, weights, sums));
                 let to = *ptrs.add(OUT);
                 store(isa, desc, integers.keeps_sums, sums, to, pixel);
+                item += 1;
             }
         }
-        item += n_rows;
     }
 }
 
@@ -139,14 +118,35 @@ struct Block<'a> {
     output_rows: Range<usize>,
 }
 
-impl Block<'_> {
-    /// The first input row that is converted.
+impl<'a> Block<'a> {
+    /// The first of some items, as many as a block has.
+    fn new(desc: &'a DepthwiseDesc, layout: &'a Layout, items: Range<usize>) -> Block<'a> {
+        let w = &desc.window;
+        let (image_depth, oh) = (items.start / w.out_h, items.start % w.out_h);
+        let n_rows = layout.rows.min(w.out_h - oh).min(items.len());
+        Block {
+            desc,
+            layout,
+            image: image_depth / w.out_d,
+            od: image_depth % w.out_d,
+            output_rows: oh..oh + n_rows,
+        }
+    }
+
+    /// Position of the converted input under output row `oh`, perhaps before the first one.
+    fn below(&self, oh: usize) -> usize {
+        let w = &self.desc.window;
+        let rows = (oh * w.stride_h).wrapping_sub(w.pad_top + self.first_row());
+        rows.wrapping_mul(self.layout.row)
+    }
+
+    /// The first converted input row.
     fn first_row(&self) -> usize {
         let w = &self.desc.window;
         (self.output_rows.start * w.stride_h).saturating_sub(w.pad_top)
     }
 
-    /// Converts the input rows that the block sees.
+    /// Converts the input rows of the block.
     ///
     /// # Safety
     /// `x` covers the input, the workspace has the layout's size.

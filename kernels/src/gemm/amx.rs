@@ -108,7 +108,7 @@ impl Drop for Registers {
     fn drop(&mut self) {
         if self.0.get() != (0, 0) {
             // SAFETY: they have been configured, so the instruction is there.
-            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+            unsafe { asm!("tilerelease", options(nostack)) };
         }
     }
 }
@@ -123,7 +123,7 @@ impl Registers {
         if self.0.replace((rows, words)) != (rows, words) {
             let config = config(rows, words);
             // SAFETY: the shape is valid.
-            unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack)) };
         }
     }
 }
@@ -259,7 +259,7 @@ unsafe fn compiled<const SIGNED: bool>(t: &Tile) {
             "tilezero tmm1",
             "tilezero tmm2",
             "tilezero tmm3",
-            options(nostack, nomem),
+            options(nostack),
         );
         if t.lhs.taps == 0 {
             strided::<SIGNED>(t, steps);
@@ -348,7 +348,7 @@ unsafe fn multiply<const SIGNED: bool>(rows: usize, a: *const f32, lda: usize, b
                 lda = in(reg) 4 * lda,
                 b = in(reg) b,
                 ldb = in(reg) 4 * NR,
-                options(nostack, readonly),
+                options(nostack),
             )
         };
     }
@@ -368,7 +368,7 @@ unsafe fn multiply<const SIGNED: bool>(rows: usize, a: *const f32, lda: usize, b
                 lda = in(reg) 4 * lda,
                 b = in(reg) b,
                 ldb = in(reg) 4 * NR,
-                options(nostack, readonly),
+                options(nostack),
             )
         };
     }

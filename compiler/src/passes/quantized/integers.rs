@@ -1,4 +1,4 @@
-//! Products of integers in the forms that have kernels.
+//! Products of integers in forms with kernels.
 //!
 //! Kernels multiply words of four bytes by signed bytes. A product of other operands with constant
 //! weights is made of such products, each step of which is exact:
@@ -163,8 +163,8 @@ pub(super) fn product(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<
     }
 }
 
-/// True for a product of integers that [`integer_products`](super::integer_products) gives a form
-/// that has kernels, by types alone: weights may still be inputs of the graph.
+/// True for a product of integers for which [`integer_products`](super::integer_products) finds a form
+/// with kernels, by types alone: weights may still be inputs of the graph.
 pub fn has_integer_form(g: &Graph, node: &Node) -> bool {
     let &[x, w] = &node.inputs[..] else {
         return false;

@@ -13,11 +13,11 @@ pub(super) struct BytesProduct {
     /// The left-hand side; strides and offset count words, but for the last axis, which has stride 1.
     /// Those of depthwise convolutions count bytes.
     pub(super) left: Strided,
-    /// Bytes that a stride of 1 is.
+    /// Bytes of a stride of 1.
     unit: usize,
     /// Words along the last axis.
     pub(super) n_words: usize,
-    /// The right-hand side, packed; that of depthwise convolutions as `f32`.
+    /// The right-hand side, packed; in depthwise convolutions as `f32`.
     pub(super) right: Ptr,
     /// Type and zero point of the left-hand side.
     pub(super) integers: Integers,
@@ -155,7 +155,7 @@ mod tests {
         Quantized(DType),
     }
 
-    /// A graph that is being built, with a tensor for each of its inputs.
+    /// A graph under construction, with a tensor for each of its inputs.
     struct Builder {
         b: GraphBuilder,
         inputs: Vec<Tensor>,
