@@ -13,7 +13,7 @@
 //!
 //! Requires constants as they were imported: folding would make floats of small weights. After, for
 //! each product that was taken, the left operand is `sub(cast(q), z)` or `cast(q)` below views, the
-//! right one an `i32` constant whose elements are signed bytes. Reduced axes that are no whole words
+//! right one an `i32` constant of signed bytes (whole numbers in depthwise convolutions). Reduced axes that are no whole words
 //! are padded: see [`integers`].
 
 mod integers;
@@ -35,6 +35,9 @@ const WORD: usize = 4;
 /// A sum of this many products of a centred byte (up to 255) and a signed byte (up to 128) fits
 /// `i32`.
 const MAX_TERMS: usize = i32::MAX as usize / (255 * 128);
+
+/// Elements of a row of an image of depthwise convolutions of bytes.
+const MAX_ROW: usize = 1 << 19;
 
 /// Nodes between a constant and a value computed from it.
 const MAX_DEPTH: usize = 8;
@@ -409,8 +412,12 @@ fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
 }
 
 /// True when each channel of channels-first images `x` has a filter of its own.
+/// The kernel holds some rows of the image, which must not be too long.
 fn is_depthwise(g: &Graph, x: ValueId, weights: &[usize], groups: usize) -> bool {
-    weights[..2] == [groups, 1] && g.ty(x).shape[1].is(groups as i64)
+    let shape = &g.ty(x).shape;
+    let width = shape.last().and_then(|d| d.as_usize()).unwrap_or(0);
+    let fits = width.saturating_mul(groups) <= MAX_ROW;
+    fits && weights[..2] == [groups, 1] && shape[1].is(groups as i64)
 }
 
 /// A product of dequantised operands as one of integers.
@@ -418,7 +425,7 @@ struct Product {
     left: Centred,
     /// The padded axis of the left operand, and its elements.
     depth: Option<(usize, usize)>,
-    /// Signed bytes, in `i32`.
+    /// In `i32`, as the kernel takes them.
     weights: Tensor,
     /// Of the integer product: of rank 0 or shaped to broadcast along its channels.
     scale: Tensor,

@@ -2,7 +2,7 @@
 //!
 //! In quantised models activations are often a long chain of element-wise ops between a dequantisation
 //! and a quantisation: what `gelu` is made of, with bytes in between. The result depends on one byte,
-//! and can be looked up, exactly. The table is the same chain of ops applied to all bytes; folding
+//! and can be looked up, as exactly as the interpreter has it. The table is the same chain of ops applied to all bytes; folding
 //! computes it where scales are constants, and otherwise it takes 256 elements at run time.
 
 use super::Rebuild;
@@ -86,6 +86,12 @@ fn of_input(g: &Graph, v: ValueId) -> Option<Source> {
 
 /// The source of an element-wise result, whose shape is that of its source.
 fn joined(g: &Graph, sources: &[Source], node: &Node) -> Source {
+    // A divisor of 0 is an error, and must not be met for bytes that do not occur.
+    let may_fail = |op: ScalarOp| matches!(op, ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod);
+    let is_integer = g.ty(node.outputs[0]).dtype.is_int();
+    if is_integer && matches!(node.op, Op::Map(op) if may_fail(op)) {
+        return Source::Others;
+    }
     let shape = &g.ty(node.outputs[0]).shape;
     let mut all = Source::Single;
     for &v in &node.inputs {
@@ -281,6 +287,23 @@ mod tests {
         }
         let want = interp::run(&g, &inputs).unwrap();
         assert_eq!(interp::run(&after, &inputs).unwrap(), want);
+    }
+
+    #[test]
+    fn a_division_of_integers_meets_only_bytes_that_occur() {
+        let mut b = GraphBuilder::new("g");
+        let q = b.input("q", DType::U8, [200usize, 8]);
+        let x = b.cast(q, DType::I32).unwrap();
+        let number = b.scalar(DType::I32, 1000.0);
+        let x = b.map(ScalarOp::Mod, &[number, x]).unwrap();
+        let x = b.map(ScalarOp::Mod, &[number, x]).unwrap();
+        let y = b.cast(x, DType::U8).unwrap();
+        b.output("y", y);
+        let after = byte_tables(&b.finish().unwrap()).unwrap();
+        assert!(
+            after.nodes().all(|(_, n)| n.op.name() != "gather"),
+            "{after}"
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ const WORDS: usize = 16;
 /// Rows of a tile of the output: two registers.
 pub(super) const MAX_ROWS: usize = 2 * ROWS;
 /// Columns of a panel.
-const NR: usize = 32;
+pub(super) const NR: usize = 32;
 /// Steps of fewer words fill so little of a register that vectors are faster.
 const LEAST_STEP: usize = 8;
 /// The same of sums of fewer words, and of products with fewer rows.

@@ -51,6 +51,9 @@ struct Cell {
     k: Range<usize>,
 }
 
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(amx::MAX_ROWS * amx::NR <= MAX_MR * MAX_COLS);
+
 #[repr(align(64))]
 struct Scratch([f32; MAX_MR * MAX_COLS]);
 

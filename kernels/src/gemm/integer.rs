@@ -7,7 +7,8 @@
 //! products to a 32-bit sum.
 //!
 //! The left-hand side may have a zero point: `sum((a - zero) b) = sum(a b) - zero sum(b)`. Signed
-//! left-hand bytes become unsigned by adding 128 to them and to the zero point. (Jacob et al.,
+//! left-hand bytes become unsigned by adding 128 to them and to the zero point; tile instructions
+//! multiply them as they are. (Jacob et al.,
 //! Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
 //! 2018, section 2.3.)
 

@@ -7,7 +7,7 @@
 //! - Weights beyond signed bytes (unsigned ones far from their zero point) are a sum of constants of
 //!   signed bytes, and the product is a sum of products.
 //! - A convolution in groups is one of `f32` where no partial sum is beyond `2^24`, and otherwise
-//!   the groups' convolutions, joined.
+//!   the convolutions of its groups, joined, if these are few.
 
 use super::{
     DType, Graph, MAX_DEPTH, Node, NodeId, Op, ProductAxes, Rebuild, Result, ScalarOp, Tensor,
@@ -17,6 +17,9 @@ use super::{
 use crate::interp;
 use crate::ir::{Dim, Layout, PadMode};
 use std::ops::Range;
+
+/// Groups of a convolution that become convolutions of their own, at most.
+const MAX_SPLIT: usize = 32;
 
 /// `views(bytes - zero)` in `i32`.
 pub(super) struct Centred {
@@ -151,7 +154,8 @@ pub(super) fn product(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<
         return Ok(None);
     }
     let left = Centred::below(g, node.inputs[0])?;
-    let (Some(left), Some(weights)) = (left, evaluated(g, node.inputs[1], MAX_DEPTH)?) else {
+    let weights = evaluated(g, node.inputs[1], MAX_DEPTH)?.filter(are_centred_bytes);
+    let (Some(left), Some(weights)) = (left, weights) else {
         return Ok(None);
     };
     match (product_axes(g, node), grouped(node)) {
@@ -177,8 +181,17 @@ pub fn has_integer_form(g: &Graph, node: &Node) -> bool {
     let weights = Centred::of(g, integers, views);
     let are_constant =
         weights.is_some_and(|w| g.def_node(w.bytes).is_none_or(|n| n.inputs.is_empty()));
-    let has_words = grouped(node).is_some() || product_axes(g, node).is_some();
-    are_constant && has_words && matches!(Centred::below(g, x), Ok(Some(_)))
+    let in_groups = || {
+        let shape = g.ty(w).static_shape()?;
+        let per_channel: usize = shape[1..].iter().product();
+        let splits = are_worth_splitting(grouped(node)?, shape[1]);
+        Some(splits || is_exact_in_f32(&[u8::MAX.into()], per_channel))
+    };
+    let has_form = match product_axes(g, node) {
+        Some(axes) if axes.depth.is_some() => true,
+        _ => in_groups().unwrap_or(false),
+    };
+    are_constant && has_form && matches!(Centred::below(g, x), Ok(Some(_)))
 }
 
 /// The sum of the products of padded bytes by constants of signed bytes.
@@ -213,20 +226,37 @@ fn product_of(r: &mut Rebuild, node: &Node, x: ValueId, weights: Tensor) -> Resu
     Ok(sum.expect("weights have one part or several"))
 }
 
-/// Tensors of signed bytes whose sum is `weights`: one where these are signed bytes.
+/// Tensors of signed bytes whose sum is `weights`: one where these are signed bytes, up to three for
+/// bytes minus a zero point.
 fn signed_bytes(weights: Tensor) -> Result<Vec<Tensor>> {
-    if are_signed_bytes(&weights) {
-        return Ok(vec![weights]);
+    let mut parts = Vec::new();
+    let mut rest = weights;
+    while !are_signed_bytes(&rest) {
+        let near = |x: i32| x.clamp(i8::MIN.into(), i8::MAX.into());
+        let elements = rest.as_slice::<i32>();
+        let made = |f: &dyn Fn(i32) -> i32| {
+            let made: Vec<i32> = elements.iter().map(|&x| f(x)).collect();
+            Tensor::from_slice(&made, rest.shape())
+        };
+        parts.push(made(&near)?);
+        rest = made(&|x| x - near(x))?;
     }
-    let near = |x: i32| x.clamp(i8::MIN.into(), i8::MAX.into());
-    let elements = weights.as_slice::<i32>();
-    let made = |f: &dyn Fn(i32) -> i32| {
-        let made: Vec<i32> = elements.iter().map(|&x| f(x)).collect();
-        Tensor::from_slice(&made, weights.shape())
-    };
-    let mut parts = vec![made(&near)?];
-    parts.extend(signed_bytes(made(&|x| x - near(x))?)?);
+    parts.push(rest);
     Ok(parts)
+}
+
+/// True when all weights are distances of bytes from a zero point.
+fn are_centred_bytes(weights: &Tensor) -> bool {
+    let most = u32::from(u8::MAX);
+    weights
+        .as_slice::<i32>()
+        .iter()
+        .all(|w| w.unsigned_abs() <= most)
+}
+
+/// True for a convolution with few enough groups of enough channels to compute one by one.
+fn are_worth_splitting(groups: usize, n_in: usize) -> bool {
+    groups <= MAX_SPLIT && n_in >= WORD
 }
 
 /// The groups of a channels-first convolution in several groups.
@@ -269,10 +299,10 @@ fn in_groups(
     if is_exact_in_f32(weights.as_slice(), per_channel) {
         return in_floats(r, node, &weights).map(Some);
     }
-    if per_channel > super::MAX_TERMS / 2 {
+    let n_in = weights.shape()[1];
+    if per_channel > super::MAX_TERMS / 2 || !are_worth_splitting(groups, n_in) {
         return Ok(None);
     }
-    let n_in = weights.shape()[1];
     let bytes = left.viewed_bytes(g, r)?;
     let mut parts = Vec::with_capacity(groups);
     for group in 0..groups {

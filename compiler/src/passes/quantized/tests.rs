@@ -414,6 +414,31 @@ fn bytes_are_transposed_before_they_are_widened() {
     );
 }
 
+/// Weights beyond bytes would be many constants, and many groups many convolutions.
+#[test]
+fn products_of_large_integers_and_of_many_groups_stay() {
+    for (op, x, weights) in [
+        (
+            Op::MatMul,
+            &[5usize, 8][..],
+            small_weights(&[8, 3], 0, 100_000),
+        ),
+        (
+            conv(4, 40),
+            &[1, 320, 9, 9],
+            small_weights(&[40, 8, 9, 9], -128, 127),
+        ),
+        (
+            conv(4, 6),
+            &[1, 6, 40, 40],
+            small_weights(&[6, 1, 31, 31], -128, 127),
+        ),
+    ] {
+        let (g, _) = integer_product(op, x, weights);
+        assert_eq!(products(&integer_products(&g).unwrap()).len(), 1, "{g}");
+    }
+}
+
 /// Filters of one channel keep their axes; their scales are by channel.
 #[test]
 fn depthwise_convolutions_are_of_integers() {
