@@ -25,7 +25,7 @@ pub(crate) struct Lhs {
     pub(crate) taps: usize,
     /// Added to each of `rows`.
     pub(crate) offset: usize,
-    /// State of the tile registers, for the tiles that use them.
+    /// State of the tile registers, for tiles of AMX.
     #[cfg(target_arch = "x86_64")]
     pub(crate) registers: *const super::amx::Registers,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Tiles {
     pub(crate) wide: &'static [TileFn],
     /// Panels of each of `wide`.
     pub(crate) wide_panels: &'static [usize],
-    /// True for tiles that use the tile registers.
+    /// True for tiles of AMX.
     pub(crate) has_registers: bool,
 }
 
@@ -331,7 +331,7 @@ static PORTABLE_BYTES: Tiles = Tiles {
     has_registers: false,
 };
 
-/// The most special instructions for bytes that are used.
+/// The most special instructions for bytes in use.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub(crate) enum ForBytes {
