@@ -42,6 +42,8 @@ struct Product {
     runs: u64,
     /// Products with the same addresses: groups.
     n_products: u64,
+    /// Share of the depth that is summed: taps of dilated windows beside the image are left out.
+    inside: f64,
 }
 
 impl Product {
@@ -56,7 +58,8 @@ impl Product {
     /// Operations, as of full tiles without any loss.
     fn operations(&self, lanes: u64) -> f64 {
         let panel = 2 * lanes;
-        let depth = self.depth as f64 + self.runs as f64 * TAP_DEPTH + TILE_DEPTH;
+        let summed = self.depth as f64 * self.inside;
+        let depth = summed + self.runs as f64 * TAP_DEPTH + TILE_DEPTH;
         let rest = self.columns % panel;
         let ragged = if rest.is_multiple_of(lanes) {
             0.0
@@ -128,13 +131,14 @@ fn matrices([a, b, out]: [&Type; 3], extents: &Extents) -> Option<Product> {
         depth: last(a)?,
         runs: 0,
         n_products: 1,
+        inside: 1.0,
     })
 }
 
 /// The products of a convolution. Filters of one channel have another kernel.
 fn convolution(
     (window, groups, layout): (&Window, u64, Layout),
-    [_, weights, out]: [&Type; 3],
+    [x, weights, out]: [&Type; 3],
     extents: &Extents,
 ) -> Option<Product> {
     let dims: Vec<u64> = weights.shape.iter().map(|d| extents.of(d)).collect();
@@ -160,7 +164,42 @@ fn convolution(
             _ => taps,
         },
         n_products: groups,
+        inside: match x.dtype {
+            DType::F32 => inside_of_dilated((window, layout), size, [x, out], extents),
+            _ => 1.0,
+        },
     })
+}
+
+/// Share of the taps of dilated windows that lie in the image; axes without dilation have 1.
+fn inside_of_dilated(
+    (window, layout): (&Window, Layout),
+    size: &[u64],
+    [x, out]: [&Type; 2],
+    extents: &Extents,
+) -> f64 {
+    let first = match layout {
+        Layout::ChannelsLast => 1,
+        Layout::ChannelsFirst => 2,
+    };
+    let extent = |ty: &Type, i: usize| ty.shape.get(first + i).map_or(0, |d| extents.of(d));
+    let share = |(i, &size): (usize, &u64)| {
+        let (n, windows, dilation) = (extent(x, i), extent(out, i), window.dilations[i] as u64);
+        if dilation == 1 || windows == 0 || size == 0 {
+            return 1.0;
+        }
+        let (stride, pad) = (window.strides[i].max(1) as u64, window.pads_low[i] as u64);
+        // A tap sees pixels from the first window at or behind the pads to the last one before the end.
+        let seen = |tap: u64| {
+            let at = tap.saturating_mul(dilation);
+            let first = pad.saturating_sub(at).div_ceil(stride);
+            let end = (n + pad).saturating_sub(at).div_ceil(stride);
+            end.min(windows).saturating_sub(first)
+        };
+        let seen: u64 = (0..size).map(seen).sum();
+        seen as f64 / (size * windows) as f64
+    };
+    size.iter().enumerate().map(share).product()
 }
 
 /// Operations of a convolution whose filters have one channel.

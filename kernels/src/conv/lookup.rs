@@ -100,6 +100,10 @@ impl<'a> Lookup<'a> {
             tap_stride: self.desc.row_block,
             taps: n_runs(self.desc),
             offset: group * self.desc.in_channels,
+            zeros: match self.form {
+                Form::Table if self.padding == 0 => self.zeros,
+                _ => std::ptr::null(),
+            },
             ..Lhs::strided(std::ptr::null(), 0)
         }
     }

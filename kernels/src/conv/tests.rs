@@ -351,3 +351,34 @@ fn nonsense_is_refused() {
     // SAFETY: a refused descriptor reads nothing else.
     assert_eq!(unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, 1) }, INVALID);
 }
+
+/// Filters of NaN wherever a tap is beside the image for all pixels of a tile: sums that are numbers prove that it was left out.
+#[test]
+fn taps_beside_the_image_are_not_summed() {
+    let mut rng = Rng(16);
+    for isa in Isa::available() {
+        for (rate, size) in [(36, 8), (8, 8), (5, 4)] {
+            let channels = 17;
+            let window = Window::new(2, size, size, channels, 3, 3);
+            let window = window.with([1, 1], [rate; 2], [rate; 4]);
+            let mut d = ConvDesc::new(isa, window, 1, channels, 40);
+            d.plan(1);
+            assert_eq!(d.form(), Form::Table);
+            let x = rng.vec(window.batch * window.x_n_stride);
+            let mut weights = rng.vec(9 * channels * 40);
+            for filter in weights.chunks_mut(9) {
+                let centre = filter[4];
+                filter.fill(f32::NAN);
+                filter[4] = centre;
+            }
+            let found = convolve(&d, &x, &weights, [&[]; 2]);
+            assert!(found.iter().all(|y| y.is_finite()), "{isa} {rate}");
+            weights
+                .iter_mut()
+                .filter(|w| w.is_nan())
+                .for_each(|w| *w = 0.0);
+            let expected = reference(&d, &x, &weights, &[], &[]);
+            assert_close(&found, &expected, 3e-5, &format!("{isa} {rate}"));
+        }
+    }
+}

@@ -25,6 +25,8 @@ pub(crate) struct Lhs {
     pub(crate) taps: usize,
     /// Added to each of `rows`.
     pub(crate) offset: usize,
+    /// The address among `rows` of elements that are all 0, which add nothing; null where there are none.
+    pub(crate) zeros: *const f32,
     /// State of the tile registers, for tiles of AMX.
     #[cfg(target_arch = "x86_64")]
     pub(crate) registers: *const super::amx::Registers,
@@ -40,6 +42,7 @@ impl Lhs {
             tap_stride: 0,
             taps: 0,
             offset: 0,
+            zeros: std::ptr::null(),
             #[cfg(target_arch = "x86_64")]
             registers: std::ptr::null(),
         }
@@ -156,6 +159,8 @@ unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
 
 /// # Safety
 /// As for [`strided`], with `taps * MR` row addresses.
+///
+/// A tap that has zeros in all rows is left out: of a dilated window on a small image that may be most of them.
 #[inline(always)]
 unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     let mut acc = [[s.zero(); NV]; MR];
@@ -164,6 +169,10 @@ unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     unsafe {
         for tap in 0..t.lhs.taps {
             let table = t.lhs.rows.add(tap * t.lhs.tap_stride);
+            if *table == t.lhs.zeros && (1..MR).all(|r| *table.add(r) == t.lhs.zeros) {
+                b = b.add(t.k * PANEL * S::LANES);
+                continue;
+            }
             let rows: [*const f32; MR] = std::array::from_fn(|r| (*table.add(r)).add(t.lhs.offset));
             for kk in 0..t.k {
                 let mut bv = [s.zero(); NV];
