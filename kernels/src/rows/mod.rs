@@ -136,8 +136,13 @@ unsafe fn fold_block<S: Simd, T: Fold>(s: S, x: *const f32, n: usize, f: T) -> f
             acc[0] = s.select(lanes_below(s, n - i), stepped, acc[0]);
             i += S::LANES;
         }
-        for (v, &acc) in acc.iter().enumerate() {
+        // Short rows have no sums in the other vectors.
+        let n_vectors = if n < 4 * S::LANES { 1 } else { 4 };
+        for (v, &acc) in acc[..n_vectors].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(v * S::LANES), acc);
+        }
+        if n_vectors == 1 {
+            return join_lanes(&mut lanes[..S::LANES], f);
         }
     }
     join_lanes(&mut lanes[..4 * S::LANES], f)

@@ -8,6 +8,7 @@ use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
+use std::ops::Range;
 
 /// The function of each row that a [`ReduceDesc`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,16 +143,52 @@ pub unsafe extern "C" fn gm_reduce_f32(
     else {
         return INVALID;
     };
-    for item in begin..end.min(desc.n_items()) {
-        let at = row_offsets(&desc.rows, item);
-        // SAFETY: the pointers cover the row and its value.
-        unsafe {
-            let x = pointer(ptrs, LHS).cast_const().wrapping_offset(at.x);
-            let n = desc.n_cols;
-            *pointer(ptrs, OUT).wrapping_offset(at.y) = dispatch(isa, Row { kind, x, n });
-        }
+    // SAFETY: the pointers cover the rows and their values.
+    unsafe {
+        let rows = Rows {
+            desc,
+            kind,
+            x: pointer(ptrs, LHS).cast_const(),
+            y: pointer(ptrs, OUT),
+            items: begin..end.min(desc.n_items()),
+        };
+        dispatch(isa, rows);
     }
     OK
+}
+
+/// Some rows of an input, and their values.
+struct Rows<'a> {
+    desc: &'a ReduceDesc,
+    kind: ReduceKind,
+    x: *const f32,
+    y: *mut f32,
+    items: Range<usize>,
+}
+
+impl Task for Rows<'_> {
+    type Out = ();
+
+    /// Safety: the pointers cover the rows and their values.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let Rows { desc, kind, .. } = self;
+        let last = &desc.rows[MAX_BATCH - 1];
+        let mut item = self.items.start;
+        // Places are found once for all rows along the last dimension: rows may have few elements.
+        while item < self.items.end {
+            let at = row_offsets(&desc.rows, item);
+            let n_rows = (last.extent - at.last).min(self.items.end - item);
+            for i in 0..n_rows as isize {
+                let x = self.x.wrapping_offset(at.x + i * last.x_stride);
+                let y = self.y.wrapping_offset(at.y + i * last.y_stride);
+                let n = desc.n_cols;
+                // SAFETY: by contract.
+                unsafe { *y = Row { kind, x, n }.run(s) };
+            }
+            item += n_rows;
+        }
+    }
 }
 
 struct Row {
