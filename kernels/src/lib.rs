@@ -22,7 +22,6 @@ pub mod conv;
 pub mod convert;
 pub mod copy;
 pub mod cuda;
-pub mod deform;
 pub mod depthwise;
 mod descriptor;
 pub mod epilogue;
@@ -35,6 +34,7 @@ pub mod pool_gradient;
 pub mod random;
 pub mod roi;
 pub mod rows;
+pub mod sample;
 pub mod scalar_math;
 pub(crate) mod simd;
 pub mod sorting;
@@ -54,7 +54,6 @@ symbols::task_kernels!(
     columns::gm_reduce_columns_f32(ColumnsDesc),
     conv::gm_conv_f32(ConvDesc),
     copy::gm_copy(CopyDesc),
-    deform::gm_deform_columns_f32(DeformDesc),
     depthwise::gm_depthwise_f32(DepthwiseDesc),
     gemm::gm_gemm_f32(GemmDesc),
     pack::gm_pack_b_f32(PackBDesc),
@@ -65,6 +64,7 @@ symbols::task_kernels!(
     rows::gm_norm_f32(NormDesc),
     rows::gm_reduce_f32(ReduceDesc),
     rows::gm_softmax_f32(SoftmaxDesc),
+    sample::gm_sample_f32(SampleDesc),
     standardize::gm_column_moments_f32(StandardizeDesc),
     standardize::gm_standardize_f32(StandardizeDesc),
     table::gm_table_bytes(TableDesc),

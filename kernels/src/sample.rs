@@ -1,8 +1,8 @@
-//! Windows of deformable convolutions in f32: bilinear samples at taps moved by offsets.
+//! Bilinear samples of images in f32, for sampling grids and deformable convolutions.
 //!
-//! `x: [images, channels, height, width]` with any strides, `y: [images, channels, taps, rows, columns]`
-//! contiguous. An item is a block of channels of one group of offsets, and all taps or a part of them. It copies their planes into the
-//! workspace with a border of zeros, so that every neighbour of a sample is in memory; then, tap by tap,
+//! `x: [images, channels, height, width]` with any strides, `y: [images, channels, taps, points]`
+//! contiguous. An item is a block of channels of one group of positions, and all samples of a channel or a part of them. It copies their
+//! planes into the workspace with a border of zeros, so that every neighbour of a sample is in memory; then, some samples at a time,
 //! it computes positions and weights once for all channels of the block. Products and sums are rounded
 //! one by one, so that results do not depend on the instruction set.
 
@@ -13,22 +13,22 @@ use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Windows whose positions are held at a time.
+/// Samples whose positions are held at a time.
 const CHUNK: usize = 256;
 /// Channels of an item, at most.
 const MOST_CHANNELS: usize = 16;
 /// Elements of the copied planes of an item, unless one plane alone is larger: half of a usual second-level cache.
 const MOST_ELEMENTS: usize = 1 << 16;
 
-/// Items below which taps are divided among several, for more threads.
+/// Items below which samples are divided among several, for more threads.
 const WANTED_ITEMS: usize = 16;
 /// Items that copy the same planes, at most.
 const MOST_PARTS: usize = 4;
 
-/// Deformed windows over images.
+/// Samples of images.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DeformDesc {
+pub struct SampleDesc {
     /// The [`Isa`] to use, as its number.
     pub isa: u32,
     /// 1 where samples are multiplied by a mask.
@@ -37,40 +37,31 @@ pub struct DeformDesc {
     pub images: usize,
     /// Channels of images.
     pub channels: usize,
-    /// Groups of channels with offsets of their own.
+    /// Groups of channels with positions of their own.
     pub groups: usize,
     /// Height and width of images.
     pub plane: [usize; 2],
-    /// Taps of a window along each axis.
-    pub size: [usize; 2],
-    /// Pixels between windows.
-    pub strides: [usize; 2],
-    /// Pixels between taps.
-    pub dilations: [usize; 2],
-    /// Padding before the first pixel.
-    pub pads: [usize; 2],
-    /// Rows and columns of windows.
-    pub windows: [usize; 2],
+    /// Rows of points with their positions one after the other.
+    pub taps: usize,
+    /// Points of a tap.
+    pub points: usize,
     /// Elements between neighbours of `x` along each axis.
     pub x_strides: [isize; 4],
 }
 
-descriptor!(DeformDesc {
+descriptor!(SampleDesc {
     isa,
     is_masked,
     images,
     channels,
     groups,
     plane,
-    size,
-    strides,
-    dilations,
-    pads,
-    windows,
+    taps,
+    points,
     x_strides
 });
 
-impl DeformDesc {
+impl SampleDesc {
     /// Items of all images.
     pub fn n_items(&self) -> usize {
         self.images * self.groups * self.n_blocks() * self.n_parts()
@@ -83,15 +74,12 @@ impl DeformDesc {
 
     /// Elements of `y`.
     pub fn n_samples(&self) -> usize {
-        self.images * self.channels * self.n_taps() * self.n_windows()
+        self.images * self.channels * self.taps * self.points
     }
 
-    fn n_taps(&self) -> usize {
-        self.size[0] * self.size[1]
-    }
-
-    fn n_windows(&self) -> usize {
-        self.windows[0] * self.windows[1]
+    /// Chunks of a tap.
+    fn n_chunks(&self) -> usize {
+        self.points.div_ceil(CHUNK)
     }
 
     fn channels_per_group(&self) -> usize {
@@ -119,26 +107,22 @@ impl DeformDesc {
         self.channels_per_group().div_ceil(self.block())
     }
 
-    /// Parts of the taps, each an item, where there are few items without.
+    /// Parts of the chunks, each an item, where there are few items without.
     fn n_parts(&self) -> usize {
         let items = self.images * self.groups * self.n_blocks();
-        let most = MOST_PARTS.min(self.n_taps());
-        let parts = WANTED_ITEMS.div_ceil(items.max(1)).clamp(1, most);
-        self.n_taps().div_ceil(self.n_taps().div_ceil(parts))
+        let chunks = self.taps * self.n_chunks();
+        let parts = WANTED_ITEMS.div_ceil(items.max(1)).min(MOST_PARTS);
+        let parts = parts.clamp(1, chunks.max(1));
+        chunks.div_ceil(chunks.div_ceil(parts).max(1)).max(1)
     }
 
     fn is_valid(&self) -> bool {
-        let positive = [
-            self.plane,
-            self.size,
-            self.strides,
-            self.dilations,
-            self.windows,
-        ];
         self.groups > 0
             && self.is_masked <= 1
             && self.channels.is_multiple_of(self.groups)
-            && positive.as_flattened().iter().all(|n| *n > 0)
+            && [self.plane[0], self.plane[1], self.taps, self.points]
+                .iter()
+                .all(|n| *n > 0)
     }
 }
 
@@ -151,9 +135,9 @@ struct Sample {
 
 /// The operands of a call.
 struct Operands<'a> {
-    desc: &'a DeformDesc,
+    desc: &'a SampleDesc,
     x: *const f32,
-    offsets: *const f32,
+    positions: *const f32,
     mask: *const f32,
     y: *mut f32,
     planes: *mut f32,
@@ -165,7 +149,8 @@ struct Item<'a> {
     image: usize,
     group: usize,
     channels: Range<usize>,
-    taps: Range<usize>,
+    /// Chunks of all taps.
+    chunks: Range<usize>,
 }
 
 impl Task for Item<'_> {
@@ -181,10 +166,9 @@ impl Task for Item<'_> {
             for (i, channel) in self.channels.clone().enumerate() {
                 self.copy_plane(i, channel);
             }
-            for tap in self.taps.clone() {
-                for start in (0..desc.n_windows()).step_by(CHUNK) {
-                    self.chunk(tap, start..desc.n_windows().min(start + CHUNK));
-                }
+            for chunk in self.chunks.clone() {
+                let (tap, start) = (chunk / desc.n_chunks(), chunk % desc.n_chunks() * CHUNK);
+                self.chunk(tap, start..desc.points.min(start + CHUNK));
             }
         }
     }
@@ -217,12 +201,12 @@ impl Item<'_> {
         }
     }
 
-    /// Samples of one tap of some windows, for each channel.
+    /// Samples of some points of a tap, for each channel.
     ///
     /// # Safety
-    /// As [`Item::run`]; the planes are copied, and at most [`CHUNK`] windows exist.
+    /// As [`Item::run`]; the planes are copied, and at most [`CHUNK`] points exist.
     #[inline(always)]
-    unsafe fn chunk(&self, tap: usize, windows: Range<usize>) {
+    unsafe fn chunk(&self, tap: usize, points: Range<usize>) {
         let Operands {
             desc,
             y,
@@ -230,28 +214,28 @@ impl Item<'_> {
             mask,
             ..
         } = *self.operands;
-        let (n_windows, row) = (desc.n_windows(), desc.row());
+        let row = desc.row();
         let mut unset = [const { MaybeUninit::<Sample>::uninit() }; CHUNK];
-        let offset_row = (self.image * desc.groups + self.group) * desc.n_taps() + tap;
-        for (entry, window) in unset.iter_mut().zip(windows.clone()) {
-            // SAFETY: the tap and the window exist.
-            entry.write(unsafe { self.sample(offset_row, tap, window) });
+        let of_group = (self.image * desc.groups + self.group) * desc.taps + tap;
+        for (entry, point) in unset.iter_mut().zip(points.clone()) {
+            // SAFETY: the tap and the point exist.
+            entry.write(unsafe { self.sample(of_group, point) });
         }
         for (i, channel) in self.channels.clone().enumerate() {
-            // SAFETY: the loop above has written as many samples as there are windows; every position is at least two rows
-            // before the end of a plane; results and mask have these windows.
+            // SAFETY: the loop above has written as many samples as there are points; every position is at least two rows
+            // before the end of a plane; results and mask have these points.
             unsafe {
                 let samples =
-                    std::slice::from_raw_parts(unset.as_ptr().cast::<Sample>(), windows.len());
+                    std::slice::from_raw_parts(unset.as_ptr().cast::<Sample>(), points.len());
                 let plane = planes.add(i * desc.pitch()).cast_const();
-                let results = (self.image * desc.channels + channel) * desc.n_taps() + tap;
-                let y = y.add(results * n_windows + windows.start);
+                let results = (self.image * desc.channels + channel) * desc.taps + tap;
+                let y = y.add(results * desc.points + points.start);
                 for (k, sample) in samples.iter().enumerate() {
                     *y.add(k) = sample.value(plane, row);
                 }
                 if desc.is_masked == 1 {
-                    let mask = mask.add(offset_row * n_windows + windows.start);
-                    for k in 0..windows.len() {
+                    let mask = mask.add(of_group * desc.points + points.start);
+                    for k in 0..points.len() {
                         *y.add(k) *= *mask.add(k);
                     }
                 }
@@ -259,28 +243,21 @@ impl Item<'_> {
         }
     }
 
-    /// The sample of a window at a tap; `offset_row` counts the taps of all groups and images.
+    /// The sample at a point; `tap` counts those of all groups and images.
     ///
     /// # Safety
-    /// As [`Item::run`]; the tap and the window exist.
+    /// As [`Item::run`]; the tap and the point exist.
     #[inline(always)]
-    unsafe fn sample(&self, offset_row: usize, tap: usize, window: usize) -> Sample {
+    unsafe fn sample(&self, tap: usize, point: usize) -> Sample {
         let desc = self.operands.desc;
-        let n_windows = desc.n_windows();
-        let at = [window / desc.windows[1], window % desc.windows[1]];
-        let tap = [tap / desc.size[1], tap % desc.size[1]];
         let (mut low, mut rest, mut is_inside) = ([0; 2], [0.0; 2], true);
         for d in 0..2 {
-            let padded = at[d] * desc.strides[d] + tap[d] * desc.dilations[d];
-            let start = padded as isize - desc.pads[d] as isize;
-            // SAFETY: there are two offsets for each tap and window.
-            let offset = unsafe {
-                *self
-                    .operands
-                    .offsets
-                    .add((offset_row * 2 + d) * n_windows + window)
-            };
-            let at = start as f32 + offset;
+            let positions = self
+                .operands
+                .positions
+                .wrapping_add((tap * 2 + d) * desc.points);
+            // SAFETY: there are two positions for each tap and point.
+            let at = unsafe { *positions.add(point) };
             // False for NaN.
             is_inside &= at > -1.0 && at < desc.plane[d] as f32;
             rest[d] = at - at.floor();
@@ -327,16 +304,16 @@ impl Sample {
     }
 }
 
-/// Computes items `begin..end` of a [`DeformDesc`]: `ptrs[LHS]` is `x`, `ptrs[RHS]` the offsets `[images, groups,
-/// taps, 2, rows, columns]` (down, then right), `ptrs[OUT]` is `y`, and `ptrs[OPERANDS]` the mask `[images, groups, taps,
-/// rows, columns]` if there is one.
+/// Computes items `begin..end` of a [`SampleDesc`]: `ptrs[LHS]` is `x`, `ptrs[RHS]` the positions `[images, groups,
+/// taps, 2, points]` in pixels (down, then right), `ptrs[OUT]` is `y`, and `ptrs[OPERANDS]` the mask `[images, groups,
+/// taps, points]` if there is one.
 ///
 /// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
 /// The pointers cover the descriptor's operands and workspace; no other thread writes these items' part of `y`.
-pub unsafe extern "C" fn gm_deform_columns_f32(
-    desc: *const DeformDesc,
+pub unsafe extern "C" fn gm_sample_f32(
+    desc: *const SampleDesc,
     ptrs: *const *mut u8,
     begin: usize,
     end: usize,
@@ -356,7 +333,7 @@ pub unsafe extern "C" fn gm_deform_columns_f32(
     let operands = Operands {
         desc,
         x: address(LHS),
-        offsets: address(RHS),
+        positions: address(RHS),
         mask: match desc.is_masked {
             1 => address(OPERANDS),
             _ => std::ptr::null(),
@@ -367,7 +344,8 @@ pub unsafe extern "C" fn gm_deform_columns_f32(
     for item in begin..end.min(desc.n_items()) {
         let (item, part) = (item / desc.n_parts(), item % desc.n_parts());
         let (of_group, block) = (item / desc.n_blocks(), item % desc.n_blocks());
-        let n_taps = desc.n_taps().div_ceil(desc.n_parts());
+        let n_chunks = desc.taps * desc.n_chunks();
+        let of_part = n_chunks.div_ceil(desc.n_parts());
         let (image, group) = (of_group / desc.groups, of_group % desc.groups);
         let per_group = desc.channels_per_group();
         let first = block * desc.block();
@@ -377,7 +355,7 @@ pub unsafe extern "C" fn gm_deform_columns_f32(
             image,
             group,
             channels: group * per_group + channels.start..group * per_group + channels.end,
-            taps: part * n_taps..desc.n_taps().min((part + 1) * n_taps),
+            chunks: part * of_part..n_chunks.min((part + 1) * of_part),
         };
         // SAFETY: by contract; the CPU has the instruction set.
         unsafe { dispatch(isa, item) };
@@ -392,9 +370,9 @@ mod tests {
 
     /// A call with its operands.
     struct Case {
-        desc: DeformDesc,
+        desc: SampleDesc,
         x: Vec<f32>,
-        offsets: Vec<f32>,
+        positions: Vec<f32>,
         mask: Vec<f32>,
     }
 
@@ -403,39 +381,39 @@ mod tests {
             let (images, groups) = (2, rng.pick(&[1, 2]));
             let channels = groups * rng.pick(&[1, 3, 17]);
             let plane = [1 + rng.below(9), 1 + rng.below(9)];
-            let windows = [1 + rng.below(9), 1 + rng.below(40)];
             let [c, height, width] = [channels, plane[0], plane[1]].map(|n| n as isize);
             let strides = [
                 [c * height * width, height * width, width, 1],
                 [c * height * width, 1, width * c, c],
             ];
-            let desc = DeformDesc {
+            let desc = SampleDesc {
                 isa: rng.pick(&Isa::ALL).or_portable() as u32,
                 is_masked: rng.below(2) as u32,
                 images,
                 channels,
                 groups,
                 plane,
-                size: [1 + rng.below(3), 1 + rng.below(3)],
-                strides: [1 + rng.below(2), 1 + rng.below(2)],
-                dilations: [1 + rng.below(2), 1 + rng.below(2)],
-                pads: [rng.below(3), rng.below(3)],
-                windows,
+                taps: 1 + rng.below(9),
+                points: rng.pick(&[1, 7, 40, 256, 257, 600]),
                 x_strides: rng.pick(&strides),
             };
-            let n_taps = images * groups * desc.n_taps() * desc.n_windows();
+            let n_samples = images * groups * desc.taps * desc.points;
             let mut x = rng.vec(images * channels * plane[0] * plane[1]);
             let n = x.len();
             (0..rng.below(3)).for_each(|_| x[rng.below(n)] = rng.pick(&[f32::NAN, f32::INFINITY]));
-            let reach = rng.pick(&[0.0, 1.5, 8.0]);
-            let mut offsets: Vec<f32> = rng.vec(2 * n_taps).iter().map(|v| v * reach).collect();
+            let place = |rng: &mut Rng, i: usize| {
+                let extent = plane[i / desc.points % 2] as f32;
+                (rng.vec(1)[0] * 0.75 + 0.5) * extent
+            };
+            let mut positions: Vec<f32> = (0..2 * n_samples).map(|i| place(rng, i)).collect();
+            positions.iter_mut().step_by(3).for_each(|p| *p = p.round());
             let odd = [0.5, f32::NAN, f32::INFINITY, -3e9, 3e38];
-            (0..rng.below(4)).for_each(|_| offsets[rng.below(n_taps)] = rng.pick(&odd));
-            let mask = rng.vec(n_taps);
+            (0..rng.below(4)).for_each(|_| positions[rng.below(n_samples)] = rng.pick(&odd));
+            let mask = rng.vec(n_samples);
             Case {
                 desc,
                 x,
-                offsets,
+                positions,
                 mask,
             }
         }
@@ -446,36 +424,30 @@ mod tests {
             let mut workspace = vec![f32::NAN; self.desc.workspace_bytes() / 4];
             let mut ptrs = [std::ptr::null_mut(); 5];
             ptrs[LHS] = self.x.as_ptr().cast_mut().cast();
-            ptrs[RHS] = self.offsets.as_ptr().cast_mut().cast();
+            ptrs[RHS] = self.positions.as_ptr().cast_mut().cast();
             ptrs[OUT] = y.as_mut_ptr().cast();
             ptrs[WORKSPACE] = workspace.as_mut_ptr().cast();
             ptrs[OPERANDS] = self.mask.as_ptr().cast_mut().cast();
             let mut status = OK;
             for cut in cuts.windows(2) {
                 // SAFETY: all arrays have the extents of the descriptor.
-                status = status.max(unsafe {
-                    gm_deform_columns_f32(&self.desc, ptrs.as_ptr(), cut[0], cut[1])
-                });
+                status =
+                    status.max(unsafe { gm_sample_f32(&self.desc, ptrs.as_ptr(), cut[0], cut[1]) });
             }
             (status, y)
         }
 
         fn expected(&self, i: usize) -> f32 {
             let desc = &self.desc;
-            let (n_windows, n_taps) = (desc.n_windows(), desc.n_taps());
-            let (window, tap) = (i % n_windows, i / n_windows % n_taps);
+            let (point, tap) = (i % desc.points, i / desc.points % desc.taps);
             let (channel, image) = (
-                i / n_windows / n_taps % desc.channels,
-                i / n_windows / n_taps / desc.channels,
+                i / desc.points / desc.taps % desc.channels,
+                i / desc.points / desc.taps / desc.channels,
             );
             let group = channel / (desc.channels / desc.groups);
-            let row = (image * desc.groups + group) * n_taps + tap;
+            let row = (image * desc.groups + group) * desc.taps + tap;
             let along = |d: usize| {
-                let at = [window / desc.windows[1], window % desc.windows[1]][d];
-                let tap = [tap / desc.size[1], tap % desc.size[1]][d];
-                let start =
-                    (at * desc.strides[d] + tap * desc.dilations[d]) as f32 - desc.pads[d] as f32;
-                let at = start + self.offsets[(2 * row + d) * n_windows + window];
+                let at = self.positions[(2 * row + d) * desc.points + point];
                 let rest = at - at.floor();
                 [(at.floor(), 1.0 - rest), (at.floor() + 1.0, rest)]
             };
@@ -497,7 +469,7 @@ mod tests {
                 }
             }
             match desc.is_masked {
-                1 => sum * self.mask[row * n_windows + window],
+                1 => sum * self.mask[row * desc.points + point],
                 _ => sum,
             }
         }
@@ -524,14 +496,14 @@ mod tests {
     #[test]
     fn large_planes_have_an_item_for_each_channel() {
         let desc = Case::random(&mut Rng(55)).desc;
-        let large = DeformDesc {
+        let large = SampleDesc {
             plane: [300, 300],
             channels: 6,
             groups: 2,
             ..desc
         };
         assert_eq!((large.block(), large.n_blocks()), (1, 3));
-        let small = DeformDesc {
+        let small = SampleDesc {
             plane: [7, 7],
             channels: 64,
             groups: 1,
@@ -542,18 +514,18 @@ mod tests {
 
     #[test]
     fn descriptors_that_contradict_themselves_are_refused() {
-        let with = |change: fn(&mut DeformDesc)| {
+        let with = |change: fn(&mut SampleDesc)| {
             let mut case = Case::random(&mut Rng(56));
             let y = case.run(&[0, 0]);
             assert_eq!(y.0, OK);
             change(&mut case.desc);
             // SAFETY: an invalid descriptor reads no operand.
-            unsafe { gm_deform_columns_f32(&case.desc, [std::ptr::null_mut(); 5].as_ptr(), 0, 1) }
+            unsafe { gm_sample_f32(&case.desc, [std::ptr::null_mut(); 5].as_ptr(), 0, 1) }
         };
         assert_eq!(with(|d| d.isa = 0), UNSUPPORTED_ISA);
         assert_eq!(with(|d| d.groups = 0), INVALID);
         assert_eq!(with(|d| d.is_masked = 2), INVALID);
         assert_eq!(with(|d| d.plane[1] = 0), INVALID);
-        assert_eq!(with(|d| d.strides[0] = 0), INVALID);
+        assert_eq!(with(|d| d.points = 0), INVALID);
     }
 }

@@ -170,6 +170,26 @@ def convolutions():
         case(f"conv_transpose2d_{name}", function, shape, w)
 
 
+def volumes():
+    def conv(name, x, w, strides=1, pads=0, dilations=1, groups=1):
+        case(f"conv3d_{name}", lambda x, w: F.conv3d(x, w, None, strides, pads, dilations, groups), x, w)
+
+    conv("padded", (2, 2, 3, 4, 3), (3, 2, 3, 3, 3), pads=1)
+    conv("strided_dilated", (1, 2, 5, 6, 7), (2, 2, 2, 3, 2), (2, 1, 3), (1, 2, 1), (2, 1, 3))
+    conv("grouped", (1, 4, 3, 3, 4), (4, 2, 2, 3, 1), groups=2, pads=(1, 0, 1))
+    conv("depthwise", (1, 3, 4, 4, 3), (3, 1, 3, 3, 3), (1, 2, 1), 1, groups=3)
+    function = lambda x, w: F.conv_transpose3d(x, w, None, (2, 1, 3), 1, (1, 0, 2), 2, (1, 2, 1))
+    case("conv_transpose3d", function, (1, 2, 2, 3, 2), (2, 2, 3, 2, 3))
+    case("max_pool3d", lambda x: F.max_pool3d(x, (3, 2, 2), (2, 1, 2), (1, 0, 1)), (1, 2, 4, 4, 5))
+    for name, counts in [("", False), ("_with_pads", True)]:
+        case(f"avg_pool3d{name}", lambda x: F.avg_pool3d(x, 3, 2, 1, True, counts), (1, 2, 4, 5, 6))
+
+
+def samples():
+    sample = lambda x, grid: F.grid_sample(x, grid, "bilinear", "zeros", True)
+    case("grid_sample", sample, (1, 2, 4, 5), (1, 3, 4, 2))
+
+
 def pools():
     case("max_pool2d", lambda x: F.max_pool2d(x, 2), (2, 2, 4, 6))
     case("max_pool2d_padded", lambda x: F.max_pool2d(x, 3, 2, 1), (2, 2, 6, 5))
@@ -281,7 +301,7 @@ def nets():
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    for group in [element_wise, reductions, norms, products, convolutions, pools, reads_and_writes, views, nets]:
+    for group in [element_wise, reductions, norms, products, convolutions, pools, volumes, samples, reads_and_writes, views, nets]:
         group()
     np.savez_compressed(sys.argv[1], **{name: value.numpy() for name, value in TABLE.items()})
     n_cases = sum(name.endswith(".g") for name in TABLE)

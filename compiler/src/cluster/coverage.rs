@@ -18,8 +18,8 @@ pub enum KernelFamily {
     Convolution,
     /// Poolings.
     Pooling,
-    /// Windows of deformable convolutions.
-    DeformedWindows,
+    /// Bilinear samples.
+    Samples,
     /// Bins of regions of interest.
     Regions,
     /// Softmax and its logarithm, by rows.
@@ -134,9 +134,10 @@ const TABLE: &[Row] = &[
         ..F32
     },
     Row {
-        family: KernelFamily::DeformedWindows,
-        is_op: |op| matches!(op, Op::DeformColumns { .. }),
+        family: KernelFamily::Samples,
+        is_op: |op| matches!(op, Op::Sample { .. }),
         ranks: 4..=4,
+        fits: single_positions,
         ..F32
     },
     Row {
@@ -253,6 +254,14 @@ fn along_last_axis(g: &Graph, node: &Node) -> Result<(), Uncovered> {
     match node.op {
         Op::Softmax { axis, .. } if axis + 1 != rank => Err(Uncovered::Axes("the last axis")),
         _ => Ok(()),
+    }
+}
+
+/// Positions in `f32`.
+fn single_positions(g: &Graph, node: &Node) -> Result<(), Uncovered> {
+    match g.ty(node.inputs[1]).dtype {
+        DType::F32 => Ok(()),
+        other => Err(Uncovered::Dtype(other)),
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn check_float(t: &Type) -> Result<(), String> {
 }
 
 /// Extents of the windows' output along each spatial axis.
-pub(super) fn windows(
+pub(crate) fn windows(
     spatial: &[Dim],
     size: &[Dim],
     w: &Window,

@@ -3,7 +3,7 @@
 //! # How to add an op
 //!
 //! An element-wise op is one entry of [`scalar`], with its expansion or its primitive code. Any other
-//! op is usually eight files; `RoiAlign` and `DeformColumns` are examples.
+//! op is usually eight files; `RoiAlign` and `Sample` are examples.
 //!
 //! 1. `ir/ops/mod.rs`: an entry of the table, with name, attributes, operands, class and columns. The
 //!    class decides the kind of cluster and of phase.
@@ -38,7 +38,7 @@ pub mod eval;
 pub mod gradient;
 #[doc(hidden)]
 pub mod graph;
-mod infer;
+pub(crate) mod infer;
 #[doc(hidden)]
 pub mod ops;
 #[doc(hidden)]

@@ -215,7 +215,7 @@ mod tests {
         b.cast(x, to).unwrap()
     }
 
-    /// What `gelu` is made of, with bytes in between.
+    /// The ops of `gelu`, with bytes in between.
     fn activation(b: &mut GraphBuilder, q: ValueId, scale: ValueId, to: DType) -> ValueId {
         let x = dequantized(b, q, 3.0, scale);
         let e = b.map(ScalarOp::Erf, &[x]).unwrap();

@@ -371,10 +371,16 @@ pub(super) fn window(
 }
 
 fn windows() -> Vec<Case> {
-    [convs(), conv_transposes(), pools(), max_pool_grads()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        convs(),
+        conv_transposes(),
+        pools(),
+        max_pool_grads(),
+        samples(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn convs() -> Vec<Case> {
@@ -409,6 +415,17 @@ fn convs() -> Vec<Case> {
             }
         }
     }
+    for (groups, layout) in [(1, first), (1, last), (2, first), (4, last)] {
+        let (shape, weights) = match layout {
+            Layout::ChannelsFirst => ([1, 4, 3, 4, 3], [4, 4 / groups, 2, 3, 2]),
+            Layout::ChannelsLast => ([1, 3, 4, 3, 4], [2, 3, 2, 4 / groups, 4]),
+        };
+        let window = window(&[1, 2, 1], &[1, 1, 2], &[1, 0, 1], &[0, 2, 1]);
+        all.push(case(
+            conv(window, groups, layout),
+            &[reals(&shape).batched(), reals(&weights)],
+        ));
+    }
     let symbolic = Operand {
         dims: vec![1.into(), 1.into(), "length".into()],
         ..reals(&[1, 1, 6])
@@ -433,6 +450,13 @@ fn conv_transposes() -> Vec<Case> {
             all.push(case(op, &[reals(&[2, 2, 3, 3]).batched(), weights]));
         }
     }
+    let op = Op::ConvTranspose {
+        window: window(&[2, 1, 3], &[1, 2, 1], &[1, 0, 2], &[0, 1, 1]),
+        output_pads: vec![1, 0, 2],
+        groups: 2,
+    };
+    let weights = reals(&[2, 1, 3, 2, 2]);
+    all.push(case(op, &[reals(&[1, 2, 2, 3, 2]).batched(), weights]));
     all
 }
 
@@ -458,7 +482,28 @@ fn max_pool_grads() -> Vec<Case> {
             &[reals(&shape(6, 5)), reals(&shape(4, 3))],
         ));
     }
+    let op = Op::MaxPoolGrad {
+        size: vec![2, 3, 2],
+        window: window(&[1, 2, 2], &[1; 3], &[1, 1, 0], &[0, 1, 1]),
+        ceil: false,
+        layout: Layout::ChannelsFirst,
+    };
+    let operands = [reals(&[1, 2, 3, 4, 4]), reals(&[1, 2, 3, 2, 2])];
+    all.push(case(op, &operands.map(Operand::batched)));
     all
+}
+
+fn samples() -> Vec<Case> {
+    let of = |groups: usize| {
+        let positions = reals(&[2, groups, 2, 2, 5]).batched();
+        [reals(&[2, 4, 2, 3]).batched(), positions]
+    };
+    let mask = reals(&[2, 2, 2, 5]).batched();
+    let [x, positions] = of(2);
+    vec![
+        case(Op::Sample { groups: 1 }, &of(1)),
+        case(Op::Sample { groups: 2 }, &[x, positions, mask]),
+    ]
 }
 
 fn pools() -> Vec<Case> {
@@ -485,6 +530,18 @@ fn pools() -> Vec<Case> {
                 op(window(&[1, 2], &[2, 1], &[1, 1], &[1, 1])),
                 &[reals(shape)],
             ));
+            let volume: &[usize] = match layout {
+                Layout::ChannelsFirst => &[1, 2, 3, 4, 4],
+                Layout::ChannelsLast => &[1, 3, 4, 4, 2],
+            };
+            let over_three = Op::Pool {
+                kind,
+                size: vec![2, 3, 2],
+                window: window(&[1, 2, 2], &[1; 3], &[1, 1, 0], &[0, 1, 1]),
+                ceil,
+                layout,
+            };
+            all.push(case(over_three, &[reals(volume).batched()]));
             for (low, high) in [([0, 0], [0, 0]), ([1, 1], [2, 0])] {
                 all.push(case(
                     op(window(&[3, 2], &[1, 1], &low, &high)),

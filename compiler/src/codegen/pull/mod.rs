@@ -117,7 +117,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } => {
                 self.contraction(e, node, at)
             }
-            Op::DeformColumns { .. } => self.deform_columns(e, node, at),
+            Op::Sample { .. } => self.sample(e, node, at),
             Op::Pool { .. }
             | Op::MaxPoolIndices { .. }
             | Op::MaxPoolGrad { .. }

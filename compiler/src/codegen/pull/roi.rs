@@ -1,11 +1,10 @@
-//! Pull-based code of bilinear samples: every element of a region of interest loops over those of its bin, an element of
-//! deformed windows is one.
+//! Pull-based code of bilinear samples: every element of a region of interest loops over those of its bin.
 
 use super::{Emit, Ix, Kind, Order, Puller};
 use crate::error::{Error, Result};
 use crate::ir::ops::MAX_ROI_SAMPLES;
 use crate::ir::vecprog::real_bits;
-use crate::ir::{Node, Op, PoolKind, Real, ScalarOp, Window};
+use crate::ir::{Node, Op, PoolKind, Real, ScalarOp};
 use gristmill_runtime::{DType, status};
 use std::hash::Hash;
 
@@ -191,7 +190,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             e.for_loop(Ix::C(0), Ix::V(columns.n), 1, carried, |e, j, carried| {
                 let plane = [image, at[1]];
                 let along = [(&rows, i), (&columns, j)];
-                let sample = self.scoped(|s| s.sample(e, node, &regions, plane, along))?;
+                let sample = self.scoped(|s| s.region_sample(e, node, &regions, plane, along))?;
                 Ok(vec![join(e, regions.kind, carried[0], sample)?])
             })
         })?[0];
@@ -243,7 +242,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
     }
 
     /// A bilinear sample of the plane of an image and a channel, in `f64`; 0 outside.
-    fn sample<E: Emit<Value = V>>(
+    fn region_sample<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
@@ -315,56 +314,49 @@ fn pooled<E: Emit>(e: &mut E, kind: PoolKind, joined: E::Value, n: E::Value) -> 
     e.primitive(ScalarOp::Div, DType::F64, DType::F64, &[joined, n])
 }
 
-/// A tap of deformed windows.
-struct Tap<'n, V> {
-    window: &'n Window,
-    /// Row of the offsets, half of it, and of the mask: group and tap.
-    row: Ix<V>,
-    /// Position within the window.
-    within: [Ix<V>; 2],
-    /// Dtype of positions.
-    dtype: DType,
-}
-
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
-    /// An element of [`Op::DeformColumns`]: a sample of `x` at a tap.
-    pub(super) fn deform_columns<E: Emit<Value = V>>(
+    /// An element of [`Op::Sample`].
+    pub(super) fn sample<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
         at: &[Ix<V>],
     ) -> Result<V> {
-        let dtype = self.body.dtype(node.outputs[0]);
-        let tap = self.tap(e, node, at)?;
+        let Op::Sample { groups } = &node.op else {
+            return Err(Error::internal("samples of another op"));
+        };
+        let channels = self.body.shape(node.inputs[0])[1];
+        let (group, _) = e.div_rem(at[1], channels / groups);
         let mut sample = match self.body.n_elements(node.inputs[0]) {
             0 => f64_constant(e, 0.0),
-            _ => self.deformed_sample(e, node, &tap, at)?,
+            _ => self.bilinear_sample(e, node, group, at)?,
         };
         if let Some(&mask) = node.inputs.get(2) {
-            let weight = self.value(e, mask, &[at[0], tap.row, at[3], at[4]])?;
+            let weight = self.value(e, mask, &[at[0], group, at[2], at[3]])?;
             let weight = e.convert(weight, self.body.dtype(mask), DType::F64)?;
             sample = e.primitive(ScalarOp::Mul, DType::F64, DType::F64, &[weight, sample])?;
         }
-        e.convert(sample, DType::F64, dtype)
+        e.convert(sample, DType::F64, self.body.dtype(node.outputs[0]))
     }
 
-    /// A bilinear sample of `x` at a tap, in `f64`.
-    fn deformed_sample<E: Emit<Value = V>>(
+    /// A bilinear sample of `x`, in `f64`.
+    fn bilinear_sample<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
-        tap: &Tap<V>,
+        group: Ix<V>,
         at: &[Ix<V>],
     ) -> Result<V> {
         let (rows, columns) = (
-            self.deformed(e, node, tap, (0, at))?,
-            self.deformed(e, node, tap, (1, at))?,
+            self.neighbours(e, node, group, (0, at))?,
+            self.neighbours(e, node, group, (1, at))?,
         );
         let inside = e.both(rows.inside, columns.inside)?;
+        let dtype = self.body.dtype(node.inputs[1]);
         let sampled = |s: &mut Self, e: &mut E| {
             let plane = [at[0], at[1]];
             Ok(vec![s.scoped(|s| {
-                s.bilinear(e, node, tap.dtype, plane, [&rows, &columns])
+                s.bilinear(e, node, dtype, plane, [&rows, &columns])
             })?])
         };
         let outside = |_: &mut Self, e: &mut E| Ok(vec![f64_constant(e, 0.0)]);
@@ -372,55 +364,19 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         Ok(e.branch(inside, &kinds, self, sampled, outside)?[0])
     }
 
-    fn tap<'n, E: Emit<Value = V>>(
-        &self,
-        e: &mut E,
-        node: &'n Node,
-        at: &[Ix<V>],
-    ) -> Result<Tap<'n, V>> {
-        let Op::DeformColumns {
-            size,
-            window,
-            groups,
-        } = &node.op
-        else {
-            return Err(Error::internal("taps of another op"));
-        };
-        let channels = self.body.shape(node.inputs[0])[1];
-        let (group, _) = e.div_rem(at[1], channels / groups);
-        let (down, right) = e.div_rem(at[2], size[1]);
-        let before = e.mul(group, (size[0] * size[1]) as i64);
-        let is_double = self.body.dtype(node.inputs[1]) == DType::F64;
-        Ok(Tap {
-            window,
-            row: e.add(before, at[2]),
-            within: [down, right],
-            dtype: if is_double { DType::F64 } else { DType::F32 },
-        })
-    }
-
-    /// The pixels around a tap along an axis, and the condition that one of them may be in the image.
-    fn deformed<E: Emit<Value = V>>(
+    /// The pixels around a position along an axis, and the condition that one of them may be in the image.
+    fn neighbours<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
-        tap: &Tap<V>,
+        group: Ix<V>,
         (d, at): (usize, &[Ix<V>]),
     ) -> Result<Neighbours<V>> {
-        let (offsets, extent) = (node.inputs[1], self.body.shape(node.inputs[0])[2 + d]);
-        let row = e.mul(tap.row, 2);
-        let row = e.add(row, Ix::C(d as i64));
-        let offset = self.value(e, offsets, &[at[0], row, at[3], at[4]])?;
-        let offset = e.convert(offset, self.body.dtype(offsets), tap.dtype)?;
-        let start = e.mul(at[3 + d], tap.window.strides[d] as i64);
-        let reach = e.mul(tap.within[d], tap.window.dilations[d] as i64);
-        let start = e.add(start, reach);
-        let start = e.add(start, Ix::C(-(tap.window.pads_low[d] as i64)));
-        let start = e.val(start);
-        let dtype = tap.dtype;
+        let (positions, extent) = (node.inputs[1], self.body.shape(node.inputs[0])[2 + d]);
+        let axis = Ix::C(d as i64);
+        let at = self.value(e, positions, &[at[0], group, at[2], axis, at[3]])?;
+        let dtype = self.body.dtype(positions);
         let mut p = Positions { e, dtype };
-        let start = p.position_of_index(start)?;
-        let at = p.op(ScalarOp::Add, &[start, offset])?;
         let above = p.compare(ScalarOp::Gt, at, -1.0)?;
         let below = p.compare(ScalarOp::Lt, at, extent as f64)?;
         let inside = p.e.both(above, below)?;

@@ -769,39 +769,19 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             }
         }
         "max_pool_grad" => max_pool_grads(&mut x, &mut out),
-        "deform_columns" => {
+        "sample" => {
             for d in floats {
-                for (stride, masked) in [(1, false), (2, true)] {
-                    let window = Window {
-                        strides: vec![stride, 1],
-                        dilations: vec![1, 2],
-                        pads_low: vec![1, 0],
-                        pads_high: vec![0, 2],
-                    };
-                    let op = Op::DeformColumns {
-                        size: vec![2, 3],
-                        window,
-                        groups: 2,
-                    };
-                    let rows = if stride == 1 { 5 } else { 3 };
-                    let mut operands = vec![x(d, &[2, 4, 5, 6]), x(d, &[2, 24, rows, 4])];
-                    operands.extend(masked.then(|| x(d, &[2, 12, rows, 4])));
-                    out.push((op, operands));
+                for (groups, masked) in [(1, false), (2, true)] {
+                    let wide = if d == DType::F64 { d } else { DType::F32 };
+                    let mut operands = vec![x(d, &[2, 4, 5, 6]), x(wide, &[2, groups, 3, 2, 7])];
+                    operands.extend(masked.then(|| x(d, &[2, groups, 3, 7])));
+                    out.push((Op::Sample { groups }, operands));
                 }
-                // Windows in the padding of an empty plane.
-                let window = Window {
-                    strides: vec![1, 1],
-                    dilations: vec![1, 1],
-                    pads_low: vec![1, 1],
-                    pads_high: vec![1, 1],
-                };
-                let op = Op::DeformColumns {
-                    size: vec![1, 1],
-                    window,
-                    groups: 1,
-                };
-                let operands = [&[1, 2, 3, 0][..], &[1, 2, 5, 2], &[1, 1, 5, 2]];
-                out.push((op, operands.map(|shape| x(d, shape)).to_vec()));
+                // Points beside an empty plane.
+                let of = [&[1, 2, 3, 0][..], &[1, 1, 2, 2, 5], &[1, 1, 2, 5]];
+                let dtypes = [d, DType::F32, d];
+                let operands = of.iter().zip(dtypes).map(|(shape, d)| x(d, shape));
+                out.push((Op::Sample { groups: 1 }, operands.collect()));
             }
         }
         "roi_align" => {

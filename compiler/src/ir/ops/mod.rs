@@ -14,7 +14,6 @@ macro_rules! attrs {
 
 mod control;
 mod conv;
-mod deform;
 mod gather;
 mod map;
 mod norm;
@@ -22,6 +21,7 @@ mod pool;
 mod product;
 mod reduce;
 mod roi;
+mod sample;
 mod scatter;
 mod select;
 mod sort;
@@ -46,7 +46,6 @@ use crate::error::Error;
 use crate::nearest::nearest;
 use control::*;
 use conv::*;
-use deform::*;
 use gather::*;
 use gristmill_runtime::{DType, Tensor};
 use map::*;
@@ -55,6 +54,7 @@ use pool::*;
 use product::*;
 use reduce::*;
 use roi::*;
+use sample::*;
 use scatter::*;
 use select::*;
 use sort::*;
@@ -597,12 +597,12 @@ ops! {
         work: |s| work::windows(s, 64), axes: Fixed, tolerance: ROUNDED,
         gradient: NO_RULE,
     }
-    /// Windows of a deformable convolution (Dai et al., arXiv:1703.06211, eq. 2) over `x: [n, c, h, w]`: `[n, c, taps, rows, columns]`. Each tap of a window of `size` is a bilinear sample of `x`, moved in pixels by its own offset. Operands x, offsets `[n, groups * taps * 2, rows, columns]` (down, then right, for each tap), and an optional mask of weights `[n, groups * taps, rows, columns]` (Zhu et al., arXiv:1811.11168, eq. 1); groups share the channels. Pixels outside of the image are 0.
-    DeformColumns { size: Vec<usize>, window: Window, groups: usize } "deform_columns" 2..3 Window {
-        infer: deform_columns_infer, eval: Tensors(deform_columns_eval),
+    /// Bilinear samples of `x: [n, c, h, w]` (Jaderberg et al., arXiv:1506.02025, eq. 5; Dai et al., arXiv:1703.06211, eq. 3): `[n, c, taps, points]`. Operands x, positions `[n, groups, taps, 2, points]` in pixels (down, then right), and an optional mask of weights `[n, groups, taps, points]` (Zhu et al., arXiv:1811.11168, eq. 1); groups share the channels. Pixels outside of the image are 0.
+    Sample { groups: usize } "sample" 2..3 Window {
+        infer: sample_infer, eval: Tensors(sample_eval),
         // Four weighted pixels, and as much again for their position.
         work: |s| work::windows(s, 16), axes: Fixed, tolerance: ROUNDED,
-        gradient: NO_RULE,
+        gradient: Rule(sample_gradient),
     }
     /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1). `causal` lets query `i` see keys `0..=i` only. A query that sees no key gives NaN.
     Attention { scale: Real, causal: bool } "attention" 3..4 Attention {

@@ -1,94 +1,67 @@
-//! Windows of deformable convolutions.
+//! Bilinear samples of images.
 
+use super::Op;
 use super::product::accumulators;
-use super::{Op, Window};
 use crate::error::{Error, Result};
 use crate::ir::eval::Call;
+use crate::ir::gradient::Vjp;
 use crate::ir::graph::Graph;
-use crate::ir::infer::{self, Inferred, windows};
+use crate::ir::infer::{self, Inferred};
 use crate::ir::types::Type;
+use crate::ir::{Dim, ReduceKind, ScalarOp, ScatterKind, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
-pub(super) fn deform_columns_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(
-        op,
-        DeformColumns {
-            size,
-            window,
-            groups
-        }
-    );
-    let x = &args[0];
+pub(super) fn sample_infer(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, Sample { groups });
+    let (x, positions) = (&args[0], &args[1]);
     if x.rank() != 4 || !x.dtype.is_float() || x.dtype.is_float8() {
         return Err(format!("expected floats [n, c, h, w], got {x}"));
-    }
-    if size.len() != 2 || size.contains(&0) {
-        return Err(format!("expected two extents of a window, got {size:?}"));
     }
     if *groups == 0 || x.shape[1].exact_div(&(*groups).into()).is_none() {
         let channels = &x.shape[1];
         return Err(format!(
-            "{channels} channels do not divide into {groups} groups of offsets"
+            "{channels} channels do not divide into {groups} groups of positions"
         ));
     }
-    let extents: Vec<_> = size.iter().map(|&n| n.into()).collect();
-    let plane = windows(&x.shape[2..], &extents, window, false)?;
-    let taps = size[0].saturating_mul(size[1]);
-    let of_taps = |per_tap: usize| {
-        let rows = groups.saturating_mul(taps).saturating_mul(per_tap);
-        let lead = [x.shape[0].clone(), rows.into()];
-        Type::new(x.dtype, lead.iter().chain(&plane))
-    };
-    for (name, expected, found) in [
-        ("offsets", of_taps(2), args.get(1)),
-        ("a mask", of_taps(1), args.get(2)),
-    ] {
-        if let Some(found) = found.filter(|t| **t != expected) {
-            return Err(format!("expected {name} {expected}, got {found}"));
-        }
+    let is_position = matches!(positions.dtype, DType::F32 | DType::F64);
+    let lead = [x.shape[0].clone(), (*groups).into()];
+    let fits = positions.rank() == 5 && positions.shape[..2] == lead && positions.shape[3].is(2);
+    if !is_position || !fits {
+        let [n, groups] = lead;
+        return Err(format!(
+            "expected positions f32 or f64 [{n}, {groups}, taps, 2, points], got {positions}"
+        ));
     }
-    let lead = [x.shape[0].clone(), x.shape[1].clone(), taps.into()];
-    infer::one(x.dtype, lead.into_iter().chain(plane).collect())
+    let (taps, points) = (&positions.shape[2], &positions.shape[4]);
+    let mask = Type::new(x.dtype, lead.iter().chain([taps, points]));
+    if let Some(found) = args.get(2).filter(|t| **t != mask) {
+        return Err(format!("expected a mask {mask}, got {found}"));
+    }
+    let shape = [&x.shape[0], &x.shape[1], taps, points];
+    infer::one(x.dtype, shape.map(Clone::clone).to_vec())
 }
 
-/// Positions are computed in the dtype of the offsets, in `f32` at least; samples in `f64`, rounded once.
-pub(super) fn deform_columns_eval(c: &Call) -> Result<Vec<Tensor>> {
-    attrs!(
-        c.op,
-        DeformColumns {
-            size,
-            window,
-            groups
-        }
-    );
-    let &[_, channels, taps, rows, columns] = c.shape else {
-        return Err(Error::internal("windows of another rank"));
+/// Weights are computed in the dtype of the positions, samples in `f64`, rounded once.
+pub(super) fn sample_eval(c: &Call) -> Result<Vec<Tensor>> {
+    attrs!(c.op, Sample { groups });
+    let &[_, channels, taps, points] = c.shape else {
+        return Err(Error::internal("samples of another rank"));
     };
     let (x, plane) = (c.inputs[0].to_f64s(), &c.inputs[0].shape()[2..]);
-    let offsets = c.inputs[1].to_f64s();
+    let positions = c.inputs[1].to_f64s();
     let mask = c.inputs.get(2).map(|m| m.to_f64s());
     let is_double = c.inputs[1].dtype() == DType::F64;
-    let (n_pixels, n_windows) = (plane[0] * plane[1], rows * columns);
+    let n_pixels = plane[0] * plane[1];
     let mut samples = accumulators::<f64>(c.shape)?;
     for (i, to) in samples.iter_mut().enumerate() {
-        let (at, tap) = (i % n_windows, i / n_windows % taps);
-        let (image, channel) = (
-            i / n_windows / taps / channels,
-            i / n_windows / taps % channels,
-        );
+        let (point, tap) = (i % points, i / points % taps);
+        let (image, channel) = (i / points / taps / channels, i / points / taps % channels);
         let group = channel / (channels / groups);
         let row = (image * groups + group) * taps + tap;
-        let along = |d: usize| {
-            let (at, tap) = match d {
-                0 => (at / columns, tap / size[1]),
-                _ => (at % columns, tap % size[1]),
-            };
-            let offset = offsets[(row * 2 + d) * n_windows + i % n_windows];
-            Neighbours::new(start(window, d, at, tap), offset, is_double)
-        };
+        let along = |d: usize| Neighbours::of(positions[(row * 2 + d) * points + point], is_double);
         let pixels = &x[(image * channels + channel) * n_pixels..][..n_pixels];
         let sample = sample([along(0), along(1)], plane, pixels, is_double);
-        let weight = mask.as_ref().map_or(1.0, |m| m[row * n_windows + at]);
+        let weight = mask.as_ref().map_or(1.0, |m| m[row * points + point]);
         *to = weight * sample;
     }
     Ok(vec![Tensor::from_f64s(
@@ -98,19 +71,12 @@ pub(super) fn deform_columns_eval(c: &Call) -> Result<Vec<Tensor>> {
     )?])
 }
 
-/// Position of a tap without an offset, along one axis.
-fn start(window: &Window, d: usize, at: usize, tap: usize) -> f64 {
-    let padded = at * window.strides[d] + tap * window.dilations[d];
-    padded as f64 - window.pads_low[d] as f64
-}
-
 /// Two neighbouring pixels along one axis, with their weights.
 struct Neighbours([(f64, f64); 2]);
 
 impl Neighbours {
-    fn new(start: f64, offset: f64, is_double: bool) -> Neighbours {
+    fn of(at: f64, is_double: bool) -> Neighbours {
         let round = rounding(is_double);
-        let at = round(start + offset);
         let rest = round(at - at.floor());
         Neighbours([(at.floor(), round(1.0 - rest)), (at.floor() + 1.0, rest)])
     }
@@ -141,59 +107,189 @@ fn rounding(is_double: bool) -> fn(f64) -> f64 {
     }
 }
 
+/// One of the two pixels along an axis, of shape `[n, groups, 1, taps * points]`.
+#[derive(Clone, Copy)]
+struct Side {
+    /// Its number, brought inside of the image.
+    index: ValueId,
+    weight: ValueId,
+    /// The derivative of the weight by the position.
+    slope: ValueId,
+}
+
+/// The gradient of the image goes to the four neighbours of each sample by their weights; that of a position is how much the weights
+/// change along an axis.
+pub(super) fn sample_gradient(v: &mut Vjp) -> Result<()> {
+    let Op::Sample { groups } = v.op() else {
+        return v.refuse("the op is no sample");
+    };
+    let (x, positions) = (v.x(0), v.x(1));
+    let (image, at) = (v.shape(x), v.shape(positions));
+    let Some(plane) = image[2].as_usize().zip(image[3].as_usize()) else {
+        return v.refuse("the planes of its images have no known extents");
+    };
+    let of_group = image[1].exact_div(&groups.into());
+    let Some(channels) = of_group.filter(|_| plane.0 > 0 && plane.1 > 0) else {
+        return v.refuse("its images are empty");
+    };
+    let samples = at[2].product(&at[4]);
+    let lead = [&image[0], &groups.into()].map(Clone::clone);
+    let with = |rest: [&Dim; 2]| [&lead[..], &rest.map(Clone::clone)].concat();
+    let (of_samples, one) = (with([&channels, &samples]), with([&1.into(), &samples]));
+    let rows = sides(v, (0, plane.0), &one)?;
+    let columns = sides(v, (1, plane.1), &one)?;
+    let pixels = v.reshape(x, &with([&channels, &image[2].product(&image[3])]))?;
+    let g = v.g()?;
+    let g = v.reshape(g, &of_samples)?;
+    let weighted = match v.n_operands() {
+        3 => {
+            let mask = v.reshape(v.x(2), &one)?;
+            v.mul(g, mask)?
+        }
+        _ => g,
+    };
+    let dtype = v.ty(x).dtype;
+    let mut by_image = v.zeros_like(pixels)?;
+    let (mut sample, mut slopes) = (None, [None; 2]);
+    for row in rows {
+        for column in columns {
+            let index = v.times(row.index, plane.1 as f64)?;
+            let index = v.add(index, column.index)?;
+            let index = v.broadcast(index, &of_samples)?;
+            let weight = v.mul(row.weight, column.weight)?;
+            let weight = v.cast(weight, dtype)?;
+            let update = v.mul(weighted, weight)?;
+            let (axis, kind) = (3, ScatterKind::Add);
+            by_image = v.emit(
+                Op::ScatterElements { axis, kind },
+                &[by_image, index, update],
+            )?;
+            let pixel = v.emit(Op::GatherElements { axis }, &[pixels, index])?;
+            let term = v.mul(pixel, weight)?;
+            sample = Some(sum_of(v, sample, term)?);
+            let along = [(row.slope, column.weight), (row.weight, column.slope)];
+            for (slope, (a, b)) in slopes.iter_mut().zip(along) {
+                let factor = v.mul(a, b)?;
+                let factor = v.cast(factor, dtype)?;
+                let term = v.mul(pixel, factor)?;
+                *slope = Some(sum_of(v, *slope, term)?);
+            }
+        }
+    }
+    let by_image = v.reshape(by_image, &image)?;
+    v.give(0, by_image)?;
+    if let ([Some(down), Some(right)], true) = (slopes, v.needs(1)) {
+        let wide = v.ty(positions).dtype;
+        let mut along = Vec::new();
+        for slope in [down, right] {
+            let term = v.mul(weighted, slope)?;
+            let sum = v.reduce(ReduceKind::Sum, term, &[2])?;
+            let sum = v.cast(sum, wide)?;
+            let of_axis = [&at[0], &at[1], &at[2], &1.into(), &at[4]].map(Clone::clone);
+            along.push(v.reshape(sum, &of_axis)?);
+        }
+        let by_position = v.emit(Op::Concat { axis: 3 }, &along)?;
+        v.give(1, by_position)?;
+    }
+    match sample {
+        Some(sample) if v.n_operands() == 3 && v.needs(2) => {
+            let term = v.mul(g, sample)?;
+            let sum = v.reduce(ReduceKind::Sum, term, &[2])?;
+            let mask = v.shape(v.x(2));
+            let sum = v.reshape(sum, &mask)?;
+            v.give(2, sum)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn sum_of(v: &mut Vjp, sum: Option<ValueId>, term: ValueId) -> Result<ValueId> {
+    match sum {
+        Some(sum) => v.add(sum, term),
+        None => Ok(term),
+    }
+}
+
+/// The pixels before and behind all positions along an axis of so many pixels. Those outside of the image have no weight.
+fn sides(v: &mut Vjp, (d, extent): (usize, usize), shape: &[Dim]) -> Result<[Side; 2]> {
+    let positions = v.x(1);
+    let of_all = v.shape(positions);
+    let mut starts = vec![Dim::from(0); 5];
+    starts[3] = d.into();
+    let mut sizes = of_all.clone();
+    sizes[3] = 1.into();
+    let at = v.slice(positions, starts, sizes)?;
+    let at = v.reshape(at, shape)?;
+    // Elsewhere, and for NaN, positions are small numbers too.
+    let above = v.with_number(ScalarOp::Gt, at, -1.0)?;
+    let below = v.with_number(ScalarOp::Lt, at, extent as f64)?;
+    let is_near = v.map(ScalarOp::And, &[above, below])?;
+    let at = v.keep(is_near, at)?;
+    let floor = v.map(ScalarOp::Floor, &[at])?;
+    let rest = v.sub(at, floor)?;
+    let before = v.minus_from(1.0, rest)?;
+    let next = v.plus(floor, 1.0)?;
+    let area = (is_near, extent);
+    Ok([
+        Side::of(v, area, floor, (before, -1.0))?,
+        Side::of(v, area, next, (rest, 1.0))?,
+    ])
+}
+
+impl Side {
+    /// The pixel of a number, with its weight and the slope of that where it is in the image.
+    fn of(
+        v: &mut Vjp,
+        (is_near, extent): (ValueId, usize),
+        number: ValueId,
+        (weight, slope): (ValueId, f64),
+    ) -> Result<Side> {
+        let from = v.with_number(ScalarOp::Ge, number, 0.0)?;
+        let to = v.with_number(ScalarOp::Lt, number, extent as f64)?;
+        let inside = v.map(ScalarOp::And, &[from, to])?;
+        let inside = v.map(ScalarOp::And, &[inside, is_near])?;
+        let index = v.keep(inside, number)?;
+        let slope = v.real(number, slope)?;
+        Ok(Side {
+            index: v.cast(index, DType::I64)?,
+            weight: v.keep(inside, weight)?,
+            slope: v.keep(inside, slope)?,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use insta::assert_snapshot;
 
-    /// The error of the type rule for windows of 3x3 in two groups of offsets over `x`.
-    fn error(x: &[usize], offsets: &[usize], mask: Option<&[usize]>) -> String {
-        let op = Op::DeformColumns {
-            size: vec![3, 3],
-            window: Window {
-                strides: vec![1, 1],
-                dilations: vec![1, 1],
-                pads_low: vec![1, 1],
-                pads_high: vec![1, 1],
-            },
-            groups: 2,
-        };
+    /// The type of samples of `x` in two groups, or the error of the type rule.
+    fn found(x: &[usize], positions: &[usize], mask: Option<&[usize]>) -> String {
+        let op = Op::Sample { groups: 2 };
         let of = |shape: &[usize]| Type::new(DType::F32, shape.iter().copied());
-        let types: Vec<Type> = [x, offsets].into_iter().chain(mask).map(of).collect();
+        let types: Vec<Type> = [x, positions].into_iter().chain(mask).map(of).collect();
         let found = (op.spec().infer)(&op, &types, &[]);
         found.map_or_else(|e| e, |types| types[0].to_string())
     }
 
     #[test]
     fn operands_that_do_not_fit_are_named() {
-        let (x, offsets) = (&[2, 4, 5, 6], &[2, 36, 5, 6]);
-        assert_snapshot!(error(x, offsets, Some(&[2, 18, 5, 6])), @"f32[2, 4, 9, 5, 6]");
-        assert_snapshot!(error(&[4, 5, 6], offsets, None), @"expected floats [n, c, h, w], got f32[4, 5, 6]");
-        assert_snapshot!(error(&[2, 3, 5, 6], offsets, None), @"3 channels do not divide into 2 groups of offsets");
-        assert_snapshot!(error(x, &[2, 18, 5, 6], None), @"expected offsets f32[2, 36, 5, 6], got f32[2, 18, 5, 6]");
-        assert_snapshot!(error(x, offsets, Some(&[2, 9, 5, 6])), @"expected a mask f32[2, 18, 5, 6], got f32[2, 9, 5, 6]");
+        let (x, positions) = (&[2, 4, 5, 6], &[2, 2, 9, 2, 30]);
+        assert_snapshot!(found(x, positions, Some(&[2, 2, 9, 30])), @"f32[2, 4, 9, 30]");
+        assert_snapshot!(found(&[4, 5, 6], positions, None), @"expected floats [n, c, h, w], got f32[4, 5, 6]");
+        assert_snapshot!(found(&[2, 3, 5, 6], positions, None), @"3 channels do not divide into 2 groups of positions");
+        assert_snapshot!(found(x, &[2, 1, 9, 2, 30], None), @"expected positions f32 or f64 [2, 2, taps, 2, points], got f32[2, 1, 9, 2, 30]");
+        assert_snapshot!(found(x, positions, Some(&[2, 9, 30])), @"expected a mask f32[2, 2, 9, 30], got f32[2, 9, 30]");
     }
 
     #[test]
-    fn planes_may_be_symbolic() {
-        let (h, w) = (crate::ir::Dim::symbol("h"), crate::ir::Dim::symbol("w"));
-        let op = Op::DeformColumns {
-            size: vec![1, 1],
-            window: Window {
-                strides: vec![1, 1],
-                dilations: vec![1, 1],
-                pads_low: vec![0, 0],
-                pads_high: vec![0, 0],
-            },
-            groups: 1,
-        };
-        let of = |channels: usize| {
-            Type::new(
-                DType::F32,
-                [1.into(), channels.into(), h.clone(), w.clone()],
-            )
-        };
-        let types = (op.spec().infer)(&op, &[of(3), of(2)], &[]).unwrap();
-        assert_snapshot!(types[0], @"f32[1, 3, 1, h, w]");
+    fn planes_and_points_may_be_symbolic() {
+        let [h, w, points] = ["h", "w", "points"].map(crate::ir::Dim::symbol);
+        let x = Type::new(DType::F32, [1.into(), 3.into(), h, w]);
+        let one = || crate::ir::Dim::from(1);
+        let positions = Type::new(DType::F32, [one(), one(), one(), 2.into(), points]);
+        let op = Op::Sample { groups: 1 };
+        let types = (op.spec().infer)(&op, &[x, positions], &[]).unwrap();
+        assert_snapshot!(types[0], @"f32[1, 3, 1, points]");
     }
 }

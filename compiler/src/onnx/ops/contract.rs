@@ -3,7 +3,8 @@
 use super::super::import::{Ctx, OpDef, Outs, one};
 use super::norm::per_channel;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Layout, Op, Shape, ValueId, Window};
+use crate::ir::{Dim, Layout, Op, Shape, ValueId, Window, infer};
+use gristmill_runtime::DType;
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("MatMul", (2, 2), matmul),
@@ -260,7 +261,7 @@ fn conv_transpose(cx: &mut Ctx) -> Result<Outs> {
     one(with_bias(cx, y, 2)?)
 }
 
-/// The windows, then a product by the weights for each group.
+/// Samples at the taps of moved windows, then a product by the weights for each group.
 fn deform_conv(cx: &mut Ctx) -> Result<Outs> {
     let [x, w, offsets] = cx.first()?;
     let (sx, size) = conv_shapes(cx, x, w)?;
@@ -269,16 +270,104 @@ fn deform_conv(cx: &mut Ctx) -> Result<Outs> {
         let message = format!("expected images with 2 spatial axes, got {n}");
         return Err(Error::unsupported(message));
     }
-    let op = Op::DeformColumns {
+    let moved = Deformed {
         window: Geometry::read(cx, 2)?.window(&sx[2..], &size)?,
-        size,
+        taps: [size[0], size[1]],
         groups: group_count(cx, "offset_group")?,
     };
-    let mask = cx.opt(4)?;
-    let operands: Vec<ValueId> = [x, offsets].into_iter().chain(mask).collect();
-    let columns = cx.add(op, &operands)?;
-    let y = columns_by_weights(cx, columns, w)?;
+    let plane = moved.plane(&sx)?;
+    let positions = moved.positions(cx, (x, offsets), &plane)?;
+    let mut operands = vec![x, positions];
+    if let Some(mask) = cx.opt(4)? {
+        operands.push(moved.of_taps(cx, mask, &sx[0], (1, "a mask"), &plane)?);
+    }
+    let groups = moved.groups;
+    let samples = cx.add(Op::Sample { groups }, &operands)?;
+    let [rows, columns] = plane;
+    let shape = [&sx[0], &sx[1], &moved.n_taps().into(), &rows, &columns];
+    let windows = cx.reshape(samples, shape)?;
+    let y = columns_by_weights(cx, windows, w)?;
     one(with_bias(cx, y, 3)?)
+}
+
+/// Windows whose taps are moved, in groups of channels.
+struct Deformed {
+    window: Window,
+    taps: [usize; 2],
+    groups: usize,
+}
+
+impl Deformed {
+    fn n_taps(&self) -> usize {
+        self.taps[0].saturating_mul(self.taps[1])
+    }
+
+    /// Rows and columns of windows over images of a shape.
+    fn plane(&self, image: &Shape) -> Result<[Dim; 2]> {
+        let taps = self.taps.map(Dim::from);
+        let plane = infer::windows(&image[2..], &taps, &self.window, false);
+        let plane = plane.map_err(Error::invalid)?;
+        <[Dim; 2]>::try_from(plane).map_err(|_| Error::internal("windows of another rank"))
+    }
+
+    /// `[n, groups * taps * k, rows, columns]` as `[n, groups, taps, k, points]`, without `k` where that is 1.
+    fn of_taps(
+        &self,
+        cx: &mut Ctx,
+        v: ValueId,
+        n: &Dim,
+        (k, name): (usize, &str),
+        [rows, columns]: &[Dim; 2],
+    ) -> Result<ValueId> {
+        let channels = self.groups.saturating_mul(self.n_taps()).saturating_mul(k);
+        let expected = Shape(vec![
+            n.clone(),
+            channels.into(),
+            rows.clone(),
+            columns.clone(),
+        ]);
+        let found = cx.shape_of(v);
+        if found != expected {
+            let message = format!("expected {name} of shape {expected}, got {found}");
+            return Err(Error::invalid(message));
+        }
+        let mut shape = vec![n.clone(), self.groups.into(), self.n_taps().into()];
+        shape.extend((k > 1).then(|| Dim::from(k)));
+        shape.push(rows.product(columns));
+        cx.reshape(v, shape)
+    }
+
+    /// Positions of all taps: those of the window, moved by the offsets.
+    fn positions(
+        &self,
+        cx: &mut Ctx,
+        (x, offsets): (ValueId, ValueId),
+        plane: &[Dim; 2],
+    ) -> Result<ValueId> {
+        let n = cx.shape_of(x)[0].clone();
+        let wide = match cx.dtype_of(offsets) {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let offsets = self.of_taps(cx, offsets, &n, (2, "offsets"), plane)?;
+        let offsets = cx.cast(offsets, wide)?;
+        let [height, width] = self.taps;
+        let [rows, columns] = plane;
+        let shape = [height.into(), width.into(), rows.clone(), columns.clone()];
+        let mut along = Vec::new();
+        for d in 0..2 {
+            let at = cx.iota(shape.to_vec(), 2 + d)?;
+            let at = cx.mul_real(at, self.window.strides[d] as f64)?;
+            let tap = cx.iota(shape.to_vec(), d)?;
+            let tap = cx.mul_real(tap, self.window.dilations[d] as f64)?;
+            let at = cx.add_(at, tap)?;
+            let at = cx.add_real(at, -(self.window.pads_low[d] as f64))?;
+            let at = cx.reshape(at, [self.n_taps().into(), 1.into(), rows.product(columns)])?;
+            along.push(cx.cast(at, wide)?);
+        }
+        let unmoved = cx.concat(&along, 1)?;
+        cx.add_(offsets, unmoved)
+    }
 }
 
 /// The product of windows `[n, c, taps, rows, columns]` and weights `[m, c / groups, ..]`: `[n, m, rows, columns]`.

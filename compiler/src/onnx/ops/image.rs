@@ -256,6 +256,18 @@ fn grid_sample(cx: &mut Ctx) -> Result<Outs> {
     let [x, grid] = cx.first()?;
     let (sx, sg) = (cx.shape_of(x), cx.shape_of(grid));
     let spatial = sampled_axes(&sx, &sg)?;
+    if mode == Mode::Linear && spatial.len() == 2 {
+        let axis = |extent| Axis {
+            extent,
+            align,
+            border,
+        };
+        return one(bilinear(
+            cx,
+            [x, grid],
+            [axis(spatial[0]), axis(spatial[1])],
+        )?);
+    }
     let mut taps = Vec::new();
     for (i, &extent) in spatial.iter().enumerate() {
         let axis = Axis {
@@ -273,6 +285,21 @@ fn grid_sample(cx: &mut Ctx) -> Result<Outs> {
     let mut shape = vec![n, c];
     shape.extend(sg[1..=spatial.len()].iter().cloned());
     one(cx.reshape(y, shape)?)
+}
+
+/// Bilinear samples of images at the points of a grid.
+fn bilinear(cx: &mut Ctx, [x, grid]: [ValueId; 2], axes: [Axis; 2]) -> Result<ValueId> {
+    let (sx, sg) = (cx.shape_of(x), cx.shape_of(grid));
+    let points = sg[1].product(&sg[2]);
+    let mut positions = Vec::new();
+    for (d, axis) in axes.iter().enumerate() {
+        let c = coordinates(cx, grid, 1 - d)?;
+        let at = axis.position(cx, c, Mode::Linear)?;
+        positions.push(cx.reshape(at, [&sg[0], &1.into(), &1.into(), &1.into(), &points])?);
+    }
+    let positions = cx.concat(&positions, 3)?;
+    let y = cx.add(Op::Sample { groups: 1 }, &[x, positions])?;
+    cx.reshape(y, [&sx[0], &sx[1], &sg[1], &sg[2]])
 }
 
 /// Extents of the image's spatial axes, which the grid must fit.

@@ -280,7 +280,7 @@ fn shard_of_sums(op: &Op, s: &Sizes, axis: usize) -> Option<Vec<Sharding>> {
             let [_, out] = weight_axes(*layout, s.rank(1));
             Some(vec![Replicated, once(out)])
         }
-        Op::DeformColumns { .. } | Op::Pool { .. } | Op::MaxPoolGrad { .. } => {
+        Op::Sample { .. } | Op::Pool { .. } | Op::MaxPoolGrad { .. } => {
             (axis == 0).then(|| s.all(0))
         }
         Op::Attention { .. } if axis + 2 < s.outputs[0].len() => {

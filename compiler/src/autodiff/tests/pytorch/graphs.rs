@@ -23,6 +23,8 @@ pub fn cases() -> Vec<Case> {
         transposed_convolutions(),
         max_pools(),
         mean_pools(),
+        volumes(),
+        vec![case("grid_sample", grid_sample)],
         reads(),
         writes(),
         sorts(),
@@ -258,6 +260,49 @@ fn transposed_convolutions() -> Vec<Case> {
         transpose("conv_transpose2d_grouped", [2, 1], one, one, [1, 0], 2),
         transpose("conv_transpose2d_dilated", [1, 2], [3, 2], [1, 2], none, 1),
     ]
+}
+
+/// Windows over three axes.
+fn volumes() -> Vec<Case> {
+    use PoolKind::{Avg, AvgIncludePad, Max};
+    let conv = |name, strides: [usize; 3], dilations: [usize; 3], pads: [usize; 3], groups| {
+        conv(name, [&strides, &dilations], [&pads, &pads], groups)
+    };
+    let one = [1; 3];
+    let transpose = Op::ConvTranspose {
+        window: window(&[2, 1, 3], &[1, 2, 1], &one, &one),
+        output_pads: vec![1, 0, 2],
+        groups: 2,
+    };
+    let (three, two): (Extents, Extents) = (&[3; 3], &[2; 3]);
+    let max: [Extents; 4] = [&[3, 2, 2], &[2, 1, 2], &one, &[1, 0, 1]];
+    let mean: [Extents; 4] = [three, two, &one, &one];
+    vec![
+        conv("conv3d_padded", one, one, one, 1),
+        conv("conv3d_strided_dilated", [2, 1, 3], [2, 1, 3], [1, 2, 1], 1),
+        conv("conv3d_grouped", one, one, [1, 0, 1], 2),
+        conv("conv3d_depthwise", [1, 2, 1], one, one, 3),
+        single("conv_transpose3d", transpose),
+        pool("max_pool3d", Max, max, false),
+        pool("avg_pool3d", Avg, mean, true),
+        pool("avg_pool3d_with_pads", AvgIncludePad, mean, true),
+    ]
+}
+
+/// Bilinear samples at the points of a grid over images of 4x5, whose corners are aligned.
+fn grid_sample(b: &mut GraphBuilder, x: &[ValueId]) -> Result<ValueId> {
+    let mut along = Vec::new();
+    for (axis, extent) in [(1, 4.0), (0, 5.0)] {
+        let at = b.slice_axis(x[1], 3, axis, 1)?;
+        let one = b.scalar(DType::F64, 1.0);
+        let half = b.scalar(DType::F64, (extent - 1.0) / 2.0);
+        let at = b.add_(at, one)?;
+        let at = b.mul(at, half)?;
+        along.push(b.reshape(at, [1usize, 1, 1, 1, 12])?);
+    }
+    let positions = b.concat(&along, 3)?;
+    let y = b.add1(Op::Sample { groups: 1 }, &[x[0], positions])?;
+    b.reshape(y, [1usize, 2, 3, 4])
 }
 
 /// Pooling with pads that are equal on both sides: size, strides, dilations and pads.

@@ -11,7 +11,7 @@ use gristmill_runtime::DType;
 /// The operands of a product of bytes.
 pub(super) struct BytesProduct {
     /// The left-hand side; strides and offset count words, but for the last axis, which has stride 1.
-    /// Those of depthwise convolutions count bytes.
+    /// Descriptors of depthwise convolutions count bytes.
     pub(super) left: Strided,
     /// Bytes of a stride of 1.
     unit: usize,

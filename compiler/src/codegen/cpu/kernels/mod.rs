@@ -3,7 +3,6 @@
 mod attention;
 mod bytes;
 mod convolution;
-mod deform;
 mod epilogue;
 mod pack;
 mod product;
@@ -11,6 +10,7 @@ mod random;
 mod reduce;
 mod regions;
 mod rows;
+mod sample;
 mod standardize;
 mod table;
 mod weights;
@@ -38,7 +38,7 @@ pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, 
         KernelFamily::Product => product::task,
         KernelFamily::Convolution => convolution::task,
         KernelFamily::Pooling => windows::pooling,
-        KernelFamily::DeformedWindows => deform::task,
+        KernelFamily::Samples => sample::task,
         KernelFamily::Regions => regions::task,
         KernelFamily::Softmax => rows::softmax,
         KernelFamily::Normalisation => rows::norm,
