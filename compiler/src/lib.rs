@@ -85,6 +85,7 @@ pub mod command_line {
     pub use crate::options::ConvAlgorithm;
     pub use crate::passes::indexed::{indexed_extents, wrong_index};
     pub use crate::passes::{cut, decides_extents, has_run_time_extents, segments};
+    pub use crate::pipeline::LoopTime;
     pub use crate::report::Fallback;
 }
 

@@ -7,13 +7,14 @@ use crate::train::{self, Learning, ObjectiveArgs};
 use crate::{image, load, print_json};
 use clap::Args;
 use gristmill::Source;
-use gristmill::codegen::cpu::why_loops;
-use gristmill::command_line::ShapeWork;
+use gristmill::codegen::cpu::why_loops as why;
+use gristmill::command_line::{LoopTime, ShapeWork};
 use gristmill::command_line::{bound, interface};
 use gristmill::command_line::{cut, decides_extents, has_run_time_extents, segments};
 use gristmill::ir::{Bindings, Graph};
 use gristmill::onnx::{
-    Capabilities, Declared, Form, Model, OperatorReport, Specialisation, Structure, Treatment,
+    Capabilities, Declared, Form, Loops, Model, OperatorReport, Specialisation, Structure,
+    Treatment,
 };
 use gristmill::place::emulated;
 use gristmill::{Error, Result};
@@ -183,6 +184,8 @@ struct Report {
     run_time: Option<RunTimeExtents>,
     /// What further shapes take, where some are not constant.
     shapes: Option<ShapeWork>,
+    /// Sizes of symbolic dims at which times were predicted; `None` where none were.
+    sizes: Option<Bindings>,
     n_nodes: usize,
     /// Nodes that cannot be compiled.
     n_bad: usize,
@@ -200,7 +203,8 @@ impl Report {
         let inputs = m.interface(&spec)?.0;
         let trial = m.trial(&spec)?;
         let is_open = |e: &Error| trial.is_undecided && e.is_of_values();
-        let capabilities = m.capabilities_but(&trial.spec, why_loops, &is_open)?;
+        let loops = |share| Loops { why, share };
+        let mut capabilities = m.capabilities_but(&trial.spec, loops(None), &is_open)?;
         let can_compile = capabilities.problems.is_empty();
         let shape_inputs = match can_compile {
             true => trial.values,
@@ -210,6 +214,14 @@ impl Report {
             true => Some(m.graph(&spec)),
             false => None,
         };
+        let times = match &graph {
+            Some(Ok(g)) => LoopTime::of(g).ok(),
+            _ => None,
+        };
+        if let Some(times) = &times {
+            let share = |path: &str| times.share(path);
+            capabilities = m.capabilities_but(&trial.spec, loops(Some(&share)), &is_open)?;
+        }
         let run_time = match &graph {
             Some(Ok(g)) => RunTimeExtents::of(g)?,
             _ => None,
@@ -224,6 +236,7 @@ impl Report {
             shape_inputs,
             run_time,
             shapes,
+            sizes: times.map(|times| times.sizes),
         })
     }
 
@@ -232,7 +245,7 @@ impl Report {
         let nodes = plural(self.n_nodes, "node");
         let operators = plural(self.capabilities.operators.len(), "operator");
         outln!("{nodes} of {operators}; {n_bad} cannot be compiled");
-        print_table(&self.capabilities);
+        print_table(&self.capabilities, self.sizes.as_ref());
         for problem in &self.capabilities.problems {
             outln!("  {}", describe(&problem.message, &problem.nodes));
         }
@@ -275,6 +288,7 @@ impl Report {
             "open_inputs": open_inputs.collect::<BTreeMap<_, _>>(),
             "run_time_extents": self.run_time.as_ref().map(RunTimeExtents::json),
             "shapes": self.shapes.as_ref().map(shapes_json),
+            "predicted_at": self.sizes,
             "ops": counts,
             "capabilities": operators_json(&self.capabilities),
             "notes": notes.collect::<Vec<_>>(),
@@ -299,13 +313,16 @@ fn operators_json(capabilities: &Capabilities) -> Value {
     let mut operators = serde_json::Map::new();
     for (name, o) in &capabilities.operators {
         let nodes: BTreeMap<&str, usize> = o.nodes.iter().map(|(t, &n)| (t.name(), n)).collect();
-        operators.insert(name.clone(), json!({ "nodes": nodes, "loops": o.loops }));
+        operators.insert(
+            name.clone(),
+            json!({ "nodes": nodes, "loops": o.loops, "loops_share": o.share }),
+        );
     }
     operators.into()
 }
 
 /// A row per operator, a column per treatment that occurs; then the operators that fall back.
-fn print_table(capabilities: &Capabilities) {
+fn print_table(capabilities: &Capabilities, sizes: Option<&Bindings>) {
     let rows = &capabilities.operators;
     let occurs = |t: &Treatment| rows.values().any(|o| o.nodes.contains_key(t));
     let columns: Vec<Treatment> = Treatment::ALL.into_iter().filter(occurs).collect();
@@ -317,7 +334,7 @@ fn print_table(capabilities: &Capabilities) {
         outln!("  {name:<width$}{counts}");
     }
     if columns.contains(&Treatment::Fallback) {
-        print_fallbacks(capabilities);
+        print_fallbacks(capabilities, sizes);
     }
 }
 
@@ -332,13 +349,32 @@ fn cell(text: &str) -> String {
     format!("  {text:>10}")
 }
 
-fn print_fallbacks(capabilities: &Capabilities) {
-    outln!("fallback: loops over single elements, right but slow on large tensors");
+fn print_fallbacks(capabilities: &Capabilities, sizes: Option<&Bindings>) {
+    let sizes = sizes.map(sizes_text).unwrap_or_default();
+    outln!("fallback: loops over single elements, right but slow{sizes}");
     for (name, o) in &capabilities.operators {
         let loops: Vec<String> = o.loops.iter().map(|(op, n)| format!("{n} {op}")).collect();
-        if !loops.is_empty() {
-            outln!("  {}: {}", printable(name), loops.join(", "));
+        if loops.is_empty() {
+            continue;
         }
+        let (name, loops) = (printable(name), loops.join(", "));
+        match o.share {
+            Some(share) => outln!(
+                "  {name}: {:.0} % of the predicted time: {loops}",
+                share * 100.0
+            ),
+            None => outln!("  {name}: {loops}"),
+        }
+    }
+}
+
+/// ` at batch=31, length=37 (--set gives others)`; nothing where all dims are constant.
+fn sizes_text(sizes: &Bindings) -> String {
+    let sizes = sizes.iter().map(|(s, n)| format!("{}={n}", printable(s)));
+    let sizes = sizes.collect::<Vec<_>>().join(", ");
+    match sizes.is_empty() {
+        true => String::new(),
+        false => format!(", at {sizes} (--set gives others)"),
     }
 }
 

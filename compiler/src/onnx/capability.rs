@@ -18,7 +18,7 @@ pub enum Treatment {
     Native,
     /// By several such ops.
     Decomposed,
-    /// At least in part by generated loops over single elements: right, but slow on large tensors.
+    /// At least in part by generated loops over single elements, which take their share of the time.
     Fallback,
     /// By the host, between parts that are compiled: the data decides extents of the results.
     Host,
@@ -52,38 +52,61 @@ impl Treatment {
 }
 
 /// The nodes of one operator.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperatorReport {
     /// Number of nodes by treatment.
     pub nodes: BTreeMap<Treatment, usize>,
     /// Fallbacks, such as `matmul of f64: no kernel for f64`, and how often.
     pub loops: BTreeMap<String, usize>,
+    /// Share of the loops in the predicted time of the model, from 0 to 1; `None` where no time was predicted.
+    pub share: Option<f64>,
 }
 
+/// Least share of the predicted time with which the loops of an operator are slow.
+pub const SLOW_SHARE: f64 = 0.01;
+
 impl OperatorReport {
+    /// Adds a node, whose loops count where they are slow.
     fn add(&mut self, treatment: Treatment, made: &[&ComputedNode]) {
         *self.nodes.entry(treatment).or_insert(0) += 1;
+        if !self.is_slow() {
+            return;
+        }
         for slow in made.iter().filter_map(|m| m.slow.as_ref()) {
             *self.loops.entry(slow.clone()).or_insert(0) += 1;
         }
     }
+
+    fn is_slow(&self) -> bool {
+        self.share.is_none_or(|share| share >= SLOW_SHARE)
+    }
 }
 
-fn treatment_of(visit: &Visit, made: &[&ComputedNode], bad: &BTreeSet<&str>) -> Treatment {
+fn treatment_of(
+    visit: &Visit,
+    made: &[&ComputedNode],
+    bad: &BTreeSet<&str>,
+    is_slow: bool,
+) -> Treatment {
     match visit.outcome {
         Visited::Failed => Treatment::Impossible,
         Visited::Unreached if bad.contains(visit.path.as_str()) => Treatment::Impossible,
         Visited::Unreached => Treatment::Undecided,
-        Visited::Imported => treatment(made),
+        Visited::Imported => treatment(made, is_slow),
     }
 }
 
-/// Tells why generated loops over single elements compute a node; `None` where something faster
-/// does.
-pub type WhyLoops = fn(&Graph, &Node) -> Option<String>;
+/// Knowledge of the loops over single elements that are generated where nothing faster computes a node.
+#[derive(Clone, Copy)]
+pub struct Loops<'a> {
+    /// Tells why there are loops for a node; `None` where something faster computes it.
+    pub why: fn(&Graph, &Node) -> Option<String>,
+    /// Share of the loops of the model's node at a path in the predicted time of the model, if that is known.
+    pub share: Option<&'a dyn Fn(&str) -> f64>,
+}
 
 /// Treatments of a model's nodes on the CPU, and the problems of those that cannot be computed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Capabilities {
     /// By operator; those of another domain are named `domain::operator`. Bodies of functions and
     /// subgraphs count once per use.
@@ -107,12 +130,12 @@ pub struct Note {
 }
 
 impl Model {
-    /// The treatment of each node on the CPU, named dims bound as `spec` says. `why_loops` tells why
-    /// generated loops compute a node of the graph, where they do.
+    /// The treatment of each node on the CPU, named dims bound as `spec` says. Loops with a share below
+    /// [`SLOW_SHARE`] of the time are as good as native code.
     ///
     /// Errors when `spec` does not fit the model; problems of nodes are in the report.
-    pub fn capabilities(&self, spec: &Specialisation, why_loops: WhyLoops) -> Result<Capabilities> {
-        self.capabilities_but(spec, why_loops, &|_| false)
+    pub fn capabilities(&self, spec: &Specialisation, loops: Loops) -> Result<Capabilities> {
+        self.capabilities_but(spec, loops, &|_| false)
     }
 
     /// [`Model::capabilities`]; nodes with an error for which `is_open` holds are undecided.
@@ -120,26 +143,34 @@ impl Model {
     pub fn capabilities_but(
         &self,
         spec: &Specialisation,
-        why_loops: WhyLoops,
+        loops: Loops,
         is_open: &dyn Fn(&Error) -> bool,
     ) -> Result<Capabilities> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
         let mut made: BTreeMap<&str, Vec<ComputedNode>> = BTreeMap::new();
         let graph = imported.graph.as_ref().unwrap_or(&imported.draft);
-        collect(graph, why_loops, &mut made);
+        collect(graph, loops, &mut made);
         let (open, errors): (Vec<Error>, Vec<Error>) =
             imported.errors.into_iter().partition(is_open);
         let bad: BTreeSet<&str> = errors.iter().filter_map(|e| e.node()).collect();
         let open: BTreeSet<&str> = open.iter().filter_map(|e| e.node()).collect();
+        let visits = imported.visits.iter().map(|v| (v, made_by(v, &made)));
+        let visits: Vec<(&Visit, Vec<&ComputedNode>)> = visits.collect();
         let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
-        for visit in &imported.visits {
-            let made = made_by(visit, &made);
+        for (visit, made) in &visits {
+            let report = operators.entry(visit.operator.clone()).or_default();
+            report.share = loops.share.map(|_| {
+                let shares = made.iter().map(|m| m.share);
+                report.share.unwrap_or(0.0) + shares.sum::<f64>()
+            });
+        }
+        for (visit, made) in &visits {
             let report = operators.entry(visit.operator.clone()).or_default();
             let treatment = match open.contains(visit.path.as_str()) {
                 true => Treatment::Undecided,
-                false => treatment_of(visit, &made, &bad),
+                false => treatment_of(visit, made, &bad, report.is_slow()),
             };
-            report.add(treatment, &made);
+            report.add(treatment, made);
         }
         Ok(Capabilities {
             operators,
@@ -173,37 +204,40 @@ fn notes(visits: &[Visit]) -> Vec<Note> {
 struct ComputedNode {
     /// Op and dtype, when it is computed by loops over single elements.
     slow: Option<String>,
+    /// Share of the loops of all nodes of this origin, in the first of them.
+    share: f64,
     /// True when its results give symbols their values.
     decides_extents: bool,
 }
 
 /// The IR nodes by origin, regions included, but those that only rename elements.
-fn collect<'g>(g: &'g Graph, why_loops: WhyLoops, made: &mut BTreeMap<&'g str, Vec<ComputedNode>>) {
+fn collect<'g>(g: &'g Graph, loops: Loops, made: &mut BTreeMap<&'g str, Vec<ComputedNode>>) {
     for (_, node) in g.nodes() {
         for region in &node.regions {
-            collect(region, why_loops, made);
+            collect(region, loops, made);
         }
         let is_view = node.op.class() == OpClass::View
             && !matches!(node.op, Op::Pad { .. } | Op::Concat { .. });
         if !is_view && !matches!(node.op, Op::Constant { .. }) {
-            made.entry(node.origin.as_str())
-                .or_default()
-                .push(ComputedNode {
-                    slow: slow(g, node, why_loops),
-                    decides_extents: decides_extents(node),
-                });
+            let of_origin = made.entry(node.origin.as_str()).or_default();
+            let share = loops.share.filter(|_| of_origin.is_empty());
+            of_origin.push(ComputedNode {
+                slow: slow(g, node, loops),
+                share: share.map_or(0.0, |share| share(node.origin.as_str())),
+                decides_extents: decides_extents(node),
+            });
         }
     }
 }
 
 /// Op, dtype and reason of a node that loops compute.
-fn slow(g: &Graph, node: &Node, why_loops: WhyLoops) -> Option<String> {
+fn slow(g: &Graph, node: &Node, loops: Loops) -> Option<String> {
     let of = node
         .inputs
         .first()
         .or(node.outputs.first())
         .map(|&v| g.ty(v).dtype)?;
-    let why = why_loops(g, node)?;
+    let why = (loops.why)(g, node)?;
     Some(format!("{} of {of}: {why}", node.op.name()))
 }
 
@@ -226,11 +260,11 @@ fn made_by<'m>(
     found
 }
 
-fn treatment(made: &[&ComputedNode]) -> Treatment {
+fn treatment(made: &[&ComputedNode], is_slow: bool) -> Treatment {
     match made {
         [] => Treatment::Folded,
         all if all.iter().any(|m| m.decides_extents) => Treatment::Host,
-        all if all.iter().any(|m| m.slow.is_some()) => Treatment::Fallback,
+        all if is_slow && all.iter().any(|m| m.slow.is_some()) => Treatment::Fallback,
         [_] => Treatment::Native,
         _ => Treatment::Decomposed,
     }

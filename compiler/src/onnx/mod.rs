@@ -31,7 +31,7 @@ mod trial;
 pub(crate) mod variables;
 mod wire;
 
-pub use capability::{Capabilities, Note, OperatorReport, Treatment};
+pub use capability::{Capabilities, Loops, Note, OperatorReport, SLOW_SHARE, Treatment};
 pub use check::{InputInfo, Problem, Summary};
 pub use inference_form::Converted;
 pub(crate) use load::LeftOpen;

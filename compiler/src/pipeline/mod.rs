@@ -3,6 +3,7 @@
 mod config;
 mod fused;
 mod kernels;
+mod loops;
 mod on_one_device;
 mod representative;
 mod stage;
@@ -11,6 +12,7 @@ mod timing;
 pub use crate::report::Scope;
 pub use config::Config;
 pub use fused::{Fused, fused, fused_for, fused_in_parts};
+pub use loops::LoopTime;
 pub(crate) use on_one_device::OnOneDevice;
 pub use stage::Stage;
 

@@ -13,10 +13,15 @@ fn graph(nodes: Vec<NodeProto>) -> GraphProto {
     }
 }
 
-/// Treatments of each operator as one line per operator.
+/// Treatments of each operator as one line per operator, no time being predicted.
 fn lines(nodes: Vec<NodeProto>) -> String {
+    lines_with(nodes, None)
+}
+
+fn lines_with(nodes: Vec<NodeProto>, share: Option<&dyn Fn(&str) -> f64>) -> String {
+    let why = crate::codegen::cpu::why_loops;
     let report = model(graph(nodes))
-        .capabilities(&Specialisation::default(), crate::codegen::cpu::why_loops)
+        .capabilities(&Specialisation::default(), Loops { why, share })
         .unwrap();
     let mut text = String::new();
     for (name, o) in &report.operators {
@@ -57,6 +62,20 @@ fn nodes_are_native_decomposed_folded_or_fall_back() {
     Shape: 1 folded
     Transpose: 1 folded
     ");
+}
+
+#[test]
+fn loops_are_fallbacks_where_all_of_an_operator_take_their_share_of_the_time() {
+    let nodes = || {
+        vec![
+            node("Gather", &["x", "at"], &["a"]),
+            node("Gather", &["a", "at"], &["y"]),
+        ]
+    };
+    let half = |_: &str| SLOW_SHARE / 2.0;
+    insta::assert_snapshot!(lines_with(nodes(), Some(&half)), @"Gather: 2 fallback (2 gather of f32: no kernel computes this op)");
+    let less = |_: &str| SLOW_SHARE / 2.1;
+    insta::assert_snapshot!(lines_with(nodes(), Some(&less)), @"Gather: 2 native");
 }
 
 #[test]
