@@ -1,5 +1,5 @@
 //! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
-//! normalisation and with it, an LSTM over rows of images, and a GPT of four blocks, on random data.
+//! normalisation and with it, an LSTM over rows of images, convolutions over videos, and a GPT of four blocks, on random data.
 //!
 //! `training [MODEL] [--threads T] [--replicas N [--strategy central] [--all-reduce one-device|exchange]] [--write FOLDER]`. With several
 //! replicas, as many logical CPUs share the threads and the batch; with
@@ -11,8 +11,8 @@ use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::place::DeviceSet;
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::train::{
-    Adam, Conv2d, Init, Lrn, Model, Objective, Pool2d, Strategy, Trainer, Training, loss,
-    step_graph,
+    Adam, BatchNorm, Conv2d, Conv3d, Init, Lrn, Model, Objective, Pool2d, Strategy, Trainer,
+    Training, loss, step_graph,
 };
 use gristmill::{AllReduce, DType, Result, Session, Settings, Tensor, write_npz};
 use gristmill_runtime::command::times::peak_rss_bytes;
@@ -55,12 +55,16 @@ const LENGTH: usize = 64;
 /// Width of the GPT.
 const WIDTH: usize = 128;
 
-const ROWS: [Row; 6] = [
+const ROWS: [Row; 7] = [
     images("mlp", &[784], mlp),
     images("lenet", &[1, 28, 28], lenet),
     images("cifar", &[3, 24, 24], cifar),
     images("cifar_lrn", &[3, 24, 24], cifar_lrn),
     images("lstm", &[28, 28], lstm),
+    Row {
+        batch: 8,
+        ..images("video", &[3, 8, 56, 56], video)
+    },
     Row {
         name: "gpt",
         batch: 12,
@@ -282,6 +286,27 @@ fn cifar_lrn(m: &mut Model, x: ValueId) -> Result<ValueId> {
     let x = m.max_pool(x, pool)?;
     let x = m.flatten(x)?;
     layers(m, x, &[384, 192, 10])
+}
+
+/// Three convolutions over time and place with normalisation, of which the last two halve all extents, and the mean of each channel.
+fn video(m: &mut Model, mut x: ValueId) -> Result<ValueId> {
+    for (i, (filters, stride)) in [(16, 1), (32, 2), (64, 2)].into_iter().enumerate() {
+        let conv = Conv3d {
+            strides: [stride; 3],
+            has_bias: false,
+            ..Conv3d::same(filters, 3)
+        };
+        x = m.scope(&format!("block{i}"), |m| {
+            let x = m.conv3d(x, conv)?;
+            let x = m.batch_norm(x, BatchNorm::default())?;
+            relu(m, x)
+        })?;
+        if i == 0 {
+            x = m.max_pool3d(x, [1, 2, 2])?;
+        }
+    }
+    let x = m.global_avg_pool3d(x)?;
+    layers(m, x, &[10])
 }
 
 /// The rows of an image as a sequence.

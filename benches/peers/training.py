@@ -73,6 +73,15 @@ class Lstm(nn.Module):
         return self.dense(self.lstm(x)[0][:, -1])
 
 
+def video():
+    layers, before = [], 3
+    for filters, stride in [(16, 1), (32, 2), (64, 2)]:
+        layers += [nn.Conv3d(before, filters, 3, stride, 1, bias=False), nn.BatchNorm3d(filters), nn.ReLU()]
+        layers += [nn.MaxPool3d((1, 2, 2))] if before == 3 else []
+        before = filters
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
 class Gpt(nn.Module):
     """nanoGPT's net for a CPU (its readme), without tied weights."""
 
@@ -93,6 +102,7 @@ MODELS = {
     "cifar": (lambda: pooled(3, [64, 64], 2304, [384, 192, 10]), (128, 3, 24, 24)),
     "cifar_lrn": (CifarLrn, (128, 3, 24, 24)),
     "lstm": (Lstm, (128, 28, 28)),
+    "video": (video, (8, 3, 8, 56, 56)),
     "gpt": (Gpt, (12, 64)),
 }
 

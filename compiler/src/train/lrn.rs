@@ -66,7 +66,7 @@ impl Model {
     /// known.
     pub fn local_response_norm(&mut self, x: ValueId, lrn: Lrn) -> Result<ValueId> {
         lrn.check()?;
-        let channels = self.image("local_response_norm", x)?[1].clone();
+        let channels = self.image::<2>("local_response_norm", x)?[1].clone();
         let b = self.builder();
         let ty = b.operand(x)?.clone();
         let known = channels.as_usize().filter(|_| ty.dtype.is_float());

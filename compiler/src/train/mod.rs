@@ -37,6 +37,7 @@ mod activation;
 mod asynchronous;
 mod checkpoint;
 mod collection;
+mod convolution;
 mod data;
 mod dropout;
 mod events;
@@ -69,6 +70,7 @@ pub use crate::onnx::variables::FixedTensor;
 pub use activation::Activation;
 pub use asynchronous::{Gradients, Pulled, Worker};
 pub use checkpoint::{Checkpoints, Position, Resumed, latest_checkpoint};
+pub use convolution::{Conv, Conv1d, Conv2d, Conv3d};
 pub use data::{
     Batch, Batches, Dataset, Epoch, Example, FileDataset, ImageOp, Images, Loading, Map, Random,
     TensorDataset, Tokens, Vocabulary,
@@ -83,10 +85,10 @@ pub use idx::read_idx;
 pub use init::Init;
 pub use lrn::Lrn;
 pub use metrics::Metrics;
-pub use model::{Conv2d, Model, Variable};
+pub use model::{Model, Variable};
 pub use norm::{BatchNorm, BatchStatistics};
 pub use optimizer::{Adagrad, Adam, Optimizer, RmsProp, Sgd};
-pub use pool::Pool2d;
+pub use pool::{Pool, Pool1d, Pool2d, Pool3d};
 pub use prediction::{Comparison, Prediction};
 pub use pretrained::{FineTuning, Pretrained, Weight};
 pub use schedule::{Curve, Decay, Exponential, Piecewise, Schedule, WarmUp};

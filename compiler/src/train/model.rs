@@ -2,9 +2,7 @@
 
 use super::{Init, accumulation};
 use crate::error::{Error, Result};
-use crate::ir::{
-    ConstData, DeviceScope, Dim, Graph, GraphBuilder, Layout, Op, Shape, ValueId, Window,
-};
+use crate::ir::{ConstData, DeviceScope, Dim, Graph, GraphBuilder, Shape, ValueId};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 
@@ -41,39 +39,6 @@ pub struct Variable {
     pub value: ValueId,
     /// True when steps move it by its gradient; the layer itself moves the others.
     pub is_trained: bool,
-}
-
-/// Settings of a convolution.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Conv2d {
-    /// Number of results per place.
-    pub filters: usize,
-    /// Extents of a filter.
-    pub size: [usize; 2],
-    /// Steps between places.
-    pub strides: [usize; 2],
-    /// Zeros around the image: `size - 1` along each axis whatever the strides, `size / 2` of them after the last element. With strides of 1
-    /// the result is as large as the image. For odd sizes this is PyTorch's `padding=size // 2`; with strides above 1, Keras' `"same"`
-    /// ([`Pool2d::same`](super::Pool2d::same)) may pad less, and so read other places.
-    pub same: bool,
-    /// Adds a number to each result.
-    pub has_bias: bool,
-    /// Initial filters.
-    pub init: Init,
-}
-
-impl Conv2d {
-    /// Filters of a size over a padded image by steps of 1, with bias.
-    pub fn same(filters: usize, size: usize) -> Conv2d {
-        Conv2d {
-            filters,
-            size: [size; 2],
-            strides: [1; 2],
-            same: true,
-            has_bias: true,
-            init: Init::GlorotUniform,
-        }
-    }
 }
 
 impl Model {
@@ -282,43 +247,6 @@ impl Model {
         self.builder.add_(product, bias)
     }
 
-    /// A convolution of images `[batch, channels, height, width]`. Variables `weights` `[filters, channels, height, width]` and `bias`.
-    pub fn conv2d(&mut self, x: ValueId, conv: Conv2d) -> Result<ValueId> {
-        let shape = self.builder.operand(x)?.shape.clone();
-        let channels = match &shape[..] {
-            [_, channels, _, _] => channels.as_usize(),
-            _ => None,
-        };
-        let Some(channels) = channels else {
-            return Err(Error::invalid(format!(
-                "conv2d: the operand has the shape {shape}, expected [batch, channels, height, width] with known channels"
-            )));
-        };
-        let [height, width] = conv.size;
-        if height == 0 || width == 0 {
-            let size = conv.size;
-            let message = format!("conv2d: filters of {size:?}, expected extents above 0");
-            return Err(Error::invalid(message));
-        }
-        let filters = self.variable(
-            "weights",
-            &[conv.filters, channels, height, width],
-            conv.init,
-        )?;
-        let op = Op::Conv {
-            window: conv.window(),
-            groups: 1,
-            layout: Layout::ChannelsFirst,
-        };
-        let y = self.builder.add1(op, &[x, filters])?;
-        if !conv.has_bias {
-            return Ok(y);
-        }
-        let bias = self.variable("bias", &[conv.filters], Init::Constant(0.0))?;
-        let bias = self.builder.reshape(bias, [conv.filters, 1, 1])?;
-        self.builder.add_(y, bias)
-    }
-
     /// All axes but the first as one: `[batch, ..]` to `[batch, n]`.
     pub fn flatten(&mut self, x: ValueId) -> Result<ValueId> {
         let shape = self.builder.operand(x)?.shape.clone();
@@ -361,22 +289,4 @@ pub(super) fn last_extent(layer: &str, shape: &Shape) -> Result<usize> {
             "{layer}: the operand has the shape {shape}, expected a last axis of known extent"
         ))
     })
-}
-
-impl Conv2d {
-    fn window(&self) -> Window {
-        let pads = self.size.map(|n| {
-            if self.same {
-                (n.saturating_sub(1), n / 2)
-            } else {
-                (0, 0)
-            }
-        });
-        Window {
-            strides: self.strides.to_vec(),
-            dilations: vec![1; 2],
-            pads_low: pads.iter().map(|(all, high)| all - high).collect(),
-            pads_high: pads.iter().map(|(_, high)| *high).collect(),
-        }
-    }
 }

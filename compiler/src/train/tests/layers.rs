@@ -5,7 +5,7 @@ use crate::autodiff::tests::{Operand, check, compare_compiled, graph_of, numbers
 use crate::error::Result;
 use crate::interp::run;
 use crate::ir::{Dim, GraphBuilder, ValueId};
-use crate::train::{Activation, Conv2d, Lrn, Model, Pool2d};
+use crate::train::{Activation, Conv1d, Conv2d, Conv3d, Init, Lrn, Model, Pool2d};
 use crate::{DType, Tensor};
 
 type Layer<'a> = &'a dyn Fn(&mut Model, ValueId) -> Result<ValueId>;
@@ -199,6 +199,43 @@ fn windows_that_do_not_fit_are_refused() {
     refused(&[1, 1, 1, 1], &|m, x| m.max_pool2d(x, [2, 2]));
     let conv = refused(&[1, 1, 4, 4], &|m, x| m.conv2d(x, Conv2d::same(1, 0)));
     assert!(conv.contains("conv2d: filters of [0, 0]"), "{conv}");
+    let video = refused(&[1, 1, 4, 4], &|m, x| m.conv3d(x, Conv3d::same(1, 3)));
+    let expected = "conv3d: the operand has the shape [1, 1, 4, 4], expected [batch, channels, depth, height, width]";
+    assert!(video.contains(expected), "{video}");
+}
+
+#[test]
+fn a_video_is_convolved_and_pooled_over_three_axes() {
+    let data: Vec<f32> = (0..2 * 3 * 4).map(|i| i as f32).collect();
+    let x = Tensor::from_slice(&data, &[1, 1, 2, 3, 4]).unwrap();
+    let mut m = Model::new("video", 0, true);
+    let input = m.input("x", DType::F32, [1usize, 1, 2, 3, 4]);
+    // A filter of ones over two frames, without padding: the sums of pixels of both.
+    let conv = Conv3d {
+        size: [2, 1, 1],
+        same: false,
+        init: Init::Constant(1.0),
+        ..Conv3d::same(1, 1)
+    };
+    let sums = m.scope("conv", |m| m.conv3d(input, conv)).unwrap();
+    let pooled = m.max_pool3d(sums, [1, 3, 2]).unwrap();
+    let mean = m.global_avg_pool3d(input).unwrap();
+    let sequence = m.builder().reshape(input, [1usize, 2, 12]).unwrap();
+    let conv = Conv1d {
+        init: Init::Constant(1.0),
+        same: false,
+        strides: [12],
+        ..Conv1d::same(1, 1)
+    };
+    let firsts = m.scope("firsts", |m| m.conv1d(sequence, conv)).unwrap();
+    let (mut b, _) = m.into_parts();
+    for (name, v) in [("pooled", pooled), ("mean", mean), ("firsts", firsts)] {
+        b.output(name, v);
+    }
+    let found = run(&b.finish().unwrap(), &[x]).unwrap();
+    assert_eq!(found[0].as_slice::<f32>(), [9.0 + 21.0, 11.0 + 23.0]);
+    assert_eq!(found[1].as_slice::<f32>(), [11.5]);
+    assert_eq!(found[2].as_slice::<f32>(), [12.0]);
 }
 
 #[test]
