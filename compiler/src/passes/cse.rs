@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 /// True for nodes that must stay even when their results are not used, or that differ although they
 /// look the same.
-fn has_effect(node: &Node) -> bool {
+pub(super) fn has_effect(node: &Node) -> bool {
     matches!(node.op.class(), OpClass::State | OpClass::Transfer)
         || node
             .regions

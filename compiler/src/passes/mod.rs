@@ -17,6 +17,7 @@ mod push_pull;
 mod quantized;
 mod rebuild;
 mod region_constants;
+mod scans;
 mod segments;
 mod specialise;
 mod split;
@@ -37,6 +38,7 @@ pub use push_pull::{PushPull, push_pull, without_assignment};
 pub use quantized::{has_integer_form, integer_products, merge_quantization, transposed_bytes};
 pub use rebuild::Rebuild;
 pub use region_constants::constants_into_regions;
+pub use scans::trim_scans;
 pub use segments::{cut, decides_extents, has_run_time_extents, segments};
 pub use specialise::{map_dims, specialise, specialise_node};
 pub use split::{Machine, check_divisible, place_on_servers, split_batch};
@@ -46,9 +48,10 @@ pub use tables::byte_tables;
 use crate::error::Result;
 use crate::ir::Graph;
 
-/// Constant folding, constants of regions, common subexpressions, dead code.
+/// Constant folding, constants of regions, common subexpressions, smaller scans, dead code.
 pub fn clean(g: &Graph) -> Result<Graph> {
-    dce(&cse(&constants_into_regions(&fold_constants(g)?)?)?)
+    let shared = cse(&constants_into_regions(&fold_constants(g)?)?)?;
+    dce(&trim_scans(&dce(&shared)?)?)
 }
 
 /// Merged products, views of concatenations, and what follows from them.

@@ -12,7 +12,7 @@ fn names(g: &Graph) -> Vec<&'static str> {
     g.nodes().map(|(_, n)| n.op.name()).collect()
 }
 
-fn ramp(shape: &[usize]) -> Tensor {
+pub(super) fn ramp(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
     Tensor::from_slice(
         &(0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>(),
