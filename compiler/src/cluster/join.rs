@@ -1,7 +1,8 @@
-//! Kernels that update several variables at once, as a step of an optimiser does: weights and their moments.
+//! Kernels with several results: updates of variables, as a step of an optimiser makes them of weights and moments, and steps of loops,
+//! such as the gates of an LSTM.
 //!
 //! Fusion stores the results of one op per kernel, so that a step of Adam is three kernels, which read gradient and moments again. Here
-//! element-wise kernels of one index space that make next values of variables are joined where they read a value in common, or one the result
+//! element-wise kernels of one index space are joined where they read a value in common, or one reads or computes the result
 //! of the other. Two are joined only if nothing else waits between them.
 
 use super::{Kernel, legal, stored_by};
@@ -21,6 +22,21 @@ pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     };
     let mut joiner = Joiner::new(g, kernels, first);
     joiner.join_all(&joiner.updates(&assigned));
+    let kernels = joiner.kernels.into_iter();
+    kernels.filter(|k| !k.members.is_empty()).collect()
+}
+
+/// The kernels of a loop's body, with element-wise ones joined.
+pub fn join_maps(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
+    let mut joiner = Joiner {
+        takes_slices: true,
+        ..Joiner::new(g, kernels, NodeId(0))
+    };
+    let all = 0..joiner.kernels.len();
+    let maps = all
+        .filter(|&kernel| joiner.is_element_wise(kernel))
+        .collect();
+    joiner.join_all(&maps);
     let kernels = joiner.kernels.into_iter();
     kernels.filter(|k| !k.members.is_empty()).collect()
 }
@@ -45,6 +61,8 @@ struct Joiner<'g> {
     stored_by: Vec<Option<usize>>,
     /// The first node that makes what is assigned: nothing before it waits for an update.
     first: NodeId,
+    /// True where members may read slices of larger tensors.
+    takes_slices: bool,
 }
 
 impl<'g> Joiner<'g> {
@@ -55,6 +73,7 @@ impl<'g> Joiner<'g> {
             stored_by: stored_by(g, &kernels),
             kernels,
             first,
+            takes_slices: false,
         }
     }
 
@@ -83,11 +102,19 @@ impl<'g> Joiner<'g> {
         }
     }
 
-    /// Kernels that make an operand of a kernel, and known readers of one.
+    /// Kernels that make an operand of a kernel, known readers of one, and those that store what the kernel computes again.
     fn partners(&self, kernel: usize, readers: &Readers) -> BTreeSet<usize> {
         let operands = self.operands(kernel);
         let known = operands.iter().filter_map(|v| readers.get(v)).flatten();
-        self.makers(&operands).chain(known.copied()).collect()
+        let makers = self.makers(&operands).chain(known.copied());
+        makers.chain(self.recomputed(kernel)).collect()
+    }
+
+    /// Kernels that store members of a later kernel.
+    fn recomputed(&self, kernel: usize) -> impl Iterator<Item = usize> {
+        let members = self.kernels[kernel].members.iter();
+        let stored = members.filter_map(|id| self.stored_by[id.0 as usize]);
+        stored.filter(move |&other| other < kernel)
     }
 
     fn makers(&self, values: &BTreeSet<ValueId>) -> impl Iterator<Item = usize> {
@@ -123,6 +150,7 @@ impl<'g> Joiner<'g> {
             Op::Map(ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod) => dtype.is_float(),
             Op::Map(_) => true,
             Op::Broadcast { .. } => self.is_single(node.inputs[0]),
+            Op::Slice { .. } => self.takes_slices,
             _ => false,
         }
     }
@@ -168,11 +196,13 @@ impl<'g> Joiner<'g> {
             && legal::may_share(self.g, &self.ordered, a.anchor, b.anchor).is_ok()
     }
 
-    /// True if two kernels read one value of the size of their results, or the second a result of the first.
+    /// True if two kernels read one value of the size of their results, or the second reads or computes a result of the first.
     fn shares(&self, a: usize, b: usize) -> bool {
         let (x, y) = (self.operands(a), self.operands(b));
         let is_whole = |v: &ValueId| self.g.ty(*v).shape == self.result(a).shape;
-        x.intersection(&y).any(is_whole) || self.makers(&y).any(|maker| maker == a)
+        x.intersection(&y).any(is_whole)
+            || self.makers(&y).any(|maker| maker == a)
+            || self.recomputed(b).any(|other| other == a)
     }
 
     /// True if a kernel waits for something that waits for another one.

@@ -19,7 +19,7 @@ use crate::ir::{Bindings, ClusterKind, Dim, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
-use join::join_updates;
+use join::{join_maps, join_updates};
 
 pub use fuse::{FusedKernels, fuse_rules};
 
@@ -88,7 +88,7 @@ pub struct Kernel {
     pub kind: ClusterKind,
     /// The op that decides how it loops.
     pub anchor: NodeId,
-    /// The ops whose results it stores: one, but for [`join_updates`].
+    /// The ops whose results it stores: one, but for joined kernels.
     pub roots: Vec<NodeId>,
     /// All that it computes, in order.
     pub members: Vec<NodeId>,
@@ -121,6 +121,21 @@ pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
 /// Fuses the nodes of `g` into clusters. Which nodes is decided on `sized`: the same graph, dims
 /// bound to representative sizes. The traffic is not yet in the report.
 pub(crate) fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<Clustered> {
+    clustered(g, sized, fusion, join_updates)
+}
+
+/// Fuses the nodes of a region, of static shapes, into clusters. A loop runs them many times, for little work each: element-wise kernels are
+/// joined beyond [`join_updates`].
+pub(crate) fn cluster_region(region: &Graph, fusion: &Fusion) -> Result<Graph> {
+    Ok(clustered(region, region, fusion, join_maps)?.graph)
+}
+
+fn clustered(
+    g: &Graph,
+    sized: &Graph,
+    fusion: &Fusion,
+    join: fn(&Graph, Vec<Kernel>) -> Vec<Kernel>,
+) -> Result<Clustered> {
     let mut report = Report::default();
     let kernels = match fusion {
         Fusion::Off => singletons(sized),
@@ -133,7 +148,7 @@ pub(crate) fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<Cl
             let kernels = std::mem::take(&mut fused.kernels);
             report.fused = Some(fused);
             match pricing.only_cpus {
-                true => join_updates(g, kernels),
+                true => join(g, kernels),
                 false => kernels,
             }
         }

@@ -40,6 +40,58 @@ fn linear_layer_takes_bias_and_activation() {
 }
 
 #[test]
+fn the_gates_of_a_recurrent_step_are_one_kernel() {
+    let mut b = GraphBuilder::new("step");
+    let [h, c] = ["h", "c"].map(|name| b.input(name, DType::F32, [8usize, 16]));
+    let w = b.input("w", DType::F32, [16usize, 64]);
+    let all = b.matmul(h, w).unwrap();
+    let mut gate = |b: &mut GraphBuilder, i: usize, op| {
+        let part = b.slice_axis(all, 1, 16 * i, 16).unwrap();
+        b.map(op, &[part]).unwrap()
+    };
+    let ops = [
+        ScalarOp::Sigmoid,
+        ScalarOp::Sigmoid,
+        ScalarOp::Tanh,
+        ScalarOp::Sigmoid,
+    ];
+    let [i, f, g, o] = [0, 1, 2, 3].map(|k| gate(&mut b, k, ops[k]));
+    let (kept, new) = (b.mul(c, f).unwrap(), b.mul(i, g).unwrap());
+    let c = b.add_(kept, new).unwrap();
+    let t = b.map(ScalarOp::Tanh, &[c]).unwrap();
+    let h = b.mul(o, t).unwrap();
+    for (name, v) in [
+        ("h", h),
+        ("c", c),
+        ("i", i),
+        ("f", f),
+        ("g", g),
+        ("o", o),
+        ("t", t),
+    ] {
+        b.output(name, v);
+    }
+    let step = b.finish().unwrap();
+    let fusion = Fusion::greedy(Pricing {
+        only_cpus: true,
+        ..Pricing::default()
+    });
+    let joined = cluster_region(&step, &fusion).unwrap();
+    crate::ir::verify::verify(&joined).unwrap();
+    assert_eq!(kinds(&joined).len(), 2, "{joined}");
+    let (apart, _) = cluster(&step, &fusion).unwrap();
+    assert!(kinds(&apart).len() > 2);
+    let tensor = |shape: &[usize]| {
+        let n = shape.iter().product::<usize>();
+        let x: Vec<f32> = (0..n).map(|i| (i as f32 * 0.37).sin()).collect();
+        Tensor::from_slice(&x, shape).unwrap()
+    };
+    let inputs = [&[8, 16][..], &[8, 16], &[16, 64]].map(tensor);
+    let run = |g: &Graph| crate::interp::run(g, &inputs).unwrap();
+    assert_eq!(run(&joined), run(&step));
+}
+
+#[test]
 fn attention_heads_are_read_and_written_by_strides() {
     let mut b = GraphBuilder::new("g");
     let q = b.input("q", DType::F32, [1usize, 8, 32]);

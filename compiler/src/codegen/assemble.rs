@@ -5,7 +5,7 @@ use super::cuda::{self, nvrtc};
 use super::kernel_forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels, KernelPlan, PackedConstant, PlanStep};
 use super::store::ConstantStore;
-use crate::cluster::{Fusion, cluster};
+use crate::cluster::{Fusion, cluster_region};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, Node, NodeId, Op, ReduceKind, Type, ValueId};
 use crate::partition::Part;
@@ -74,7 +74,7 @@ impl Settings {
 
     /// A region as it is compiled: cleaned and clustered.
     pub fn clustered(&self, region: &Graph) -> Result<Graph> {
-        Ok(cluster(&passes::clean(region)?, &self.fusion)?.0)
+        cluster_region(&passes::clean(region)?, &self.fusion)
     }
 }
 
