@@ -18,7 +18,7 @@ pub enum Treatment {
     Native,
     /// By several such ops.
     Decomposed,
-    /// At least in part by generated loops over single elements, which take their share of the time.
+    /// At least in part by generated loops over single elements that take 1 % of the predicted time or more.
     Fallback,
     /// By the host, between parts that are compiled: the data decides extents of the results.
     Host,
@@ -62,7 +62,7 @@ pub struct OperatorReport {
     pub share: Option<f64>,
 }
 
-/// Least share of the predicted time with which the loops of an operator are slow.
+/// Share of the predicted time from which on the loops of an operator are slow.
 pub const SLOW_SHARE: f64 = 0.01;
 
 impl OperatorReport {

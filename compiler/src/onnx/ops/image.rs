@@ -294,7 +294,11 @@ fn bilinear(cx: &mut Ctx, [x, grid]: [ValueId; 2], axes: [Axis; 2]) -> Result<Va
     let mut positions = Vec::new();
     for (d, axis) in axes.iter().enumerate() {
         let c = coordinates(cx, grid, 1 - d)?;
-        let at = axis.position(cx, c, Mode::Linear)?;
+        let mut at = axis.position(cx, c, Mode::Linear)?;
+        if axis.border == Border::Reflection {
+            // A mirror is half a pixel beside the last pixel, which both neighbours are there.
+            at = axis.clamp(cx, at)?;
+        }
         positions.push(cx.reshape(at, [&sg[0], &1.into(), &1.into(), &1.into(), &points])?);
     }
     let positions = cx.concat(&positions, 3)?;

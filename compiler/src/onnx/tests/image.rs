@@ -115,6 +115,61 @@ fn border_samples(align: i64) -> (Model, Vec<f32>) {
     (m, y[0].as_slice::<f32>().to_vec())
 }
 
+/// Values of PyTorch's `grid_sample`.
+#[test]
+fn bilinear_samples_beyond_the_border_are_those_of_the_padding_mode() {
+    let x = Tensor::from_slice(&[1f32, 4.0, 9.0, 16.0, 25.0, 36.0], &[1, 1, 2, 3]).unwrap();
+    let points = [
+        -1.4f32, -1.4, -1.1, 0.3, 0.9, 0.95, 1.3, -0.2, 0.1, 1.7, 5.0, -5.0, -0.3, 0.2, 1.0, 1.0,
+    ];
+    let grid = Tensor::from_slice(&points, &[1, 1, 8, 2]).unwrap();
+    for (padding, align, expected) in [
+        ("zeros", 0, [0.0, 4.55, 12.87, 0.855, 0.0, 0.0, 15.46, 9.0]),
+        (
+            "zeros",
+            1,
+            [0.48, 9.675, 34.24, 13.86, 16.965, 0.0, 14.62, 36.0],
+        ),
+        (
+            "border",
+            0,
+            [1.0, 13.0, 36.0, 17.1, 26.65, 9.0, 15.46, 36.0],
+        ),
+        (
+            "border",
+            1,
+            [1.0, 10.75, 34.24, 19.8, 26.1, 9.0, 14.62, 36.0],
+        ),
+        (
+            "reflection",
+            0,
+            [1.3, 13.0, 36.0, 17.1, 22.27, 9.0, 15.46, 36.0],
+        ),
+        (
+            "reflection",
+            1,
+            [5.68, 11.44, 34.24, 17.58, 18.54, 9.0, 14.62, 36.0],
+        ),
+    ] {
+        let mut sample = node("GridSample", &["x", "grid"], &["y"]);
+        sample.attribute = vec![
+            text("mode", "linear"),
+            text("padding_mode", padding),
+            int("align_corners", align),
+        ];
+        let m = model(GraphProto {
+            input: vec![
+                info("x", 1, &["1", "1", "2", "3"]),
+                info("grid", 1, &["1", "1", "8", "2"]),
+            ],
+            ..unary(vec![sample])
+        });
+        let g = m.graph(&Specialisation::default()).unwrap();
+        let y = interp::run(&g, &[x.clone(), grid.clone()]).unwrap();
+        assert_near(y[0].as_slice::<f32>(), &expected);
+    }
+}
+
 #[test]
 fn cubic_taps_are_clamped_to_the_border_one_by_one() {
     let (m, y) = border_samples(0);
