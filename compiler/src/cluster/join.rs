@@ -17,28 +17,25 @@ const MAX_RESULTS: usize = 8;
 /// The kernels, with those joined that update variables.
 pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     let assigned: BTreeSet<NodeId> = g.nodes().filter_map(|(_, n)| assigned_by(g, n)).collect();
-    let (Some(&first), 2..) = (assigned.first(), assigned.len()) else {
+    if assigned.len() < 2 {
         return kernels;
-    };
-    let mut joiner = Joiner::new(g, kernels, first);
-    joiner.join_all(&joiner.updates(&assigned));
-    let kernels = joiner.kernels.into_iter();
-    kernels.filter(|k| !k.members.is_empty()).collect()
+    }
+    let joiner = Joiner::new(g, kernels);
+    let updates = joiner.updates(&assigned);
+    joiner.joined(&updates)
 }
 
-/// The kernels of a loop's body, with element-wise ones joined.
+/// The kernels of a region, with element-wise ones joined.
 pub fn join_maps(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
-    let mut joiner = Joiner {
+    let joiner = Joiner {
         takes_slices: true,
-        ..Joiner::new(g, kernels, NodeId(0))
+        ..Joiner::new(g, kernels)
     };
     let all = 0..joiner.kernels.len();
     let maps = all
         .filter(|&kernel| joiner.is_element_wise(kernel))
         .collect();
-    joiner.join_all(&maps);
-    let kernels = joiner.kernels.into_iter();
-    kernels.filter(|k| !k.members.is_empty()).collect()
+    joiner.joined(&maps)
 }
 
 /// The node that makes the value which a node assigns to a variable.
@@ -59,20 +56,17 @@ struct Joiner<'g> {
     kernels: Vec<Kernel>,
     /// The kernel that stores the results of each node.
     stored_by: Vec<Option<usize>>,
-    /// The first node that makes what is assigned: nothing before it waits for an update.
-    first: NodeId,
     /// True where members may read slices of larger tensors.
     takes_slices: bool,
 }
 
 impl<'g> Joiner<'g> {
-    fn new(g: &'g Graph, kernels: Vec<Kernel>, first: NodeId) -> Joiner<'g> {
+    fn new(g: &'g Graph, kernels: Vec<Kernel>) -> Joiner<'g> {
         Joiner {
             g,
             ordered: g.ordered(),
             stored_by: stored_by(g, &kernels),
             kernels,
-            first,
             takes_slices: false,
         }
     }
@@ -86,12 +80,12 @@ impl<'g> Joiner<'g> {
             .collect()
     }
 
-    /// Joins each with earlier ones.
-    fn join_all(&mut self, updates: &BTreeSet<usize>) {
+    /// The kernels, those of a set joined with earlier ones of it.
+    fn joined(mut self, set: &BTreeSet<usize>) -> Vec<Kernel> {
         let mut readers = Readers::new();
-        for &later in updates {
+        for &later in set {
             let partners = self.partners(later, &readers);
-            for &earlier in partners.intersection(updates) {
+            for &earlier in partners.intersection(set) {
                 if self.may_join(earlier, later) {
                     self.join(earlier, later);
                 }
@@ -100,6 +94,8 @@ impl<'g> Joiner<'g> {
                 readers.entry(v).or_default().push(later);
             }
         }
+        let kernels = self.kernels.into_iter();
+        kernels.filter(|k| !k.members.is_empty()).collect()
     }
 
     /// Kernels that make an operand of a kernel, known readers of one, and those that store what the kernel computes again.
@@ -146,7 +142,7 @@ impl<'g> Joiner<'g> {
 
     fn is_light(&self, node: &Node, dtype: DType) -> bool {
         match &node.op {
-            // A division of integers may fail, and an update that may is not done in place.
+            // A division of integers may fail, and a variable is not updated in place by a kernel that may.
             Op::Map(ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod) => dtype.is_float(),
             Op::Map(_) => true,
             Op::Broadcast { .. } => self.is_single(node.inputs[0]),
@@ -208,13 +204,15 @@ impl<'g> Joiner<'g> {
     /// True if a kernel waits for something that waits for another one.
     fn waits(&self, kernel: usize, other: usize) -> bool {
         let is_far = |v: &ValueId| self.maker(*v) != Some(other);
+        // Nothing before the members of a kernel waits for it.
+        let first = self.kernels[other].members.first();
         let mut todo: Vec<ValueId> = self.operands(kernel).into_iter().filter(is_far).collect();
         let mut seen: BTreeSet<NodeId> = BTreeSet::new();
         while let Some(v) = todo.pop() {
             let Def::Node(id, _) = self.g.value(v).def else {
                 continue;
             };
-            if id < self.first || !seen.insert(id) {
+            if first.is_none_or(|first| id < *first) || !seen.insert(id) {
                 continue;
             }
             match self.stored_by[id.0 as usize] {

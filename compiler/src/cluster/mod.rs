@@ -124,8 +124,8 @@ pub(crate) fn cluster_at(g: &Graph, sized: &Graph, fusion: &Fusion) -> Result<Cl
     clustered(g, sized, fusion, join_updates)
 }
 
-/// Fuses the nodes of a region, of static shapes, into clusters. A loop runs them many times, for little work each: element-wise kernels are
-/// joined beyond [`join_updates`].
+/// Fuses the nodes of a region, of static shapes, into clusters. Most regions are bodies of loops, whose
+/// kernels run many times with little work: element-wise ones are joined beyond [`join_updates`].
 pub(crate) fn cluster_region(region: &Graph, fusion: &Fusion) -> Result<Graph> {
     Ok(clustered(region, region, fusion, join_maps)?.graph)
 }

@@ -45,7 +45,7 @@ fn the_gates_of_a_recurrent_step_are_one_kernel() {
     let [h, c] = ["h", "c"].map(|name| b.input(name, DType::F32, [8usize, 16]));
     let w = b.input("w", DType::F32, [16usize, 64]);
     let all = b.matmul(h, w).unwrap();
-    let mut gate = |b: &mut GraphBuilder, i: usize, op| {
+    let gate = |b: &mut GraphBuilder, i: usize, op| {
         let part = b.slice_axis(all, 1, 16 * i, 16).unwrap();
         b.map(op, &[part]).unwrap()
     };

@@ -171,7 +171,11 @@ fn convolution(
     })
 }
 
-/// Share of the taps of dilated windows that lie in the image; axes without dilation have 1.
+/// Pixels of a row that a tile has, about.
+const TILE_PIXELS: u64 = 12;
+
+/// Share of the taps of dilated windows that lie in the image, for some pixel of a tile; axes without
+/// dilation have 1.
 fn inside_of_dilated(
     (window, layout): (&Window, Layout),
     size: &[u64],
@@ -182,6 +186,7 @@ fn inside_of_dilated(
         Layout::ChannelsLast => 1,
         Layout::ChannelsFirst => 2,
     };
+    let last = size.len().saturating_sub(1);
     let extent = |ty: &Type, i: usize| ty.shape.get(first + i).map_or(0, |d| extents.of(d));
     let share = |(i, &size): (usize, &u64)| {
         let (n, windows, dilation) = (extent(x, i), extent(out, i), window.dilations[i] as u64);
@@ -194,7 +199,14 @@ fn inside_of_dilated(
             let at = tap.saturating_mul(dilation);
             let first = pad.saturating_sub(at).div_ceil(stride);
             let end = (n + pad).saturating_sub(at).div_ceil(stride);
-            end.min(windows).saturating_sub(first)
+            let end = end.min(windows);
+            match i == last && first < end {
+                false => end.saturating_sub(first),
+                true => {
+                    let tiles = end.div_ceil(TILE_PIXELS) - first / TILE_PIXELS;
+                    (tiles * TILE_PIXELS).min(windows)
+                }
+            }
         };
         let seen: u64 = (0..size).map(seen).sum();
         seen as f64 / (size * windows) as f64

@@ -1,12 +1,13 @@
-//! Scans without results and operands that nothing needs: those that nothing reads, stacks of the same elements, and stacks of the
-//! elements of an operand.
+//! Scans without the results and operands that nothing needs: those that nothing reads, stacks of the same
+//! elements, and stacks of the elements of an operand.
 //!
-//! The gradient of a scan leaves such: it stacks the cotangent of each operand by itself, and hands on what the products behind it read.
+//! They are in the gradient of a scan, which stacks the cotangent of each operand by itself, and hands on
+//! elements that later products read.
 
 use super::Rebuild;
 use super::cse::{dce, has_effect};
 use crate::error::Result;
-use crate::ir::{Graph, Node, NodeId, Op, Type, ValueId, symbols_of};
+use crate::ir::{Graph, Node, NodeId, Op, Output, Type, ValueId, symbols_of};
 use std::collections::BTreeSet;
 
 /// The graph with smaller scans, in regions too.
@@ -23,7 +24,7 @@ pub fn trim_scans(g: &Graph) -> Result<Graph> {
         }
         let mut node = node.clone();
         for region in &mut node.regions {
-            *region = trim_scans(region)?;
+            *region = dce(&trim_scans(region)?)?;
         }
         match Trimmed::of(g, &node, &is_read)? {
             Some(trimmed) => trimmed.add_to(&mut r, id, &node)?,
@@ -70,10 +71,10 @@ impl Trimmed {
         if has_effect(node) {
             return Ok(None);
         }
-        let mut made: Vec<ValueId> = Vec::new();
+        let mut made: Vec<&Output> = Vec::new();
         let mut stacked = Vec::new();
         for (output, &result) in body.outputs.iter().zip(&node.outputs).skip(carried) {
-            let same = made.iter().position(|&v| v == output.value);
+            let same = made.iter().position(|o| o.value == output.value);
             let operand = (carried..carried + scanned).find(|&i| {
                 let is_same = body.inputs[i] == output.value;
                 is_same && g.ty(node.inputs[i]) == g.ty(result)
@@ -83,7 +84,7 @@ impl Trimmed {
                 (_, Some(operand)) => Stacked::Operand(operand),
                 (Some(same), _) => Stacked::Result(carried + same),
                 _ => {
-                    made.push(output.value);
+                    made.push(output);
                     Stacked::Result(carried + made.len() - 1)
                 }
             });
@@ -115,13 +116,16 @@ impl Trimmed {
         }))
     }
 
-    /// Adds the scan in the place of `old`.
+    /// Adds the scan, if it has results, in the place of `old`.
     fn add_to(&self, r: &mut Rebuild, id: NodeId, old: &Node) -> Result<()> {
-        let operand = |i: &usize| r.get(old.inputs[*i]);
-        let inputs: Vec<ValueId> = self.operands.iter().map(operand).collect();
-        let results = r.graph.add_copy(&self.node, &inputs)?;
         let (finals, stacks) = old.outputs.split_at(self.carried);
-        r.mapped(id, old, &results[..finals.len()]);
+        let mut results = Vec::new();
+        if !self.node.regions[0].outputs.is_empty() {
+            let operand = |i: &usize| r.get(old.inputs[*i]);
+            let inputs: Vec<ValueId> = self.operands.iter().map(operand).collect();
+            results = r.graph.add_copy(&self.node, &inputs)?;
+            r.mapped(id, old, &results[..finals.len()]);
+        }
         for (&v, stacked) in stacks.iter().zip(&self.stacked) {
             match stacked {
                 Stacked::Result(i) => r.set(v, results[*i]),
@@ -134,17 +138,15 @@ impl Trimmed {
 }
 
 /// A region with its first outputs and others after them, without dead nodes.
-fn with_outputs(region: &Graph, n_first: usize, others: &[ValueId]) -> Result<Graph> {
+fn with_outputs(region: &Graph, n_first: usize, others: &[&Output]) -> Result<Graph> {
     let mut r = Rebuild::new(region);
     for (id, node) in region.nodes() {
         r.copy(id, node)?;
     }
-    let first = region.outputs.iter().take(n_first).map(|o| o.value);
-    for v in first.chain(others.iter().copied()) {
-        let name = region.outputs.iter().find(|o| o.value == v);
-        let name = name.map_or("stacked", |o| o.name.as_str());
-        let new = r.get(v);
-        r.graph.add_output(name, new);
+    let first = region.outputs.iter().take(n_first);
+    for output in first.chain(others.iter().copied()) {
+        let new = r.get(output.value);
+        r.graph.add_output(&output.name, new);
     }
     dce(&r.graph)
 }
@@ -198,6 +200,7 @@ fn with_inputs(region: &Graph, inputs: &[usize]) -> Result<Graph> {
 mod tests {
     use super::*;
     use crate::interp;
+    use crate::ir::verify::verify;
     use crate::passes::tests::ramp;
 
     /// Sums of `x`, stacked once for each name, in a direction. The region reads no `z`.
@@ -243,6 +246,7 @@ mod tests {
                 ["h\" %3", "sum\" %4", "again\" %5", "x\" %6"].map(|o| format!("  output \"{o}"));
             let g = summing(&all.each_ref().map(String::as_str), reverse);
             let trimmed = trim_scans(&g).unwrap();
+            verify(&trimmed).unwrap();
             let scan = scan_of(&trimmed);
             // `h` and one stack of sums of the operands `h` and `x`.
             assert_eq!((scan.outputs.len(), scan.inputs.len()), (2, 2), "{trimmed}");

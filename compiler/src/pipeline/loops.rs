@@ -50,54 +50,70 @@ impl LoopTime {
 
     /// Part of the predicted time in loops of the node at a path, from 0 to 1.
     pub fn share(&self, path: &str) -> f64 {
-        self.loops.get(path).map_or(0.0, |ns| ns / self.total)
+        match self.loops.get(path) {
+            Some(ns) if self.total > 0.0 => ns / self.total,
+            _ => 0.0,
+        }
     }
 
     fn add_fused(&mut self, graph: &Graph, config: Config) -> Result<()> {
         let fused = fused_for(graph.clone(), &Bindings::new(), config)?;
         let sizes = representative(graph, &Bindings::new(), config);
         let clusters = passes::specialise(fused.first_clusters(), &sizes)?;
-        let costs = costs(config);
-        let device = &config.settings.devices.devices[0].profile;
-        self.add(&clusters, 1.0, &costs, device);
+        let pricing = Pricing {
+            costs: &costs(config),
+            device: &config.settings.devices.devices[0].profile,
+        };
+        self.add(&LoopTime::of_kernels(&clusters, &pricing), 1.0);
         self.sizes.extend(sizes);
         Ok(())
     }
 
-    /// Adds the kernels of a graph that runs so many times.
-    fn add(&mut self, g: &Graph, times: f64, costs: &CostModel, device: &DeviceProfile) {
-        for (id, node) in g.nodes() {
-            let n_runs = match &node.op {
-                Op::Loop { trip, .. } => costs.extents.of(trip) as f64,
-                Op::Scan { length, .. } => costs.extents.of(length) as f64,
-                Op::If => 1.0,
-                _ => {
-                    self.add_kernel(g, id, times, costs, device);
-                    continue;
-                }
-            };
-            for region in &node.regions {
-                self.add(region, times * n_runs, costs, device);
-            }
+    /// Adds the times of something that runs so many times.
+    fn add(&mut self, other: &LoopTime, times: f64) {
+        self.total += other.total * times;
+        for (path, ns) in &other.loops {
+            *self.loops.entry(path.clone()).or_default() += ns * times;
         }
     }
 
-    fn add_kernel(
-        &mut self,
-        g: &Graph,
-        id: NodeId,
-        times: f64,
-        costs: &CostModel,
-        device: &DeviceProfile,
-    ) {
-        let time = costs.node_ns(g, id, device).0 as f64 * times;
-        self.total += time;
+    /// The times of one run of a graph of kernels.
+    fn of_kernels(g: &Graph, pricing: &Pricing) -> LoopTime {
+        let mut times = LoopTime::default();
+        for (id, node) in g.nodes() {
+            let of_node = match &node.op {
+                Op::If | Op::Loop { .. } | Op::Scan { .. } => LoopTime::of_control(g, id, pricing),
+                _ => LoopTime::of_kernel(g, id, pricing),
+            };
+            times.add(&of_node, 1.0);
+        }
+        times
+    }
+
+    /// The times of control flow, divided as one run of its regions is. A loop whose number of iterations is not known runs once.
+    fn of_control(g: &Graph, id: NodeId, pricing: &Pricing) -> LoopTime {
+        let mut once = LoopTime::default();
+        for region in &g.node(id).regions {
+            once.add(&LoopTime::of_kernels(region, pricing), 1.0);
+        }
+        let all = pricing.ns(g, id);
+        let mut times = LoopTime::default();
+        let is_known = all > 0.0 && once.total > 0.0;
+        times.add(&once, if is_known { all / once.total } else { 1.0 });
+        times
+    }
+
+    fn of_kernel(g: &Graph, id: NodeId, pricing: &Pricing) -> LoopTime {
+        let mut times = LoopTime {
+            total: pricing.ns(g, id),
+            ..LoopTime::default()
+        };
         let node = g.node(id);
         let (members, graph): (Vec<&Node>, &Graph) = match (&node.op, node.regions.first()) {
             (Op::Cluster { .. }, Some(body)) => (body.nodes().map(|(_, n)| n).collect(), body),
             _ => (vec![node], g),
         };
-        let arithmetic = |n: &Node| costs.arithmetic_seconds(graph, n, device);
+        let arithmetic = |n: &Node| pricing.costs.arithmetic_seconds(graph, n, pricing.device);
         let all: f64 = members.iter().map(|n| arithmetic(n)).sum();
         for member in members {
             if why_loops(graph, member).is_some() {
@@ -106,11 +122,22 @@ impl LoopTime {
                 } else {
                     1.0
                 };
-                *self
-                    .loops
-                    .entry(member.origin.as_str().to_owned())
-                    .or_default() += time * part;
+                let path = member.origin.as_str().to_owned();
+                *times.loops.entry(path).or_default() += times.total * part;
             }
         }
+        times
+    }
+}
+
+/// Prices of kernels on a device.
+struct Pricing<'a> {
+    costs: &'a CostModel,
+    device: &'a DeviceProfile,
+}
+
+impl Pricing<'_> {
+    fn ns(&self, g: &Graph, id: NodeId) -> f64 {
+        self.costs.node_ns(g, id, self.device).0 as f64
     }
 }

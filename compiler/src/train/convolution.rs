@@ -2,7 +2,7 @@
 
 use super::{Init, Model};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Layout, Op, ValueId, Window};
+use crate::ir::{Layout, Op, ValueId, Window};
 
 /// Settings of a convolution over `N` axes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,12 +60,16 @@ impl<const N: usize> Conv<N> {
     }
 }
 
-/// Names of the spatial axes of images with so many of them.
-pub(super) fn axes(n: usize) -> &'static str {
+/// Names of the axes of images of which so many are spatial.
+pub(super) fn axes(n: usize) -> String {
+    let spatial = match n {
+        0..=3 => ["depth", "height", "width"][3 - n..].join(", "),
+        _ => format!("{n} spatial axes"),
+    };
     match n {
-        1 => "length",
-        2 => "height, width",
-        _ => "depth, height, width",
+        0 => "[batch, channels]".to_owned(),
+        1 => "[batch, channels, length]".to_owned(),
+        _ => format!("[batch, channels, {spatial}]"),
     }
 }
 
@@ -87,12 +91,10 @@ impl Model {
     }
 
     fn conv<const N: usize>(&mut self, layer: &str, x: ValueId, conv: Conv<N>) -> Result<ValueId> {
-        let shape = self.builder().operand(x)?.shape.clone();
-        let channels = shape.get(1).filter(|_| shape.rank() == N + 2);
-        let Some(channels) = channels.and_then(Dim::as_usize) else {
-            let axes = axes(N);
+        let shape = self.image::<N>(layer, x)?;
+        let Some(channels) = shape[1].as_usize() else {
             return Err(Error::invalid(format!(
-                "{layer}: the operand has the shape {shape}, expected [batch, channels, {axes}] with known channels"
+                "{layer}: the operand has the shape {shape}, expected known channels"
             )));
         };
         if conv.size.contains(&0) {

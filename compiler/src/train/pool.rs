@@ -96,6 +96,12 @@ impl Model {
         self.max_pool(x, Pool::disjoint(size))
     }
 
+    /// The mean of each channel: `[batch, channels, length]` to `[batch, channels]`.
+    pub fn global_avg_pool1d(&mut self, x: ValueId) -> Result<ValueId> {
+        self.image::<1>("global_avg_pool1d", x)?;
+        self.builder().reduce(ReduceKind::Mean, x, &[2], false)
+    }
+
     /// The mean of each channel: `[batch, channels, height, width]` to `[batch, channels]`.
     pub fn global_avg_pool2d(&mut self, x: ValueId) -> Result<ValueId> {
         self.image::<2>("global_avg_pool2d", x)?;
@@ -135,7 +141,7 @@ impl Model {
         }
         let axes = axes(N);
         Err(Error::invalid(format!(
-            "{layer}: the operand has the shape {shape}, expected [batch, channels, {axes}]"
+            "{layer}: the operand has the shape {shape}, expected {axes}"
         )))
     }
 }

@@ -26,6 +26,7 @@ pub(crate) struct Lhs {
     /// Added to each of `rows`.
     pub(crate) offset: usize,
     /// The address among `rows` of elements that are all 0, which add nothing; null where there are none.
+    /// Whether 0 times an infinite or NaN weight is NaN or nothing depends on the rows of the tile.
     pub(crate) zeros: *const f32,
     /// State of the tile registers, for tiles of AMX.
     #[cfg(target_arch = "x86_64")]
@@ -157,10 +158,11 @@ unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     }
 }
 
+/// Rows anywhere. A tap that has zeros in all rows is left out: of a dilated window on a small image
+/// that may be most of them.
+///
 /// # Safety
 /// As for [`strided`], with `taps * MR` row addresses.
-///
-/// A tap that has zeros in all rows is left out: of a dilated window on a small image that may be most of them.
 #[inline(always)]
 unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     let mut acc = [[s.zero(); NV]; MR];

@@ -1,4 +1,5 @@
-//! Pull-based code of bilinear samples: every element of a region of interest loops over those of its bin.
+//! Pull-based code of bilinear samples: an element of [`Op::Sample`] is one, and an element of a region of
+//! interest loops over those of its bin.
 
 use super::{Emit, Ix, Kind, Order, Puller};
 use crate::error::{Error, Result};

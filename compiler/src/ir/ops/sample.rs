@@ -107,133 +107,216 @@ fn rounding(is_double: bool) -> fn(f64) -> f64 {
     }
 }
 
-/// One of the two pixels along an axis, of shape `[n, groups, 1, taps * points]`.
-#[derive(Clone, Copy)]
-struct Side {
-    /// Its number, brought inside of the image.
-    index: ValueId,
-    weight: ValueId,
-    /// The derivative of the weight by the position.
-    slope: ValueId,
-}
-
-/// The gradient of the image goes to the four neighbours of each sample by their weights; that of a position is how much the weights
-/// change along an axis.
+/// The gradient of the image goes to the four neighbours of each sample by their weights; that of a position
+/// is how much the weights change along an axis.
 pub(super) fn sample_gradient(v: &mut Vjp) -> Result<()> {
-    let Op::Sample { groups } = v.op() else {
-        return v.refuse("the op is no sample");
-    };
-    let (x, positions) = (v.x(0), v.x(1));
-    let (image, at) = (v.shape(x), v.shape(positions));
-    let Some(plane) = image[2].as_usize().zip(image[3].as_usize()) else {
-        return v.refuse("the planes of its images have no known extents");
-    };
-    let of_group = image[1].exact_div(&groups.into());
-    let Some(channels) = of_group.filter(|_| plane.0 > 0 && plane.1 > 0) else {
-        return v.refuse("its images are empty");
-    };
-    let samples = at[2].product(&at[4]);
-    let lead = [&image[0], &groups.into()].map(Clone::clone);
-    let with = |rest: [&Dim; 2]| [&lead[..], &rest.map(Clone::clone)].concat();
-    let (of_samples, one) = (with([&channels, &samples]), with([&1.into(), &samples]));
-    let rows = sides(v, (0, plane.0), &one)?;
-    let columns = sides(v, (1, plane.1), &one)?;
-    let pixels = v.reshape(x, &with([&channels, &image[2].product(&image[3])]))?;
+    let shapes = SampleShapes::of(v)?;
+    let corners = shapes.corners(v)?;
     let g = v.g()?;
-    let g = v.reshape(g, &of_samples)?;
+    let g = v.reshape(g, &shapes.of_channels)?;
     let weighted = match v.n_operands() {
         3 => {
-            let mask = v.reshape(v.x(2), &one)?;
+            let mask = v.reshape(v.x(2), &shapes.of_group)?;
             v.mul(g, mask)?
         }
         _ => g,
     };
-    let dtype = v.ty(x).dtype;
-    let mut by_image = v.zeros_like(pixels)?;
-    let (mut sample, mut slopes) = (None, [None; 2]);
-    for row in rows {
-        for column in columns {
-            let index = v.times(row.index, plane.1 as f64)?;
-            let index = v.add(index, column.index)?;
-            let index = v.broadcast(index, &of_samples)?;
-            let weight = v.mul(row.weight, column.weight)?;
-            let weight = v.cast(weight, dtype)?;
-            let update = v.mul(weighted, weight)?;
-            let (axis, kind) = (3, ScatterKind::Add);
-            by_image = v.emit(
-                Op::ScatterElements { axis, kind },
-                &[by_image, index, update],
-            )?;
-            let pixel = v.emit(Op::GatherElements { axis }, &[pixels, index])?;
-            let term = v.mul(pixel, weight)?;
-            sample = Some(sum_of(v, sample, term)?);
-            let along = [(row.slope, column.weight), (row.weight, column.slope)];
-            for (slope, (a, b)) in slopes.iter_mut().zip(along) {
-                let factor = v.mul(a, b)?;
-                let factor = v.cast(factor, dtype)?;
-                let term = v.mul(pixel, factor)?;
-                *slope = Some(sum_of(v, *slope, term)?);
+    if v.needs(0) {
+        shapes.give_image(v, &corners, weighted)?;
+    }
+    let gives_mask = v.n_operands() == 3 && v.needs(2);
+    if !v.needs(1) && !gives_mask {
+        return Ok(());
+    }
+    let pixels = shapes.pixels(v, &corners)?;
+    shapes.give_positions(v, &corners, &pixels, weighted)?;
+    if !gives_mask {
+        return Ok(());
+    }
+    let terms = |c: &Corner| c.weight;
+    let sample = sum_of_products(v, &corners, &pixels, &terms)?;
+    let term = v.mul(g, sample)?;
+    let sum = v.reduce(ReduceKind::Sum, term, &[2])?;
+    let mask = v.shape(v.x(2));
+    let sum = v.reshape(sum, &mask)?;
+    v.give(2, sum)
+}
+
+/// Shapes of the operands with the samples along one axis.
+struct SampleShapes {
+    plane: [usize; 2],
+    /// `[n, groups, channels, pixels]`.
+    image: Vec<Dim>,
+    /// `[n, groups, channels, samples]`.
+    of_channels: Vec<Dim>,
+    /// `[n, groups, 1, samples]`.
+    of_group: Vec<Dim>,
+}
+
+/// One of the four pixels around each sample.
+struct Corner {
+    /// True in the image.
+    inside: ValueId,
+    /// Number of the pixel, for each channel; 0 beside the image.
+    index: ValueId,
+    weight: ValueId,
+    /// Derivatives of the weight by the position.
+    slopes: [ValueId; 2],
+}
+
+/// One of the two pixels along an axis, of shape `[n, groups, 1, samples]`.
+struct Side {
+    inside: ValueId,
+    index: ValueId,
+    weight: ValueId,
+    /// Derivative of the weight by the position.
+    slope: ValueId,
+}
+
+impl SampleShapes {
+    fn of(v: &Vjp) -> Result<SampleShapes> {
+        let Op::Sample { groups } = v.op() else {
+            return v.refuse("the op is no sample");
+        };
+        let (image, at) = (v.shape(v.x(0)), v.shape(v.x(1)));
+        let Some((height, width)) = image[2].as_usize().zip(image[3].as_usize()) else {
+            return v.refuse("the planes of its images have no known extents");
+        };
+        let of_group = image[1].exact_div(&groups.into());
+        let Some(channels) = of_group.filter(|_| height > 0 && width > 0) else {
+            return v.refuse("its images are empty");
+        };
+        let (n, groups) = (image[0].clone(), Dim::from(groups));
+        let samples = at[2].product(&at[4]);
+        let with = |a: &Dim, b: &Dim| vec![n.clone(), groups.clone(), a.clone(), b.clone()];
+        Ok(SampleShapes {
+            plane: [height, width],
+            image: with(&channels, &image[2].product(&image[3])),
+            of_channels: with(&channels, &samples),
+            of_group: with(&1.into(), &samples),
+        })
+    }
+
+    fn corners(&self, v: &mut Vjp) -> Result<Vec<Corner>> {
+        let dtype = v.ty(v.x(0)).dtype;
+        let rows = self.sides(v, 0)?;
+        let columns = self.sides(v, 1)?;
+        let mut corners = Vec::new();
+        for row in &rows {
+            for column in &columns {
+                let index = v.times(row.index, self.plane[1] as f64)?;
+                let index = v.add(index, column.index)?;
+                let mut product = |a: ValueId, b: ValueId| {
+                    let product = v.mul(a, b)?;
+                    v.cast(product, dtype)
+                };
+                let weight = product(row.weight, column.weight)?;
+                let slopes = [
+                    product(row.slope, column.weight)?,
+                    product(row.weight, column.slope)?,
+                ];
+                corners.push(Corner {
+                    inside: v.map(ScalarOp::And, &[row.inside, column.inside])?,
+                    index: v.broadcast(index, &self.of_channels)?,
+                    weight,
+                    slopes,
+                });
             }
         }
+        Ok(corners)
     }
-    let by_image = v.reshape(by_image, &image)?;
-    v.give(0, by_image)?;
-    if let ([Some(down), Some(right)], true) = (slopes, v.needs(1)) {
-        let wide = v.ty(positions).dtype;
+
+    /// The pixels before and behind all positions along an axis.
+    fn sides(&self, v: &mut Vjp, d: usize) -> Result<[Side; 2]> {
+        let (positions, extent) = (v.x(1), self.plane[d]);
+        let mut sizes = v.shape(positions);
+        sizes[3] = 1.into();
+        let mut starts = vec![Dim::from(0); sizes.len()];
+        starts[3] = d.into();
+        let at = v.slice(positions, starts, sizes)?;
+        let at = v.reshape(at, &self.of_group)?;
+        // Elsewhere, and for NaN, positions are small numbers too.
+        let above = v.with_number(ScalarOp::Gt, at, -1.0)?;
+        let below = v.with_number(ScalarOp::Lt, at, extent as f64)?;
+        let is_near = v.map(ScalarOp::And, &[above, below])?;
+        let at = v.keep(is_near, at)?;
+        let floor = v.map(ScalarOp::Floor, &[at])?;
+        let rest = v.sub(at, floor)?;
+        let before = v.minus_from(1.0, rest)?;
+        let next = v.plus(floor, 1.0)?;
+        let area = (is_near, extent);
+        Ok([
+            Side::of(v, area, floor, (before, -1.0))?,
+            Side::of(v, area, next, (rest, 1.0))?,
+        ])
+    }
+
+    /// The elements of the image at the corners, 0 beside it.
+    fn pixels(&self, v: &mut Vjp, corners: &[Corner]) -> Result<Vec<ValueId>> {
+        let image = v.reshape(v.x(0), &self.image)?;
+        let pixel = |c: &Corner| {
+            let pixel = v.emit(Op::GatherElements { axis: 3 }, &[image, c.index])?;
+            v.keep(c.inside, pixel)
+        };
+        corners.iter().map(pixel).collect()
+    }
+
+    fn give_image(&self, v: &mut Vjp, corners: &[Corner], weighted: ValueId) -> Result<()> {
+        let image = v.reshape(v.x(0), &self.image)?;
+        let mut sums = v.zeros_like(image)?;
+        let (axis, kind) = (3, ScatterKind::Add);
+        for c in corners {
+            let update = v.mul(weighted, c.weight)?;
+            let update = v.keep(c.inside, update)?;
+            sums = v.emit(Op::ScatterElements { axis, kind }, &[sums, c.index, update])?;
+        }
+        let whole = v.shape(v.x(0));
+        let sums = v.reshape(sums, &whole)?;
+        v.give(0, sums)
+    }
+
+    fn give_positions(
+        &self,
+        v: &mut Vjp,
+        corners: &[Corner],
+        pixels: &[ValueId],
+        weighted: ValueId,
+    ) -> Result<()> {
+        if !v.needs(1) {
+            return Ok(());
+        }
+        let wide = v.ty(v.x(1)).dtype;
+        let mut of_axis = v.shape(v.x(1));
+        of_axis[3] = 1.into();
         let mut along = Vec::new();
-        for slope in [down, right] {
+        for d in 0..2 {
+            let slope = sum_of_products(v, corners, pixels, &|c| c.slopes[d])?;
             let term = v.mul(weighted, slope)?;
             let sum = v.reduce(ReduceKind::Sum, term, &[2])?;
             let sum = v.cast(sum, wide)?;
-            let of_axis = [&at[0], &at[1], &at[2], &1.into(), &at[4]].map(Clone::clone);
             along.push(v.reshape(sum, &of_axis)?);
         }
-        let by_position = v.emit(Op::Concat { axis: 3 }, &along)?;
-        v.give(1, by_position)?;
-    }
-    match sample {
-        Some(sample) if v.n_operands() == 3 && v.needs(2) => {
-            let term = v.mul(g, sample)?;
-            let sum = v.reduce(ReduceKind::Sum, term, &[2])?;
-            let mask = v.shape(v.x(2));
-            let sum = v.reshape(sum, &mask)?;
-            v.give(2, sum)
-        }
-        _ => Ok(()),
+        let both = v.emit(Op::Concat { axis: 3 }, &along)?;
+        v.give(1, both)
     }
 }
 
-fn sum_of(v: &mut Vjp, sum: Option<ValueId>, term: ValueId) -> Result<ValueId> {
-    match sum {
-        Some(sum) => v.add(sum, term),
-        None => Ok(term),
+/// The sum of the pixels times something of their corners.
+fn sum_of_products(
+    v: &mut Vjp,
+    corners: &[Corner],
+    pixels: &[ValueId],
+    factor: &dyn Fn(&Corner) -> ValueId,
+) -> Result<ValueId> {
+    let mut sum = None;
+    for (c, &pixel) in corners.iter().zip(pixels) {
+        let term = v.mul(pixel, factor(c))?;
+        sum = Some(match sum {
+            Some(sum) => v.add(sum, term)?,
+            None => term,
+        });
     }
-}
-
-/// The pixels before and behind all positions along an axis of so many pixels. Those outside of the image have no weight.
-fn sides(v: &mut Vjp, (d, extent): (usize, usize), shape: &[Dim]) -> Result<[Side; 2]> {
-    let positions = v.x(1);
-    let of_all = v.shape(positions);
-    let mut starts = vec![Dim::from(0); 5];
-    starts[3] = d.into();
-    let mut sizes = of_all.clone();
-    sizes[3] = 1.into();
-    let at = v.slice(positions, starts, sizes)?;
-    let at = v.reshape(at, shape)?;
-    // Elsewhere, and for NaN, positions are small numbers too.
-    let above = v.with_number(ScalarOp::Gt, at, -1.0)?;
-    let below = v.with_number(ScalarOp::Lt, at, extent as f64)?;
-    let is_near = v.map(ScalarOp::And, &[above, below])?;
-    let at = v.keep(is_near, at)?;
-    let floor = v.map(ScalarOp::Floor, &[at])?;
-    let rest = v.sub(at, floor)?;
-    let before = v.minus_from(1.0, rest)?;
-    let next = v.plus(floor, 1.0)?;
-    let area = (is_near, extent);
-    Ok([
-        Side::of(v, area, floor, (before, -1.0))?,
-        Side::of(v, area, next, (rest, 1.0))?,
-    ])
+    sum.ok_or_else(|| Error::internal("a sample without neighbours"))
 }
 
 impl Side {
@@ -251,6 +334,7 @@ impl Side {
         let index = v.keep(inside, number)?;
         let slope = v.real(number, slope)?;
         Ok(Side {
+            inside,
             index: v.cast(index, DType::I64)?,
             weight: v.keep(inside, weight)?,
             slope: v.keep(inside, slope)?,

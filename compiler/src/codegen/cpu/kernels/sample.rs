@@ -10,16 +10,25 @@ use gristmill_kernels::sample::SampleDesc;
 
 /// Estimated time of a sample in ns (measured: 1.5 to 1.6 for planes of 7x7 to 56x56).
 const SAMPLE_NS: f64 = 1.6;
+/// The same of a pixel that is copied.
+const PIXEL_NS: f64 = 0.5;
+/// Pixels of a plane for each of its samples, at most: the kernel copies whole planes.
+const MOST_PIXELS: usize = 32;
 
 /// The task of a [`Op::Sample`].
 pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
     let x = cx.view(node.inputs[0], |_| true);
     let desc = describe(cx, node, &x).ok_or(Rejected::Empty)?;
+    let (pixels, samples) = (desc.plane[0] * desc.plane[1], desc.taps * desc.points);
+    if pixels > samples.saturating_mul(MOST_PIXELS) {
+        return Err(Rejected::Loops);
+    }
     let operand = |i: usize| Some(read(&cx.view(*node.inputs.get(i)?, Strided::is_contiguous)));
     let positions = operand(1).ok_or(Rejected::Empty)?;
     let mask = operand(2).into_iter().collect();
     let ptrs = pointers(read(&x), positions, result(node), true, mask);
-    let ns = desc.n_samples() as f64 * SAMPLE_NS;
+    let n_pixels = (desc.images * desc.channels * pixels) as f64;
+    let ns = desc.n_samples() as f64 * SAMPLE_NS + n_pixels * PIXEL_NS;
     let call = Call {
         workspace_bytes: desc.workspace_bytes(),
         ..Call::new(calls::gm_sample_f32(&desc), ptrs, desc.n_items(), ns)
