@@ -499,7 +499,22 @@ impl Task for StoreBytes {
     /// Safety: the rectangle is readable, and as many bytes are writable in rows of `ld` bytes.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        let rounding = Rounding::new(s, self.quantize);
+        // SAFETY: by contract.
+        unsafe {
+            match self.quantize.to {
+                1 => self.rows::<S, true>(s),
+                _ => self.rows::<S, false>(s),
+            }
+        }
+    }
+}
+
+impl StoreBytes {
+    /// # Safety
+    /// As for [`StoreBytes::run`].
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const UNSIGNED: bool>(&self, s: S) {
+        let rounding = Rounding::<S, UNSIGNED>::new(s, self.quantize);
         for r in 0..self.from.rows {
             let mut j = 0;
             while j < self.from.cols {
@@ -520,8 +535,8 @@ impl Task for StoreBytes {
     }
 }
 
-/// [`Quantize`] in vectors.
-struct Rounding<S: Simd> {
+/// [`Quantize`] in vectors, to unsigned or signed bytes.
+struct Rounding<S: Simd, const UNSIGNED: bool> {
     /// Range of the quotient before `zero` is added. Whole numbers, so that clamping before
     /// rounding is the same as after.
     lo: S::F,
@@ -540,24 +555,22 @@ struct Rounding<S: Simd> {
 /// 7e-5.
 const FAR_FROM_TIES: f32 = 0.4998;
 
-impl<S: Simd> Rounding<S> {
+impl<S: Simd, const UNSIGNED: bool> Rounding<S, UNSIGNED> {
     #[inline(always)]
-    fn new(s: S, quantize: Quantize) -> Rounding<S> {
+    fn new(s: S, quantize: Quantize) -> Rounding<S, UNSIGNED> {
         let zero = quantize.zero;
-        let (lo, hi) = if quantize.to == 1 {
-            (0, 255)
-        } else {
-            (-128, 127)
-        };
+        let (lo, hi) = if UNSIGNED { (0, 255) } else { (-128, 127) };
+        let divides = quantize.divisor != 1.0;
+        let has_inverse = |divisor: f32| divisor.is_normal() && (1.0 / divisor).is_normal();
         Rounding {
             lo: s.splat((lo - zero) as f32),
             hi: s.splat((hi - zero) as f32),
             nan: s.splat(-zero as f32),
             divisor: s.splat(quantize.divisor),
-            divides: quantize.divisor != 1.0,
-            inverse: Some(1.0 / quantize.divisor)
-                .filter(|inverse| inverse.is_normal() && quantize.divisor.is_normal())
-                .map(|inverse| s.splat(inverse)),
+            divides,
+            inverse: Some(quantize.divisor)
+                .filter(|&divisor| divides && has_inverse(divisor))
+                .map(|divisor| s.splat(1.0 / divisor)),
             zero: s.splat_i(zero),
         }
     }
@@ -586,8 +599,12 @@ impl<S: Simd> Rounding<S> {
 
     #[inline(always)]
     fn clamped(&self, s: S, x: S::F) -> S::F {
-        let clamped = s.min(self.hi, s.max(self.lo, x));
-        s.select(s.eq(x, x), clamped, self.nan)
+        // The lower end of NaN, which is 0 in unsigned bytes.
+        let clamped = s.min(self.hi, s.max(x, self.lo));
+        match UNSIGNED {
+            true => clamped,
+            false => s.select(s.eq(x, x), clamped, self.nan),
+        }
     }
 }
 

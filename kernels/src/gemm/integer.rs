@@ -211,11 +211,11 @@ pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usiz
     d: D,
     t: &Tile,
 ) {
-    let mut acc = [[s.splat_i(0); NV]; MR];
     let (a, lda, mut b) = (t.lhs.a, t.lhs.lda, t.b);
     // SAFETY: `k` words of each row and `k` rows of the panel are readable; prefetches need no
     // validity.
     unsafe {
+        let mut acc = [zero_parts::<S, NV>(s, t); MR];
         for kk in 0..t.k {
             let mut bv = [s.splat_i(0); NV];
             for (v, bv) in bv.iter_mut().enumerate() {
@@ -230,7 +230,7 @@ pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usiz
             }
             b = b.add(NV * S::LANES);
         }
-        end(s, t, acc);
+        store(s, t, acc);
     }
 }
 
@@ -242,10 +242,10 @@ pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usi
     d: D,
     t: &Tile,
 ) {
-    let mut acc = [[s.splat_i(0); NV]; MR];
     let mut b = t.b;
     // SAFETY: `k` words of each row of each tap and `taps * k` rows of the panel are readable.
     unsafe {
+        let mut acc = [zero_parts::<S, NV>(s, t); MR];
         for tap in 0..t.lhs.taps {
             let table = t.lhs.rows.add(tap * t.lhs.tap_stride);
             let rows: [*const f32; MR] = std::array::from_fn(|r| (*table.add(r)).add(t.lhs.offset));
@@ -264,7 +264,7 @@ pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usi
                 b = b.add(NV * S::LANES);
             }
         }
-        end(s, t, acc);
+        store(s, t, acc);
     }
 }
 
@@ -276,10 +276,10 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
     d: D,
     t: &Tile,
 ) {
-    let mut acc = [[s.splat_i(0); NV]; MR];
     // SAFETY: `k` words of each row and `k` rows of each panel are readable; prefetches need no
     // validity.
     unsafe {
+        let mut acc = [zero_parts::<S, NV>(s, t); MR];
         for kk in 0..t.k {
             let mut x = [s.splat_i(0); MR];
             for (r, x) in x.iter_mut().enumerate() {
@@ -295,31 +295,59 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
                 }
             }
         }
-        end(s, t, acc);
+        store(s, t, acc);
     }
 }
 
-/// Subtracts the zero point's part from the sums, then stores them as `i32` or finishes in `f32`.
+/// The zero point's part of the sums of each column, with which sums of products begin.
+///
+/// # Safety
+/// The panels end with their columns' sums.
+#[inline(always)]
+unsafe fn zero_parts<S: Simd, const NV: usize>(s: S, t: &Tile) -> [S::I; NV] {
+    let zero = s.splat_i(t.zero.wrapping_neg());
+    let mut parts = [zero; NV];
+    for (v, part) in parts.iter_mut().enumerate() {
+        let vector = 2 * t.k * t.lhs.taps.max(1) + v % 2;
+        let sums =
+            t.b.wrapping_add((v / 2) * t.panel_stride + vector * S::LANES);
+        // SAFETY: by contract.
+        *part = s.mul_i(zero, s.bits(unsafe { s.load(sums) }));
+    }
+    parts
+}
+
+/// Adds the zero point's part to the sums, then stores them as [`store`] does.
 ///
 /// # Safety
 /// As for `finish`; the panels end with their columns' sums.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     t: &Tile,
     mut acc: [[S::I; NV]; MR],
 ) {
-    let zero = s.splat_i(t.zero);
     // SAFETY: by contract.
     unsafe {
-        for v in 0..NV {
-            let vector = 2 * t.k * t.lhs.taps.max(1) + v % 2;
-            let sums = t.b.add((v / 2) * t.panel_stride + vector * S::LANES);
-            let correction = s.mul_i(zero, s.bits(s.load(sums)));
-            for row in acc.iter_mut() {
-                row[v] = s.sub_i(row[v], correction);
+        let parts = zero_parts::<S, NV>(s, t);
+        for row in acc.iter_mut() {
+            for (x, &part) in row.iter_mut().zip(&parts) {
+                *x = s.add_i(*x, part);
             }
         }
+        store(s, t, acc);
+    }
+}
+
+/// Stores sums as `i32`, or finishes in `f32`.
+///
+/// # Safety
+/// As for `finish`.
+#[inline(always)]
+unsafe fn store<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, acc: [[S::I; NV]; MR]) {
+    // SAFETY: by contract.
+    unsafe {
         // Loops, since closures of `array::map` are functions of their own, without the
         // instructions of this one.
         let mut out = [[s.zero(); NV]; MR];
