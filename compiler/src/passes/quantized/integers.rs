@@ -15,7 +15,7 @@ use super::{
     is_exact_in_f32, map_of, number, product_axes, through,
 };
 use crate::interp;
-use crate::ir::{Dim, Layout, PadMode};
+use crate::ir::{Def, Dim, Layout, PadMode};
 use std::ops::Range;
 
 /// Groups of a convolution that become convolutions of their own, at most.
@@ -103,6 +103,9 @@ fn bytes_in_words(
         return Ok(bytes);
     }
     let (dtype, rank) = (r.graph.ty(bytes).dtype, r.graph.ty(bytes).rank());
+    if axis + 1 < rank && is_of_input(&r.graph, bytes) {
+        return joined_words(r, node, bytes, (axis, extent));
+    }
     let last = rank - 1;
     let there = (0..rank).filter(|&i| i != axis).chain([axis]).collect();
     let back = (0..axis).chain([last]).chain(axis..last).collect();
@@ -111,6 +114,47 @@ fn bytes_in_words(
     let x = add(r, node, Op::Transpose { perm: there }, &[bytes])?;
     let x = add(r, node, padding(rank, last, extent), &[x, any])?;
     add(r, node, Op::Transpose { perm: back }, &[x])
+}
+
+/// True for element-wise functions of an input of the graph, which lie in memory as their axes are.
+fn is_of_input(g: &Graph, v: ValueId) -> bool {
+    let shape = &g.ty(v).shape;
+    let mut v = v;
+    while let Def::Node(id, _) = g.value(v).def {
+        let node = g.node(id);
+        let mut whole = node.inputs.iter().filter(|&&x| g.ty(x).shape == *shape);
+        match (&node.op, whole.next(), whole.next()) {
+            (Op::Map(_), Some(&x), None) => v = x,
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Bytes with an axis of `extent` elements made whole words by elements of their own, whatever these are:
+/// that costs little where the axis is not the last.
+fn joined_words(
+    r: &mut Rebuild,
+    node: &Node,
+    bytes: ValueId,
+    (axis, extent): (usize, usize),
+) -> Result<ValueId> {
+    let shape = r.graph.ty(bytes).shape.clone();
+    let mut parts = vec![bytes];
+    let mut missing = extent.next_multiple_of(WORD) - extent;
+    while missing > 0 {
+        let n = missing.min(extent);
+        let mut sizes = shape.to_vec();
+        sizes[axis] = n.into();
+        let first = Op::Slice {
+            starts: vec![0.into(); sizes.len()],
+            steps: vec![1; sizes.len()],
+            sizes,
+        };
+        parts.push(add(r, node, first, &[bytes])?);
+        missing -= n;
+    }
+    add(r, node, Op::Concat { axis }, &parts)
 }
 
 /// True for a single zero point within the bytes' type.
