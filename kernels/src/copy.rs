@@ -350,14 +350,32 @@ unsafe fn rectangle<T: Copy>(
             };
             transpose(isa, t);
         } else {
-            let interleaves = size_of::<T>() == 1 && rows.src == 1 && cols.dst == 1;
-            match (cols.src, cols.dst) {
-                _ if interleaves && n_cols == 3 => interleave::<T, 3>(walk, n_rows, src, dst),
-                _ if interleaves && n_cols == 4 => interleave::<T, 4>(walk, n_rows, src, dst),
-                (1, 2) => by_row::<T, 1, 2>(walk, n_rows, n_cols, src, dst),
-                (2, 1) => by_row::<T, 2, 1>(walk, n_rows, n_cols, src, dst),
-                _ => by_element(walk, n_rows, n_cols, src, dst),
-            }
+            one_by_one(walk, n_rows, n_cols, src, dst);
+        }
+    }
+}
+
+/// Elements without vectors.
+///
+/// # Safety
+/// As for [`rectangle`].
+unsafe fn one_by_one<T: Copy>(
+    walk: &Walk,
+    n_rows: usize,
+    n_cols: usize,
+    src: *const T,
+    dst: *mut T,
+) {
+    let (rows, cols) = (walk.rows, walk.cols);
+    let interleaves = size_of::<T>() == 1 && rows.src == 1 && cols.dst == 1;
+    // SAFETY: by contract.
+    unsafe {
+        match (cols.src, cols.dst) {
+            _ if interleaves && n_cols == 3 => interleave::<T, 3>(walk, n_rows, src, dst),
+            _ if interleaves && n_cols == 4 => interleave::<T, 4>(walk, n_rows, src, dst),
+            (1, 2) => by_row::<T, 1, 2>(walk, n_rows, n_cols, src, dst),
+            (2, 1) => by_row::<T, 2, 1>(walk, n_rows, n_cols, src, dst),
+            _ => by_element(walk, n_rows, n_cols, src, dst),
         }
     }
 }

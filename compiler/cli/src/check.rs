@@ -203,29 +203,19 @@ impl Report {
         let inputs = m.interface(&spec)?.0;
         let trial = m.trial(&spec)?;
         let is_open = |e: &Error| trial.is_undecided && e.is_of_values();
-        let loops = |share| Loops { why, share };
-        let mut capabilities = m.capabilities_but(&trial.spec, loops(None), &is_open)?;
+        let loops = Loops { why, share: None };
+        let mut capabilities = m.capabilities_but(&trial.spec, loops, &is_open)?;
         let can_compile = capabilities.problems.is_empty();
         let shape_inputs = match can_compile {
             true => trial.values,
             false => BTreeSet::new(),
         };
-        let graph = match can_compile && shape_inputs.is_empty() {
-            true => Some(m.graph(&spec)),
-            false => None,
-        };
-        let times = match &graph {
-            Some(Ok(g)) => LoopTime::of(g).ok(),
-            _ => None,
-        };
+        let graph = (can_compile && shape_inputs.is_empty()).then(|| m.graph(&spec));
+        let times = loop_times(graph.as_ref());
         if let Some(times) = &times {
-            let share = |path: &str| times.share(path);
-            capabilities = m.capabilities_but(&trial.spec, loops(Some(&share)), &is_open)?;
+            capabilities = weighed(&m, &trial.spec, times, &is_open)?;
         }
-        let run_time = match &graph {
-            Some(Ok(g)) => RunTimeExtents::of(g)?,
-            _ => None,
-        };
+        let run_time = run_time_extents(graph.as_ref())?;
         let shapes = graph.and_then(|g| ShapeWork::of(&inputs, g));
         let forms = open.into_iter().map(|input| with_number(input, &structure));
         Ok(Report {
@@ -305,6 +295,30 @@ impl Report {
         let n = plural(problems.len(), "problem");
         let message = format!("{n} in {} of {} nodes", self.n_bad, self.n_nodes);
         Err(Error::new(kind, message))
+    }
+}
+
+/// Times of the loops of a graph, if it can be compiled.
+fn loop_times(graph: Option<&Result<Graph>>) -> Option<LoopTime> {
+    LoopTime::of(graph?.as_ref().ok()?).ok()
+}
+
+/// The capabilities of a model whose loops take these times.
+fn weighed(
+    m: &Model,
+    spec: &Specialisation,
+    times: &LoopTime,
+    is_open: &dyn Fn(&Error) -> bool,
+) -> Result<Capabilities> {
+    let share = |path: &str| times.share(path);
+    let share: Option<&dyn Fn(&str) -> f64> = Some(&share);
+    m.capabilities_but(spec, Loops { why, share }, is_open)
+}
+
+fn run_time_extents(graph: Option<&Result<Graph>>) -> Result<Option<RunTimeExtents>> {
+    match graph {
+        Some(Ok(g)) => RunTimeExtents::of(g),
+        _ => Ok(None),
     }
 }
 

@@ -150,19 +150,12 @@ fn convolution(
     if groups > 1 && channels == 1 {
         return None;
     }
-    let (taps, width) = (product_of(size.iter().copied()), *size.last()?);
-    let is_narrow = width > 1 && channels < FEW_CHANNELS;
-    let is_copied = groups == 1 && is_narrow && window.dilations.last() == Some(&1);
-    let is_pointwise = taps == 1 && window.strides.iter().all(|&s| s == 1);
+    let taps = product_of(size.iter().copied());
     Some(Product {
         rows: extents.elements(&out.shape) as f64 / filters.max(1) as f64,
         columns: filters / groups.max(1),
         depth: taps.saturating_mul(channels),
-        runs: match (is_pointwise, is_copied) {
-            (true, _) => 0,
-            (_, true) => taps / width,
-            _ => taps,
-        },
+        runs: runs(window, size, (channels, groups)),
         n_products: groups,
         inside: match x.dtype {
             DType::F32 => inside_of_dilated((window, layout), size, [x, out], extents),
@@ -171,8 +164,29 @@ fn convolution(
     })
 }
 
-/// Pixels of a row that a tile has, about.
+/// Contiguous runs of input under a window.
+fn runs(window: &Window, size: &[u64], (channels, groups): (u64, u64)) -> u64 {
+    let (taps, width) = (
+        product_of(size.iter().copied()),
+        size.last().copied().unwrap_or(1),
+    );
+    let is_narrow = width > 1 && channels < FEW_CHANNELS;
+    let is_copied = groups == 1 && is_narrow && window.dilations.last() == Some(&1);
+    let is_pointwise = taps == 1 && window.strides.iter().all(|&s| s == 1);
+    match (is_pointwise, is_copied) {
+        (true, _) => 0,
+        (_, true) => taps / width,
+        _ => taps,
+    }
+}
+
+/// Pixels of a row in a tile, about.
 const TILE_PIXELS: u64 = 12;
+
+/// Pixels of the tiles with any of some pixels.
+fn in_tiles(first: u64, end: u64) -> u64 {
+    (end.div_ceil(TILE_PIXELS) - first / TILE_PIXELS) * TILE_PIXELS
+}
 
 /// Share of the taps of dilated windows that lie in the image, for some pixel of a tile; axes without
 /// dilation have 1.
@@ -199,13 +213,9 @@ fn inside_of_dilated(
             let at = tap.saturating_mul(dilation);
             let first = pad.saturating_sub(at).div_ceil(stride);
             let end = (n + pad).saturating_sub(at).div_ceil(stride);
-            let end = end.min(windows);
-            match i == last && first < end {
-                false => end.saturating_sub(first),
-                true => {
-                    let tiles = end.div_ceil(TILE_PIXELS) - first / TILE_PIXELS;
-                    (tiles * TILE_PIXELS).min(windows)
-                }
+            match (first, end.min(windows)) {
+                (first, end) if i == last && first < end => in_tiles(first, end).min(windows),
+                (first, end) => end.saturating_sub(first),
             }
         };
         let seen: u64 = (0..size).map(seen).sum();

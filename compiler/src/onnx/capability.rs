@@ -156,14 +156,7 @@ impl Model {
         let open: BTreeSet<&str> = open.iter().filter_map(|e| e.node()).collect();
         let visits = imported.visits.iter().map(|v| (v, made_by(v, &made)));
         let visits: Vec<(&Visit, Vec<&ComputedNode>)> = visits.collect();
-        let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
-        for (visit, made) in &visits {
-            let report = operators.entry(visit.operator.clone()).or_default();
-            report.share = loops.share.map(|_| {
-                let shares = made.iter().map(|m| m.share);
-                report.share.unwrap_or(0.0) + shares.sum::<f64>()
-            });
-        }
+        let mut operators = with_shares(&visits, loops);
         for (visit, made) in &visits {
             let report = operators.entry(visit.operator.clone()).or_default();
             let treatment = match open.contains(visit.path.as_str()) {
@@ -179,6 +172,23 @@ impl Model {
             warnings: TrainingNode::warnings(&imported.visits),
         })
     }
+}
+
+/// The share of the loops of each operator, if shares are known, without its nodes.
+fn with_shares(
+    visits: &[(&Visit, Vec<&ComputedNode>)],
+    loops: Loops,
+) -> BTreeMap<String, OperatorReport> {
+    let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
+    if loops.share.is_none() {
+        return operators;
+    }
+    for (visit, made) in visits {
+        let report = operators.entry(visit.operator.clone()).or_default();
+        let share: f64 = made.iter().map(|m| m.share).sum();
+        report.share = Some(report.share.unwrap_or(0.0) + share);
+    }
+    operators
 }
 
 /// The rules that nodes follow, in order of first appearance.

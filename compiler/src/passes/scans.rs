@@ -1,8 +1,8 @@
-//! Scans without the results and operands that nothing needs: those that nothing reads, stacks of the same
-//! elements, and stacks of the elements of an operand.
+//! Smaller scans: without unread results and operands, stacks of the same elements, and stacks of the
+//! elements of an operand.
 //!
-//! They are in the gradient of a scan, which stacks the cotangent of each operand by itself, and hands on
-//! elements that later products read.
+//! Such are in the gradient of a scan, which stacks the cotangent of each operand by itself, and hands on
+//! elements for later products.
 
 use super::Rebuild;
 use super::cse::{dce, has_effect};
@@ -34,7 +34,7 @@ pub fn trim_scans(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-/// The value that takes the place of a stacked result.
+/// The value in the place of a stacked result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stacked {
     /// Result of a number of the smaller scan.
@@ -47,14 +47,14 @@ enum Stacked {
 /// A smaller scan.
 struct Trimmed {
     node: Node,
-    /// The operands that it has, by number.
+    /// Its operands, by number.
     operands: Vec<usize>,
     carried: usize,
     stacked: Vec<Stacked>,
 }
 
 impl Trimmed {
-    /// The smaller scan of a node; `None` for a scan that needs all that it has, and for other nodes.
+    /// The smaller scan of a node; `None` for one as small as can be, and for other nodes.
     fn of(g: &Graph, node: &Node, is_read: &[bool]) -> Result<Option<Trimmed>> {
         let (
             &Op::Scan {
@@ -71,24 +71,7 @@ impl Trimmed {
         if has_effect(node) {
             return Ok(None);
         }
-        let mut made: Vec<&Output> = Vec::new();
-        let mut stacked = Vec::new();
-        for (output, &result) in body.outputs.iter().zip(&node.outputs).skip(carried) {
-            let same = made.iter().position(|o| o.value == output.value);
-            let operand = (carried..carried + scanned).find(|&i| {
-                let is_same = body.inputs[i] == output.value;
-                is_same && g.ty(node.inputs[i]) == g.ty(result)
-            });
-            stacked.push(match (same, operand) {
-                _ if !is_read[result.0 as usize] => Stacked::Unread,
-                (_, Some(operand)) => Stacked::Operand(operand),
-                (Some(same), _) => Stacked::Result(carried + same),
-                _ => {
-                    made.push(output);
-                    Stacked::Result(carried + made.len() - 1)
-                }
-            });
-        }
+        let (made, stacked) = stacks(g, node, body, is_read);
         let body = with_outputs(body, carried, &made)?;
         let operands = needed(&body, carried);
         if made.len() == stacked.len() && operands.len() == node.inputs.len() {
@@ -137,6 +120,40 @@ impl Trimmed {
     }
 }
 
+/// The stacks to make of a scan's region, and the value in the place of each stacked result.
+fn stacks<'b>(
+    g: &Graph,
+    node: &Node,
+    body: &'b Graph,
+    is_read: &[bool],
+) -> (Vec<&'b Output>, Vec<Stacked>) {
+    let Op::Scan {
+        carried, scanned, ..
+    } = node.op
+    else {
+        return (Vec::new(), Vec::new());
+    };
+    let mut made: Vec<&Output> = Vec::new();
+    let mut stacked = Vec::new();
+    for (output, &result) in body.outputs.iter().zip(&node.outputs).skip(carried) {
+        let same = made.iter().position(|o| o.value == output.value);
+        let operand = (carried..carried + scanned).find(|&i| {
+            let is_same = body.inputs[i] == output.value;
+            is_same && g.ty(node.inputs[i]) == g.ty(result)
+        });
+        stacked.push(match (same, operand) {
+            _ if !is_read[result.0 as usize] => Stacked::Unread,
+            (_, Some(operand)) => Stacked::Operand(operand),
+            (Some(same), _) => Stacked::Result(carried + same),
+            _ => {
+                made.push(output);
+                Stacked::Result(carried + made.len() - 1)
+            }
+        });
+    }
+    (made, stacked)
+}
+
 /// A region with its first outputs and others after them, without dead nodes.
 fn with_outputs(region: &Graph, n_first: usize, others: &[&Output]) -> Result<Graph> {
     let mut r = Rebuild::new(region);
@@ -151,7 +168,7 @@ fn with_outputs(region: &Graph, n_first: usize, others: &[&Output]) -> Result<Gr
     dce(&r.graph)
 }
 
-/// Numbers of the inputs that a region reads, carried ones, and those that give a symbol its value.
+/// Numbers of the inputs read by a region, carried ones, and those with the only value of a symbol.
 fn needed(region: &Graph, carried: usize) -> Vec<usize> {
     let users = region.users();
     let is_output = |v: &ValueId| region.outputs.iter().any(|o| o.value == *v);
@@ -174,7 +191,7 @@ fn needed(region: &Graph, carried: usize) -> Vec<usize> {
     needed.into_iter().collect()
 }
 
-/// Symbols that are extents of a type.
+/// Symbols as extents of a type.
 fn plain_symbols(ty: &Type) -> impl Iterator<Item = String> {
     let symbols = ty.shape.iter().filter_map(|d| d.as_symbol());
     symbols.map(str::to_owned)

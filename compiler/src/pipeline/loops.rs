@@ -23,8 +23,8 @@ pub struct LoopTime {
 }
 
 impl LoopTime {
-    /// The times of a graph once it is rewritten and fused, at sizes of its symbols that suit it. Of a graph with extents that
-    /// the data decides, those of the segments between its host nodes.
+    /// The times of a graph once it is rewritten and fused, at suitable sizes of its symbols. Of a graph
+    /// with extents decided by the data, those of the segments between its host nodes.
     ///
     /// Errors where the graph is refused without sizes.
     pub fn of(graph: &Graph) -> Result<LoopTime> {
@@ -69,7 +69,7 @@ impl LoopTime {
         Ok(())
     }
 
-    /// Adds the times of something that runs so many times.
+    /// Adds other times, so many times.
     fn add(&mut self, other: &LoopTime, times: f64) {
         self.total += other.total * times;
         for (path, ns) in &other.loops {

@@ -25,7 +25,7 @@ pub(crate) struct Lhs {
     pub(crate) taps: usize,
     /// Added to each of `rows`.
     pub(crate) offset: usize,
-    /// The address among `rows` of elements that are all 0, which add nothing; null where there are none.
+    /// The address among `rows` of nothing but zeros, which add nothing; null where there are none.
     /// Whether 0 times an infinite or NaN weight is NaN or nothing depends on the rows of the tile.
     pub(crate) zeros: *const f32,
     /// State of the tile registers, for tiles of AMX.
@@ -158,8 +158,8 @@ unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     }
 }
 
-/// Rows anywhere. A tap that has zeros in all rows is left out: of a dilated window on a small image
-/// that may be most of them.
+/// Rows anywhere. A tap with zeros in all rows is left out: most of them, maybe, for a dilated window on a
+/// small image.
 ///
 /// # Safety
 /// As for [`strided`], with `taps * MR` row addresses.

@@ -256,25 +256,28 @@ fn grid_sample(cx: &mut Ctx) -> Result<Outs> {
     let [x, grid] = cx.first()?;
     let (sx, sg) = (cx.shape_of(x), cx.shape_of(grid));
     let spatial = sampled_axes(&sx, &sg)?;
-    if mode == Mode::Linear && spatial.len() == 2 {
-        let axis = |extent| Axis {
-            extent,
-            align,
-            border,
-        };
-        return one(bilinear(
-            cx,
-            [x, grid],
-            [axis(spatial[0]), axis(spatial[1])],
-        )?);
+    let axis = |&extent: &usize| Axis {
+        extent,
+        align,
+        border,
+    };
+    let axes: Vec<Axis> = spatial.iter().map(axis).collect();
+    if let (Mode::Linear, [rows, columns]) = (mode, &axes[..]) {
+        return one(bilinear(cx, [x, grid], [rows, columns])?);
     }
+    one(by_taps(cx, [x, grid], (&axes, mode))?)
+}
+
+/// Samples as sums of taps, each gathered for itself.
+fn by_taps(
+    cx: &mut Ctx,
+    [x, grid]: [ValueId; 2],
+    (axes, mode): (&[Axis], Mode),
+) -> Result<ValueId> {
+    let (sx, sg) = (cx.shape_of(x), cx.shape_of(grid));
+    let spatial: Vec<usize> = axes.iter().map(|axis| axis.extent).collect();
     let mut taps = Vec::new();
-    for (i, &extent) in spatial.iter().enumerate() {
-        let axis = Axis {
-            extent,
-            align,
-            border,
-        };
+    for (i, axis) in axes.iter().enumerate() {
         let c = coordinates(cx, grid, spatial.len() - 1 - i)?;
         taps.push(axis.taps(cx, c, mode)?);
     }
@@ -284,11 +287,11 @@ fn grid_sample(cx: &mut Ctx) -> Result<Outs> {
     let y = weighted_taps(cx, flat, &taps, &spatial)?;
     let mut shape = vec![n, c];
     shape.extend(sg[1..=spatial.len()].iter().cloned());
-    one(cx.reshape(y, shape)?)
+    cx.reshape(y, shape)
 }
 
 /// Bilinear samples of images at the points of a grid.
-fn bilinear(cx: &mut Ctx, [x, grid]: [ValueId; 2], axes: [Axis; 2]) -> Result<ValueId> {
+fn bilinear(cx: &mut Ctx, [x, grid]: [ValueId; 2], axes: [&Axis; 2]) -> Result<ValueId> {
     let (sx, sg) = (cx.shape_of(x), cx.shape_of(grid));
     let points = sg[1].product(&sg[2]);
     let mut positions = Vec::new();
