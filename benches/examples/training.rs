@@ -1,11 +1,13 @@
-//! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10 without its
-//! normalisation and with it, an LSTM over rows of images, convolutions over videos, and a GPT of four blocks, on random data.
+//! Time of a step of training: a perceptron, LeNet, the network of the TensorFlow tutorial for CIFAR-10
+//! without its normalisation and with it, an LSTM over rows of images, convolutions over videos, and a
+//! GPT of four blocks, on random data.
 //!
-//! `training [MODEL] [--threads T] [--replicas N [--strategy central] [--all-reduce one-device|exchange]] [--write FOLDER]`. With several
-//! replicas, as many logical CPUs share the threads and the batch; with
-//! `central`, the first one has the weights. Each row: name, median time of a step in ms, time from the model to the end of the first
-//! step, and peak memory of the process so far. `benches/peers/training.py` runs it beside PyTorch, in turn.
-//! With `--write` graphs of steps and inputs are written instead, for `gristmill bench STEP.ir --set batch=128 --inputs STEP.npz`.
+//! `training [MODEL] [--threads T] [--replicas N [--strategy central] [--all-reduce
+//! one-device|exchange]] [--write FOLDER]`. With several replicas, as many logical CPUs share the
+//! threads and the batch; with `central`, the first one has the weights. Each row: name, median time of
+//! a step in ms, time from the model to the end of the first step, and peak memory of the process so
+//! far. `benches/peers/training.py` runs it beside PyTorch, in turn. With `--write` graphs of steps and
+//! inputs are written instead, for `gristmill bench STEP.ir --set batch=128 --inputs STEP.npz`.
 
 use gristmill::ir::{Dim, ScalarOp, ValueId};
 use gristmill::place::DeviceSet;
@@ -288,7 +290,8 @@ fn cifar_lrn(m: &mut Model, x: ValueId) -> Result<ValueId> {
     layers(m, x, &[384, 192, 10])
 }
 
-/// Three convolutions over time and place with normalisation, of which the last two halve all extents, and the mean of each channel.
+/// Three convolutions over time and place with normalisation, of which the last two halve all extents,
+/// and the mean of each channel.
 fn video(m: &mut Model, mut x: ValueId) -> Result<ValueId> {
     for (i, (filters, stride)) in [(16, 1), (32, 2), (64, 2)].into_iter().enumerate() {
         let conv = Conv3d {

@@ -1,10 +1,11 @@
 //! Bilinear samples of images in f32, for sampling grids and deformable convolutions.
 //!
 //! `x: [images, channels, height, width]` with any strides, `y: [images, channels, taps, points]`
-//! contiguous. An item is a block of channels of one group of positions, and all samples of a channel or a part of them. It copies their
-//! planes into the workspace with a border of zeros, so that every neighbour of a sample is in memory; then, some samples at a time,
-//! it computes positions and weights once for all channels of the block. Products and sums are rounded
-//! one by one, so that results do not depend on the instruction set.
+//! contiguous. An item is a block of channels of one group of positions, and all samples of a channel
+//! or a part of them. It copies their planes into the workspace with a border of zeros, so that every
+//! neighbour of a sample is in memory; then, some samples at a time, it computes positions and weights
+//! once for all channels of the block. Products and sums are rounded one by one, so that results do not
+//! depend on the instruction set.
 
 use crate::descriptor::descriptor;
 use crate::isa::Isa;
@@ -17,7 +18,8 @@ use std::ops::Range;
 const CHUNK: usize = 256;
 /// Channels of an item, at most.
 const MOST_CHANNELS: usize = 16;
-/// Elements of the copied planes of an item, unless one plane alone is larger: half of a usual second-level cache.
+/// Elements of the copied planes of an item, unless one plane alone is larger: half of a usual
+/// second-level cache.
 const MOST_ELEMENTS: usize = 1 << 16;
 
 /// Items below which samples are divided among several, for more threads.
@@ -126,7 +128,8 @@ impl SampleDesc {
     }
 }
 
-/// The pixel above and left of a sample, as a position in a copied plane, and the weights of its four neighbours.
+/// The pixel above and left of a sample, as a position in a copied plane, and the weights of its four
+/// neighbours.
 #[derive(Clone, Copy)]
 struct Sample {
     at: usize,
@@ -222,8 +225,8 @@ impl Item<'_> {
             entry.write(unsafe { self.sample(of_group, point) });
         }
         for (i, channel) in self.channels.clone().enumerate() {
-            // SAFETY: the loop above has written as many samples as there are points; every position is at least two rows
-            // before the end of a plane; results and mask have these points.
+            // SAFETY: the loop above has written as many samples as there are points; every position is
+            // at least two rows before the end of a plane; results and mask have these points.
             unsafe {
                 let samples =
                     std::slice::from_raw_parts(unset.as_ptr().cast::<Sample>(), points.len());
@@ -304,9 +307,9 @@ impl Sample {
     }
 }
 
-/// Computes items `begin..end` of a [`SampleDesc`]: `ptrs[LHS]` is `x`, `ptrs[RHS]` the positions `[images, groups,
-/// taps, 2, points]` in pixels (down, then right), `ptrs[OUT]` is `y`, and `ptrs[OPERANDS]` the mask `[images, groups,
-/// taps, points]` if there is one.
+/// Computes items `begin..end` of a [`SampleDesc`]: `ptrs[LHS]` is `x`, `ptrs[RHS]` the positions
+/// `[images, groups, taps, 2, points]` in pixels (down, then right), `ptrs[OUT]` is `y`, and
+/// `ptrs[OPERANDS]` the mask `[images, groups, taps, points]` if there is one.
 ///
 /// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///

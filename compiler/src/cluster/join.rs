@@ -1,9 +1,10 @@
-//! Kernels with several results: updates of variables, as a step of an optimiser makes them of weights and moments, and steps of loops,
-//! such as the gates of an LSTM.
+//! Kernels with several results: updates of variables, as a step of an optimiser makes them of weights
+//! and moments, and steps of loops, such as the gates of an LSTM.
 //!
-//! Fusion stores the results of one op per kernel, so that a step of Adam is three kernels, which read gradient and moments again. Here
-//! element-wise kernels of one index space are joined where they read a value in common, or one reads or computes the result
-//! of the other. Two are joined only if nothing else waits between them.
+//! Fusion stores the results of one op per kernel, so that a step of Adam is three kernels, which read
+//! gradient and moments again. Here element-wise kernels of one index space are joined where they read
+//! a value in common, or one reads or computes the result of the other. Two are joined only if nothing
+//! else waits between them.
 
 use super::{Kernel, legal, stored_by};
 use crate::ir::{ClusterKind, Def, Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
@@ -98,7 +99,8 @@ impl<'g> Joiner<'g> {
         kernels.filter(|k| !k.members.is_empty()).collect()
     }
 
-    /// Kernels that make an operand of a kernel, known readers of one, and those that store what the kernel computes again.
+    /// Kernels that make an operand of a kernel, known readers of one, and those that store what the
+    /// kernel computes again.
     fn partners(&self, kernel: usize, readers: &Readers) -> BTreeSet<usize> {
         let operands = self.operands(kernel);
         let known = operands.iter().filter_map(|v| readers.get(v)).flatten();
@@ -192,7 +194,8 @@ impl<'g> Joiner<'g> {
             && legal::may_share(self.g, &self.ordered, a.anchor, b.anchor).is_ok()
     }
 
-    /// True if two kernels read one value of the size of their results, or the second reads or computes a result of the first.
+    /// True if two kernels read one value of the size of their results, or the second reads or computes
+    /// a result of the first.
     fn shares(&self, a: usize, b: usize) -> bool {
         let (x, y) = (self.operands(a), self.operands(b));
         let is_whole = |v: &ValueId| self.g.ty(*v).shape == self.result(a).shape;

@@ -11,7 +11,8 @@ use crate::passes;
 use crate::session::Settings;
 use std::collections::BTreeMap;
 
-/// Parts of a model's predicted time on one thread of a CPU in which generated loops compute element by element.
+/// Parts of a model's predicted time on one thread of a CPU in which generated loops compute element by
+/// element.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoopTime {
     /// Sizes of the symbols at which it is predicted.
@@ -90,7 +91,8 @@ impl LoopTime {
         times
     }
 
-    /// The times of control flow, divided as one run of its regions is. A loop whose number of iterations is not known runs once.
+    /// The times of control flow, divided as one run of its regions is. A loop whose number of
+    /// iterations is not known runs once.
     fn of_control(g: &Graph, id: NodeId, pricing: &Pricing) -> LoopTime {
         let mut once = LoopTime::default();
         for region in &g.node(id).regions {

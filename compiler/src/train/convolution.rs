@@ -13,8 +13,9 @@ pub struct Conv<const N: usize> {
     pub size: [usize; N],
     /// Steps between places.
     pub strides: [usize; N],
-    /// Zeros around the image: `size - 1` along each axis whatever the strides, `size / 2` of them after the last element. With strides of 1
-    /// the result is as large as the image. For odd sizes this is PyTorch's `padding=size // 2`; with strides above 1, Keras' `"same"`
+    /// Zeros around the image: `size - 1` along each axis whatever the strides, `size / 2` of them
+    /// after the last element. With strides of 1 the result is as large as the image. For odd sizes
+    /// this is PyTorch's `padding=size // 2`; with strides above 1, Keras' `"same"`
     /// ([`Pool::same`](super::Pool::same)) may pad less, and so read other places.
     pub same: bool,
     /// Adds a number to each result.
@@ -74,12 +75,14 @@ pub(super) fn axes(n: usize) -> String {
 }
 
 impl Model {
-    /// A convolution of sequences `[batch, channels, length]`. Variables `weights` `[filters, channels, length]` and `bias`.
+    /// A convolution of sequences `[batch, channels, length]`. Variables `weights` `[filters, channels,
+    /// length]` and `bias`.
     pub fn conv1d(&mut self, x: ValueId, conv: Conv1d) -> Result<ValueId> {
         self.conv("conv1d", x, conv)
     }
 
-    /// A convolution of images `[batch, channels, height, width]`. Variables `weights` `[filters, channels, height, width]` and `bias`.
+    /// A convolution of images `[batch, channels, height, width]`. Variables `weights` `[filters,
+    /// channels, height, width]` and `bias`.
     pub fn conv2d(&mut self, x: ValueId, conv: Conv2d) -> Result<ValueId> {
         self.conv("conv2d", x, conv)
     }

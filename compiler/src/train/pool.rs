@@ -5,16 +5,18 @@ use super::convolution::axes;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Layout, Op, PoolKind, ReduceKind, Shape, ValueId, Window};
 
-/// Windows of a pooling over the `N` last axes of `[batch, channels, ..]`. They overlap where a stride is less than the size.
+/// Windows of a pooling over the `N` last axes of `[batch, channels, ..]`. They overlap where a stride
+/// is less than the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool<const N: usize> {
     /// Extents of a window.
     pub size: [usize; N],
     /// Steps between windows.
     pub strides: [usize; N],
-    /// Pads the borders by TensorFlow's and Keras' rule `"SAME"`: `ceil(n / stride)` windows along an extent `n`, so the padding is
-    /// `max((ceil(n / stride) - 1) * stride + size - n, 0)`, half of it (rounded down) before the first element. PyTorch pads both sides
-    /// alike. Otherwise windows lie within the image.
+    /// Pads the borders by TensorFlow's and Keras' rule `"SAME"`: `ceil(n / stride)` windows along an
+    /// extent `n`, so the padding is `max((ceil(n / stride) - 1) * stride + size - n, 0)`, half of it
+    /// (rounded down) before the first element. PyTorch pads both sides alike. Otherwise windows lie
+    /// within the image.
     pub same: bool,
 }
 
@@ -73,15 +75,17 @@ fn same_padding(n: &Dim, size: usize, stride: usize) -> Option<usize> {
 }
 
 impl Model {
-    /// The largest element of each window over the `N` last axes of `[batch, channels, ..]`. Padding is never the largest.
+    /// The largest element of each window over the `N` last axes of `[batch, channels, ..]`. Padding is
+    /// never the largest.
     ///
     /// The gradient of a window goes to its first largest element.
     pub fn max_pool<const N: usize>(&mut self, x: ValueId, pool: Pool<N>) -> Result<ValueId> {
         self.pool("max_pool", PoolKind::Max, x, pool)
     }
 
-    /// The mean of each window over the `N` last axes of `[batch, channels, ..]`. Padding is not counted: a window at a border is the mean of
-    /// its elements within the image, as in TensorFlow. PyTorch's `AvgPool2d` counts zeros there unless `count_include_pad=False`.
+    /// The mean of each window over the `N` last axes of `[batch, channels, ..]`. Padding is not
+    /// counted: a window at a border is the mean of its elements within the image, as in TensorFlow.
+    /// PyTorch's `AvgPool2d` counts zeros there unless `count_include_pad=False`.
     pub fn avg_pool<const N: usize>(&mut self, x: ValueId, pool: Pool<N>) -> Result<ValueId> {
         self.pool("avg_pool", PoolKind::Avg, x, pool)
     }

@@ -352,7 +352,8 @@ fn nonsense_is_refused() {
     assert_eq!(unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, 1) }, INVALID);
 }
 
-/// Filters of NaN wherever a tap is beside the image for all pixels of a tile: sums that are numbers prove that it was left out.
+/// Filters of NaN wherever a tap is beside the image for all pixels of a tile: sums that are numbers
+/// prove that it was left out.
 #[test]
 fn taps_beside_the_image_are_not_summed() {
     let mut rng = Rng(16);
