@@ -58,7 +58,8 @@ pub struct OperatorReport {
     pub nodes: BTreeMap<Treatment, usize>,
     /// Fallbacks, such as `matmul of f64: no kernel for f64`, and how often.
     pub loops: BTreeMap<String, usize>,
-    /// Share of the loops in the predicted time of the model, from 0 to 1; `None` where no time was predicted.
+    /// Share of the loops in the predicted time of the model, from 0 to 1; `None` where no time was
+    /// predicted.
     pub share: Option<f64>,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Lhs {
     /// Added to each of `rows`.
     pub(crate) offset: usize,
     /// The address among `rows` of nothing but zeros, which add nothing; null where there are none.
-    /// Whether 0 times an infinite or NaN weight is NaN or nothing depends on the rows of the tile.
+    /// Their product with an infinite or NaN weight is NaN or nothing, as the rows of the tile happen to be.
     pub(crate) zeros: *const f32,
     /// State of the tile registers, for tiles of AMX.
     #[cfg(target_arch = "x86_64")]

@@ -310,7 +310,7 @@ impl Deformed {
         <[Dim; 2]>::try_from(plane).map_err(|_| Error::internal("windows of another rank"))
     }
 
-    /// `[n, groups * taps * k, rows, columns]` as `[n, groups, taps, k, points]`, without `k` where that is 1.
+    /// `[n, groups * taps * k, rows, columns]` as `[n, groups, taps, k, points]`, without a `k` of 1.
     fn of_taps(
         &self,
         cx: &mut Ctx,
