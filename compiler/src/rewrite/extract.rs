@@ -1,7 +1,9 @@
 //! Extraction of the cheapest DAG: bottom-up, with the set of classes that each choice needs as a bitset, so that shared
-//! work counts once (greedy-DAG extraction; see the egg extraction gym). egg's own extractor prices trees.
+//! work counts once (greedy-DAG extraction; see the egg extraction gym). egg's own extractor prices trees. Then a local
+//! search ([`descent`]) changes choices whose cost depends on who else makes them.
 
 use super::cost::{Pricing, Work};
+use super::descent;
 use super::lang::ENode;
 use super::terms::Terms;
 use crate::cost::Picos;
@@ -20,24 +22,29 @@ pub(crate) struct Choice {
     index: BTreeMap<Id, usize>,
 }
 
-struct Class {
+/// An e-class that the root reaches.
+pub(super) struct Class {
     id: Id,
-    nodes: Vec<Candidate>,
+    pub nodes: Vec<Candidate>,
 }
 
-struct Candidate {
+/// An e-node as a choice for its class.
+pub(super) struct Candidate {
     /// Index in the e-class.
     index: usize,
-    cost: Picos,
+    /// Time of the op alone.
+    pub cost: Picos,
     /// Dense indices of the children, sorted, without repetition.
-    children: Vec<u32>,
+    pub children: Vec<u32>,
 }
 
+/// The cheapest choice for a class.
 #[derive(Clone)]
-struct Best {
+pub(super) struct Best {
     total: Picos,
     set: Box<[u64]>,
-    node: u32,
+    /// Its place among the candidates.
+    pub node: u32,
 }
 
 /// Chooses one e-node per class that `root` needs. `None` when the e-graph is too large.
@@ -54,11 +61,14 @@ pub(crate) fn extract_by(
     price: &mut dyn FnMut(Id, &ENode) -> Picos,
 ) -> Option<Choice> {
     let classes = reachable(terms, root, price)?;
-    let best = solve(&classes);
+    let greedy = solve(&classes).into_iter().map(|best| Some(best?.node));
+    let root = terms.eg.find(root);
+    let root = classes.binary_search_by_key(&root, |c| c.id).ok()? as u32;
+    let chosen = descent::improve(&classes, root, greedy.collect());
     let index = classes
         .iter()
-        .zip(&best)
-        .filter_map(|(c, b)| Some((c.id, c.nodes[b.as_ref()?.node as usize].index)))
+        .zip(chosen)
+        .filter_map(|(c, j)| Some((c.id, c.nodes[j? as usize].index)))
         .collect();
     Some(Choice { index })
 }
@@ -119,7 +129,23 @@ fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, ids: &[Id]
     }
 }
 
-fn solve(classes: &[Class]) -> Vec<Option<Best>> {
+#[cfg(test)]
+impl Class {
+    /// A class with candidates of these costs and children.
+    pub(super) fn of(candidates: impl Iterator<Item = (Picos, Vec<u32>)>) -> Class {
+        let candidate = |(index, (cost, children))| Candidate {
+            index,
+            cost,
+            children,
+        };
+        Class {
+            id: Id::from(0),
+            nodes: candidates.enumerate().map(candidate).collect(),
+        }
+    }
+}
+
+pub(super) fn solve(classes: &[Class]) -> Vec<Option<Best>> {
     let mut queue = Queue::new(classes);
     let mut best = Solution::new(classes.len());
     while let Some((k, j)) = queue.pop() {

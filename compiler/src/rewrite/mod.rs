@@ -8,6 +8,7 @@ mod chunks;
 mod convert;
 mod cost;
 mod deadline;
+mod descent;
 mod extract;
 mod lang;
 mod report;

@@ -211,6 +211,52 @@ fn every_alternative_is_right() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Products of a graph after rewriting.
+fn n_products(text: &str) -> usize {
+    let g = Graph::parse(&format!("graph \"products\" {{\n{text}}}")).unwrap();
+    let (new, _) = rewrite(&g, &Options::default()).unwrap();
+    let is_product = |(_, n): &(crate::ir::NodeId, &crate::ir::Node)| n.op == crate::ir::Op::MatMul;
+    new.nodes().filter(is_product).count()
+}
+
+/// A layer read with several factors is computed once: the factors do not each scale a copy of its weights.
+#[test]
+fn layers_with_several_factors_stay_one_product() {
+    let layer = r#"
+  %0 = input "x": f32[n, 64]
+  %1: f32[] = constant() {value = f32[] <0.25>}
+  %2: f32[64, 256] = broadcast(%1) {shape = [64, 256]}
+  %3: f32[n, 256] = matmul(%0, %2)
+  %4: f32[256] = broadcast(%1) {shape = [256]}
+  %5: f32[n, 256] = add(%3, %4)
+  %6: f32[] = constant() {value = f32[] <1.702>}
+  %7: f32[n, 256] = mul(%5, %6)
+  %8: f32[n, 256] = sigmoid(%7)
+"#;
+    let own = r#"  %9: f32[n, 256] = mul(%5, %8)
+  output "y" %9
+"#;
+    let halved = r#"  %9: f32[] = constant() {value = f32[] <0.5>}
+  %10: f32[n, 256] = mul(%5, %9)
+  %11: f32[n, 256] = mul(%10, %8)
+  %12: f32[] = constant() {value = f32[] <0.3>}
+  %13: f32[n, 256] = mul(%5, %12)
+  %14: f32[n, 256] = tanh(%13)
+  %15: f32[n, 256] = add(%11, %14)
+  output "y" %15
+"#;
+    assert_eq!(n_products(&format!("{layer}{own}")), 1);
+    assert_eq!(n_products(&format!("{layer}{halved}")), 1);
+    let only = r#"  output "y" %8"#;
+    assert_eq!(
+        n_products(&format!(
+            "{layer}{only}
+"
+        )),
+        1
+    );
+}
+
 /// Whole models give the same results before and after, within rounding.
 #[test]
 fn small_models_are_equal_before_and_after() {

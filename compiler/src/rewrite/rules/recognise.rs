@@ -19,7 +19,8 @@ rules! {
     "hard-sigmoid" Rounding at Op::Map(S::Mul) => hard_sigmoid;
     /// `x * hard_sigmoid(x) -> hard_swish(x)`, so for `x * clamp(x + 3, 0, 6) / 6`.
     "hard-swish" Rounding at Op::Map(S::Mul) => hard_swish;
-    /// `x/2 * (1 + erf(x / sqrt 2)) -> gelu(x)`, in any order of the factors; so for the tanh form.
+    /// `x/2 * (1 + erf(x / sqrt 2)) -> gelu(x)`, in any order of the factors; so for the tanh form, whose cubic may be
+    /// written in any way.
     "gelu" Rounding at Op::Map(S::Mul) => gelu;
     /// `exp(z) / sum(exp(z)) -> softmax(x)` where `z = x - max(x)`
     "softmax" Rounding at Op::Map(S::Div | S::Mul) => softmax;
@@ -159,16 +160,59 @@ fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
         let scaled = times_number(t, y, std::f64::consts::FRAC_1_SQRT_2)?;
         return t.same(scaled, x).then_some(S::Gelu);
     }
-    let inner = t.unary(g, S::Tanh)?;
-    let sum = times_number(t, inner, (2.0 / std::f64::consts::PI).sqrt())?;
-    let is_scaled_cube =
-        |c: Id| times_number(t, c, 0.044715).is_some_and(|cube| is_cube(t, cube, x));
-    is_map(t, sum, S::Add, x, is_scaled_cube).then_some(S::GeluTanh)
+    let [c0, c1, c2, c3] = cubic(t, t.unary(g, S::Tanh)?, x, CUBIC_DEPTH)?;
+    let slope = (2.0 / std::f64::consts::PI).sqrt();
+    let is_inner = is_near(Some(c1), slope) && is_near(Some(c3), 0.044715 * slope);
+    (is_inner && c0 == 0.0 && c2 == 0.0).then_some(S::GeluTanh)
 }
 
-fn is_cube(t: &Terms, id: Id, x: Id) -> bool {
-    let is_three = |e: Id| is_near(t.uniform(e), 3.0);
-    is_map(t, id, S::Pow, x, is_three) || is_map(t, id, S::Mul, x, |s| is_square(t, s, x))
+/// Coefficients of a polynomial of degree three at most, the constant one first.
+type Cubic = [f64; 4];
+
+/// Deepest term that [`cubic`] reads: `a * (x * (1 + b * (x * x)))` has five levels.
+const CUBIC_DEPTH: usize = 6;
+
+/// The class as a polynomial in `x`, however its products and sums are nested.
+fn cubic(t: &Terms, id: Id, x: Id, depth: usize) -> Option<Cubic> {
+    if t.same(id, x) {
+        return Some([0.0, 1.0, 0.0, 0.0]);
+    }
+    if let Some(c) = t.uniform(id) {
+        return Some([c, 0.0, 0.0, 0.0]);
+    }
+    let below = depth.checked_sub(1)?;
+    let part = |ch: &[Id], i: usize| cubic(t, ch[i], x, below);
+    t.find(id, |op, ch| match op {
+        Op::Map(S::Add) => Some(sum_of_cubics(part(ch, 0)?, part(ch, 1)?)),
+        Op::Map(S::Mul) => product_of_cubics(part(ch, 0)?, part(ch, 1)?),
+        Op::Map(S::Pow) => power_of_cubic(part(ch, 0)?, t.uniform(ch[1])?),
+        _ => None,
+    })
+}
+
+fn sum_of_cubics(a: Cubic, b: Cubic) -> Cubic {
+    std::array::from_fn(|i| a[i] + b[i])
+}
+
+/// `None` when the product has a higher degree.
+fn product_of_cubics(a: Cubic, b: Cubic) -> Option<Cubic> {
+    let mut product = [0.0; 4];
+    for (i, a) in a.iter().enumerate().filter(|(_, a)| **a != 0.0) {
+        for (j, b) in b.iter().enumerate().filter(|(_, b)| **b != 0.0) {
+            *product.get_mut(i + j)? += a * b;
+        }
+    }
+    Some(product)
+}
+
+/// The square or the cube.
+fn power_of_cubic(a: Cubic, exponent: f64) -> Option<Cubic> {
+    let square = product_of_cubics(a, a);
+    match exponent {
+        2.0 => square,
+        3.0 => product_of_cubics(square?, a),
+        _ => None,
+    }
 }
 
 fn gelu(t: &mut Terms, r: &Root) -> RuleResult {
