@@ -2,9 +2,10 @@
 //!
 //! Large weights pass through the compiler without their elements: the ops that folding applies to them (a transpose, a factor, a
 //! concatenation) is noted down, and done when code generation packs the result. So one weight per thread of code generation
-//! is in memory at a time, besides those that the program keeps.
+//! is in memory at a time, besides those of the program.
 
 use super::ops::Op;
+use super::scalar::ScalarOp;
 use crate::error::{Error, Result};
 use gristmill_runtime::sync::lock;
 use gristmill_runtime::tensor::{Spares, WeakTensor, checked_size_bytes};
@@ -25,6 +26,9 @@ const MAX_OPS: usize = 12;
 /// A constant's value. Held ones are equal and hashed by content, others by how they are made.
 #[derive(Clone)]
 pub struct ConstData(Arc<Repr>);
+
+/// Bytes as integers: products of bytes are written with these.
+const WIDEN: &Op = &Op::Map(ScalarOp::Cast(DType::I32));
 
 enum Repr {
     Held(Tensor),
@@ -95,7 +99,7 @@ impl DataFile {
         &self.path
     }
 
-    /// Bytes that it had when it was opened.
+    /// Its size when it was opened.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -223,6 +227,8 @@ pub enum Viewed<'a> {
     Transposed(&'a ConstData, &'a [usize]),
     /// The same elements in row-major order under another shape.
     Reshaped(&'a ConstData),
+    /// The same numbers in `i32`, of signed bytes.
+    Widened(&'a ConstData),
     /// No view.
     Plain,
 }
@@ -269,11 +275,29 @@ impl ConstData {
         if size < DEFER_BYTES || n_ops > MAX_OPS || !never_fails(op, dtype) {
             return None;
         }
+        if let Some(bytes) = ConstData::made_of_bytes(op, operands, shape) {
+            return ConstData::made(WIDEN, &[&bytes], dtype, shape);
+        }
         let source = Source::Made {
             op: op.clone(),
             operands: operands.iter().map(|&c| c.clone()).collect(),
         };
         Some(ConstData::deferred(source, dtype, shape, n_ops))
+    }
+
+    /// A view or concatenation of widened bytes as one of the bytes, which are a quarter of the size.
+    fn made_of_bytes(op: &Op, operands: &[&ConstData], shape: &[usize]) -> Option<ConstData> {
+        if !moves_elements(op) {
+            return None;
+        }
+        let bytes: Option<Vec<&ConstData>> = operands
+            .iter()
+            .map(|c| match c.viewed() {
+                Viewed::Widened(bytes) => Some(bytes),
+                _ => None,
+            })
+            .collect();
+        ConstData::made(op, &bytes?, DType::I8, shape)
     }
 
     fn deferred(source: Source, dtype: DType, shape: &[usize], n_ops: usize) -> ConstData {
@@ -387,6 +411,9 @@ impl ConstData {
                 op: Op::Reshape { .. },
                 operands,
             } => Viewed::Reshaped(&operands[0]),
+            Source::Made { op, operands } if op == WIDEN && operands[0].dtype() == DType::I8 => {
+                Viewed::Widened(&operands[0])
+            }
             _ => Viewed::Plain,
         }
     }
@@ -401,10 +428,18 @@ impl From<Tensor> for ConstData {
 /// True when the interpreter takes the op for all operands that its type rule takes, with one result.
 fn never_fails(op: &Op, dtype: DType) -> bool {
     match op {
+        Op::Map(ScalarOp::Cast(_)) => true,
         Op::Map(_) => dtype.is_float(),
-        Op::Transpose { .. } | Op::Reshape { .. } | Op::Concat { .. } => true,
-        _ => false,
+        _ => moves_elements(op),
     }
+}
+
+/// True for ops which move elements of any type and change none.
+fn moves_elements(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Transpose { .. } | Op::Reshape { .. } | Op::Concat { .. }
+    )
 }
 
 impl fmt::Debug for ConstData {

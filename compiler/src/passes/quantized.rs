@@ -1,5 +1,5 @@
 //! Quantised models: products of dequantised operands become products of integers, and quantisation
-//! that changes nothing goes.
+//! without effect goes.
 //!
 //! A dequantised tensor is `(q - z) * s` of integers `q` of 8 bits. With one scale and one zero
 //! point of the left operand, and a scale per output channel of a constant right operand,
@@ -17,6 +17,7 @@
 //! are padded: see [`integers`].
 
 mod integers;
+mod weights;
 
 use super::Rebuild;
 use super::fold::ALWAYS_FOLD_BYTES;
@@ -26,8 +27,9 @@ use crate::interp;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
 use gristmill_kernels::depthwise::is_exact_in_f32;
 use gristmill_runtime::{DType, Tensor};
+use integers::Centred;
 pub use integers::has_integer_form;
-use integers::{Centred, padded_words};
+use weights::Weights;
 
 /// Elements of the reduced axes are whole words of four bytes, which are multiplied at once.
 const WORD: usize = 4;
@@ -44,7 +46,7 @@ const MAX_DEPTH: usize = 8;
 
 /// Products of integers for products of dequantised operands, for CPUs: `f32` products whose left
 /// operand is dequantised with one scale and whose right operand is a dequantised constant. Weights
-/// of products that are of integers already become constants of the same form.
+/// of products of integers become constants of the same form.
 ///
 /// Convolutions in groups of several channels stay in `f32`; those of integers become `f32` where it
 /// is exact. Regions are gone through too.
@@ -314,7 +316,7 @@ fn widened<T: gristmill_runtime::Element + Into<i32>>(x: &Tensor) -> Result<Tens
     Ok(Tensor::from_slice(&wide, x.shape())?)
 }
 
-/// The number that a value of one element is, if constants determine it.
+/// A value of one element as a number, if constants determine it.
 fn number(g: &Graph, v: ValueId) -> Result<Option<f64>> {
     if !g.ty(v).shape.n_elements().is(1) {
         return Ok(None);
@@ -338,18 +340,18 @@ struct ProductAxes {
 impl ProductAxes {
     /// True when the kernel takes these weights: signed bytes, or whole numbers whose sums are exact
     /// in `f32`.
-    fn takes_weights(&self, weights: &Tensor) -> bool {
-        match self.depth {
-            Some(_) => are_signed_bytes(weights),
-            None => is_exact_in_f32(weights.as_slice(), self.n_terms),
-        }
+    fn takes_weights(&self, weights: &Weights) -> Result<bool> {
+        Ok(match self.depth {
+            Some(_) => weights.are_signed_bytes(),
+            None => is_exact_in_f32(weights.whole()?.as_slice(), self.n_terms),
+        })
     }
 
     /// Weights whose reduced axis is padded to whole words.
-    fn padded(&self, weights: Tensor) -> Result<Tensor> {
+    fn padded(&self, weights: Weights) -> Result<Weights> {
         match self.depth {
-            Some([_, axis]) => padded_words(weights, axis),
-            None => Ok(weights),
+            Some([_, axis]) => weights.in_words(axis),
+            None => weights.whole().map(Weights::Whole),
         }
     }
 
@@ -425,8 +427,8 @@ struct Product {
     left: Centred,
     /// The padded axis of the left operand, and its elements.
     depth: Option<(usize, usize)>,
-    /// In `i32`, as the kernel takes them.
-    weights: Tensor,
+    /// As the kernel takes them.
+    weights: Weights,
     /// Of the integer product: of rank 0 or shaped to broadcast along its channels.
     scale: Tensor,
     /// A scale that is known at run time only, which is a factor too.
@@ -443,9 +445,12 @@ impl Product {
             return Ok(None);
         };
         let weights = constant_below_views(g, right.x.integers, &right.x.views)?;
-        let Some(weights) = weights.filter(|w| axes.takes_weights(w)) else {
+        let Some(weights) = weights else {
             return Ok(None);
         };
+        if !axes.takes_weights(&weights)? {
+            return Ok(None);
+        }
         let Some(mut scales) = channel_scales(g, &right, axes.weight_channel)? else {
             return Ok(None);
         };
@@ -468,7 +473,7 @@ impl Product {
 
     fn emit(self, g: &Graph, r: &mut Rebuild, node: &Node) -> Result<ValueId> {
         let x = self.left.in_words(g, r, node, self.depth)?;
-        let w = r.graph.add_constant(self.weights, &node.origin);
+        let w = r.graph.add_constant(self.weights.constant()?, &node.origin);
         let sum = add(r, node, node.op.clone(), &[x, w])?;
         let sum = add_map(r, node, ScalarOp::Cast(DType::F32), &[sum])?;
         let scale = r.graph.add_constant(self.scale, &node.origin);
@@ -486,12 +491,15 @@ fn are_signed_bytes(t: &Tensor) -> bool {
 }
 
 /// Constant integers, under views (last first).
-fn constant_below_views(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Option<Tensor>> {
+fn constant_below_views(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Option<Weights>> {
+    if let Some(stored) = Weights::stored(g, v, views)? {
+        return Ok(Some(stored));
+    }
     let mut t = evaluated(g, v, MAX_DEPTH)?;
     for &view in views.iter().rev() {
         t = t.and_then(|below| interpreted(&g.node(view).op, &[below]));
     }
-    Ok(t)
+    t.map(Weights::of).transpose()
 }
 
 /// The scales of the output channels of constant weights, or the one of all; `None` when scales are

@@ -1,9 +1,9 @@
 //! Local search over the choices of an extraction.
 //!
-//! Greedy extraction prices each class without knowing who else reads its operands. So `x w` that is read with three
-//! factors becomes three products with scaled weights, each cheaper than one product and a multiplication, and together
-//! three times as dear. Here a choice changes when the time of the whole DAG falls: of one class, or of all classes that
-//! can read one operand at once, since the first of them alone would pay for it.
+//! Greedy extraction prices each class without knowing who else reads its operands. So `x w`, read with three factors,
+//! becomes three products with scaled weights, each cheaper than one product and a multiplication, and together three
+//! times as dear. Here a choice changes when the time of the whole DAG falls: of one class, or of all possible readers of
+//! one operand at once, since the first of them alone would pay for it.
 
 use super::extract::{Candidate, Class};
 
@@ -38,7 +38,7 @@ struct Search<'a> {
     n_uses: Vec<u32>,
     /// Picoseconds of the needed classes. Of one of them they may be infinite, which no sum in `u64` forgets again.
     total: u128,
-    /// Candidates that read each class.
+    /// Readers of each class among the candidates.
     readers: Vec<Vec<Position>>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Search<'a> {
         Some(self.candidate((class, chosen)))
     }
 
-    /// Counts a reader of each of `roots`, and so of all that they come to need.
+    /// Counts a reader of each of `roots`, and so of all their needs.
     fn enter(&mut self, roots: &[u32]) {
         let mut stack = roots.to_vec();
         while let Some(class) = stack.pop() {
@@ -157,7 +157,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Brings in each operand that nobody reads yet, for all classes that can read it.
+    /// Brings in each operand without a reader so far, for all its possible readers.
     fn try_operands(&mut self) {
         for operand in 0..self.classes.len() as u32 {
             let is_new = !self.is_needed(operand) && self.chosen[operand as usize].is_some();
@@ -278,7 +278,7 @@ mod tests {
                 false => below(rng),
             };
             let n_children = if k == 0 { 0 } else { 1 + rng.below(2) };
-            // The first reads below only, so that each class has a choice.
+            // The first reads below only: so each class has a choice.
             let mut children: Vec<u32> = (0..n_children)
                 .map(|_| if j == 0 { below(rng) } else { any(rng) })
                 .collect();
@@ -289,7 +289,7 @@ mod tests {
         Class::of(candidates)
     }
 
-    /// The DAG never gets slower nor cyclic, and the sum that the search keeps is its time.
+    /// The DAG never gets slower nor cyclic, and the search's sum is its time.
     #[test]
     fn random_choices_improve_without_cycles() {
         let (mut n_better, n) = (0, 14);

@@ -136,34 +136,32 @@ pub fn packed_words(isa: Isa, k: usize, n: usize) -> usize {
     n.div_ceil(isa.nr()) * (k / WORD + 1) * isa.nr()
 }
 
-/// Packs the `[k, n]` matrix whose element `(i, j)` is `b(i, j)`. `None` when `k` is no multiple of
-/// [`WORD`].
-pub fn pack_bytes(
+/// Packs a `[k, n]` matrix: `rows(i)(j)` has the elements of column `j` in rows `i` to `i + WORD`. `None`
+/// when `k` is no multiple of [`WORD`].
+pub fn pack_bytes<Row: Fn(usize) -> [i8; WORD]>(
     isa: Isa,
     k: usize,
     n: usize,
-    b: impl Fn(usize, usize) -> i8,
+    rows: impl Fn(usize) -> Row,
 ) -> Option<Vec<i32>> {
     if !k.is_multiple_of(WORD) {
         return None;
     }
     let nr = isa.nr();
     let mut out = Vec::with_capacity(packed_words(isa, k, n));
-    for panel in 0..n.div_ceil(nr) {
-        let at = |i: usize, j: usize| {
-            if panel * nr + j < n {
-                b(i, panel * nr + j)
-            } else {
-                0
+    for first in (0..n).step_by(nr) {
+        let n_columns = nr.min(n - first);
+        let mut sums = vec![0i32; nr];
+        for i in (0..k).step_by(WORD) {
+            let row = rows(i);
+            for (j, sum) in sums[..n_columns].iter_mut().enumerate() {
+                let bytes = row(first + j);
+                *sum += bytes.iter().map(|&b| i32::from(b)).sum::<i32>();
+                out.push(i32::from_le_bytes(bytes.map(|b| b as u8)));
             }
-        };
-        for row in (0..k).step_by(WORD) {
-            out.extend((0..nr).map(|j| {
-                let bytes = [0, 1, 2, 3].map(|i| at(row + i, j) as u8);
-                i32::from_le_bytes(bytes)
-            }));
+            out.extend((n_columns..nr).map(|_| 0));
         }
-        out.extend((0..nr).map(|j| (0..k).map(|i| i32::from(at(i, j))).sum::<i32>()));
+        out.extend(sums);
     }
     Some(out)
 }

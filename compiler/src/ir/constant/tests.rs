@@ -232,3 +232,90 @@ fn folding_reads_no_large_constant() {
     let y = folded.constant(folded.outputs[0].value).unwrap();
     assert!(y.in_memory().is_none() && matches!(y.viewed(), Viewed::Reshaped(_)));
 }
+
+/// Constants of bytes, each alone in a file.
+fn stored_bytes(shape: &[usize], seed: usize) -> (tempfile::NamedTempFile, ConstData, Tensor) {
+    let n: usize = shape.iter().product();
+    let bytes: Vec<i8> = (0..n).map(|i| (i * i * 31 + i * 7 + seed) as i8).collect();
+    let t = Tensor::from_slice(&bytes, shape).unwrap();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(t.as_bytes()).unwrap();
+    let opened = Arc::new(DataFile::open(file.path()).unwrap());
+    let late = ConstData::stored(&opened, 0, DType::I8, shape).unwrap();
+    (file, late, t)
+}
+
+#[test]
+fn views_of_widened_bytes_are_widened_views() {
+    let (_file, late, held) = stored_bytes(&[256, 320], 0);
+    let transposed = |c: &ConstData| {
+        let wide = ConstData::made(WIDEN, &[c], DType::I32, &[256, 320]).unwrap();
+        let perm = Op::Transpose { perm: vec![1, 0] };
+        let turned = ConstData::made(&perm, &[&wide], DType::I32, &[320, 256]).unwrap();
+        let twice = Op::Concat { axis: 0 };
+        ConstData::made(&twice, &[&turned, &turned], DType::I32, &[640, 256]).unwrap()
+    };
+    let made = transposed(&late);
+    let bytes = match made.viewed() {
+        Viewed::Widened(bytes) => bytes,
+        _ => panic!("the widening is not outside: {made:?}"),
+    };
+    assert_eq!((bytes.dtype(), bytes.in_memory()), (DType::I8, None));
+    let made = made.tensor().unwrap();
+    assert_eq!(made.dtype(), DType::I32);
+    assert_eq!(made, transposed(&held.into()).tensor().unwrap());
+    // No other conversion moves: `f32` views of integers keep their order.
+    let wide = ConstData::made(WIDEN, &[&late], DType::I32, &[256, 320]).unwrap();
+    let floats = &Op::Map(ScalarOp::Cast(DType::F32));
+    let floats = ConstData::made(floats, &[&wide], DType::F32, &[256, 320]).unwrap();
+    assert!(matches!(floats.viewed(), Viewed::Plain));
+}
+
+/// `(x - zero) w` of bytes, in 8 bits or with dequantised operands: two products that merge, one transposed, one padded.
+fn model_of_bytes(w: &[ConstData]) -> Graph {
+    let mut b = GraphBuilder::new("bytes");
+    let x = b.input("x", DType::U8, [5usize, 256]);
+    let x = b.cast(x, DType::I32).unwrap();
+    let zero = b.constant(Tensor::from_slice(&[117i32], &[]).unwrap());
+    let x = b.sub(x, zero).unwrap();
+    let none = b.constant(Tensor::from_slice(&[0i32], &[]).unwrap());
+    for (i, c) in w[..2].iter().enumerate() {
+        let w = b.constant(c.clone());
+        let w = b.cast(w, DType::I32).unwrap();
+        let w = b.sub(w, none).unwrap();
+        let y = b.matmul(x, w).unwrap();
+        b.output(&format!("merged{i}"), y);
+    }
+    let w = b.constant(w[2].clone());
+    let w = b.cast(w, DType::I32).unwrap();
+    let w = b.transpose(w, &[1, 0]).unwrap();
+    let y = b.matmul(x, w).unwrap();
+    b.output("turned", y);
+    b.finish().unwrap()
+}
+
+/// Weights of bytes stay in their file until code generation packs them, and compute the same as weights in memory.
+#[test]
+fn weights_of_bytes_stay_bytes() {
+    let shapes = [[256, 320], [256, 272], [384, 256]];
+    let stored: Vec<_> = (0..3).map(|i| stored_bytes(&shapes[i], i)).collect();
+    let late: Vec<ConstData> = stored.iter().map(|s| s.1.clone()).collect();
+    let held: Vec<ConstData> = stored.iter().map(|s| s.2.clone().into()).collect();
+    let x: Vec<u8> = (0..5 * 256).map(|i| (i * 73 % 256) as u8).collect();
+    let x = Tensor::from_slice(&x, &[5, 256]).unwrap();
+    let g = model_of_bytes(&late);
+    let passed = passes::integer_products(&g).unwrap();
+    let passed = passes::fold_constants(&passed).unwrap();
+    let weights = passed.nodes().filter(|(_, n)| n.op == Op::MatMul);
+    let is_late =
+        |c: &ConstData| matches!(c.viewed(), Viewed::Widened(b) if b.in_memory().is_none());
+    let n_late = weights.filter(|(_, n)| passed.constant(n.inputs[1]).is_some_and(is_late));
+    assert_eq!(n_late.count(), 3, "the rest was read");
+    let run = |g: &Graph| {
+        let compiled = Setup::with_threads(2).compile(g).unwrap();
+        compiled.run([("x", x.clone())]).unwrap().into_tensors()
+    };
+    let expected = interp::run(&model_of_bytes(&held), std::slice::from_ref(&x)).unwrap();
+    assert_eq!(run(&g), expected);
+    assert_eq!(run(&model_of_bytes(&held)), expected);
+}

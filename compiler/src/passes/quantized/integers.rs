@@ -9,6 +9,7 @@
 //! - A convolution in groups is one of `f32` where no partial sum is beyond `2^24`, and otherwise
 //!   the convolutions of its groups, joined, if these are few.
 
+use super::weights::Weights;
 use super::{
     DType, Graph, MAX_DEPTH, Node, NodeId, Op, ProductAxes, Rebuild, Result, ScalarOp, Tensor,
     ValueId, WORD, add, add_map, add_single, are_signed_bytes, below_views, bytes_of, evaluated,
@@ -198,17 +199,28 @@ pub(super) fn product(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<
         return Ok(None);
     }
     let left = Centred::below(g, node.inputs[0])?;
-    let weights = evaluated(g, node.inputs[1], MAX_DEPTH)?.filter(are_centred_bytes);
-    let (Some(left), Some(weights)) = (left, weights) else {
+    let (Some(left), Some(weights)) = (left, constant_weights(g, node.inputs[1])?) else {
         return Ok(None);
     };
-    match (product_axes(g, node), grouped(node)) {
-        (Some(axes), _) if axes.depth.is_some() || axes.takes_weights(&weights) => {
-            in_words(g, r, node, (&axes, &left), weights).map(Some)
-        }
-        (_, Some(groups)) => in_groups(g, r, node, &left, weights, groups),
-        _ => Ok(None),
+    if let Some(axes) = product_axes(g, node)
+        && (axes.depth.is_some() || axes.takes_weights(&weights)?)
+    {
+        return in_words(g, r, node, (&axes, &left), weights).map(Some);
     }
+    match grouped(node) {
+        Some(groups) => in_groups(g, r, node, &left, weights.whole()?, groups),
+        None => Ok(None),
+    }
+}
+
+/// Weights that constants determine, at most as far from 0 as a byte is from its zero point.
+fn constant_weights(g: &Graph, v: ValueId) -> Result<Option<Weights>> {
+    let (views, integers) = below_views(g, v);
+    if let Some(stored) = Weights::stored(g, integers, &views)? {
+        return Ok(Some(stored));
+    }
+    let whole = evaluated(g, v, MAX_DEPTH)?.filter(are_centred_bytes);
+    whole.map(Weights::of).transpose()
 }
 
 /// True for a product of integers for which [`integer_products`](super::integer_products) finds a form
@@ -244,23 +256,23 @@ fn in_words(
     r: &mut Rebuild,
     node: &Node,
     (axes, left): (&ProductAxes, &Centred),
-    weights: Tensor,
+    weights: Weights,
 ) -> Result<ValueId> {
     let depth = axes.depth.map(|[axis, of]| (axis, weights.shape()[of]));
     let x = left.in_words(g, r, node, depth)?;
     let weights = axes.padded(weights)?;
     if depth.is_none() {
-        let w = r.graph.add_constant(weights, &node.origin);
+        let w = r.graph.add_constant(weights.constant()?, &node.origin);
         return add(r, node, node.op.clone(), &[x, w]);
     }
     product_of(r, node, x, weights)
 }
 
 /// The product of whole words by any constant.
-fn product_of(r: &mut Rebuild, node: &Node, x: ValueId, weights: Tensor) -> Result<ValueId> {
+fn product_of(r: &mut Rebuild, node: &Node, x: ValueId, weights: Weights) -> Result<ValueId> {
     let mut sum = None;
-    for part in signed_bytes(weights)? {
-        let w = r.graph.add_constant(part, &node.origin);
+    for part in weights.parts()? {
+        let w = r.graph.add_constant(part.constant()?, &node.origin);
         let y = add(r, node, ungrouped(node), &[x, w])?;
         sum = Some(match sum {
             Some(sum) => add_map(r, node, ScalarOp::Add, &[sum, y])?,
@@ -272,7 +284,7 @@ fn product_of(r: &mut Rebuild, node: &Node, x: ValueId, weights: Tensor) -> Resu
 
 /// Tensors of signed bytes whose sum is `weights`: one where these are signed bytes, up to three for
 /// bytes minus a zero point.
-fn signed_bytes(weights: Tensor) -> Result<Vec<Tensor>> {
+pub(super) fn signed_bytes(weights: Tensor) -> Result<Vec<Tensor>> {
     let mut parts = Vec::new();
     let mut rest = weights;
     while !are_signed_bytes(&rest) {
@@ -354,7 +366,7 @@ fn in_groups(
         let part = bytes_in_words(r, node, part, (1, n_in))?;
         let part = left.minus_zero(r, node, part)?;
         let weights = padded_words(outputs_of(&weights, group, groups)?, 1)?;
-        parts.push(product_of(r, node, part, weights)?);
+        parts.push(product_of(r, node, part, Weights::of(weights)?)?);
     }
     add(r, node, Op::Concat { axis: 1 }, &parts).map(Some)
 }

@@ -13,6 +13,11 @@ use crate::window::Window;
 /// Bytes around the output, which no kernel may overwrite.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
 
+fn packed_matrix(isa: Isa, [k, n]: [usize; 2], b: &[u8]) -> Vec<i32> {
+    let rows = |i: usize| move |j: usize| [0, 1, 2, 3].map(|r| b[(i + r) * n + j] as i8);
+    pack_bytes(isa, k, n, rows).expect("whole words")
+}
+
 pub(crate) fn bytes(rng: &mut Rng, n: usize) -> Vec<u8> {
     // The extremes are frequent, so that sums get large.
     (0..n)
@@ -139,9 +144,7 @@ fn product(rng: &mut Rng, isa: Isa) {
     let b = bytes(rng, n_batch * k * n);
     let ops = operands(rng, n);
     let packed: Vec<i32> = (0..n_batch)
-        .flat_map(|batch| {
-            pack_bytes(isa, k, n, |i, j| b[(batch * k + i) * n + j] as i8).expect("whole words")
-        })
+        .flat_map(|batch| packed_matrix(isa, [k, n], &b[batch * k * n..][..k * n]))
         .collect();
     let mut c = vec![UNTOUCHED; n_batch * m * desc.ldc * c_bytes];
     let mut want = c.clone();
@@ -201,8 +204,7 @@ fn convolution(rng: &mut Rng, isa: Isa, window: fn(&mut Rng, usize) -> Window) {
     let x = bytes(rng, window.batch * window.x_n_stride * WORD);
     let w = bytes(rng, n_taps * channels * n);
     let ops = operands(rng, n);
-    let packed =
-        pack_bytes(isa, n_taps * channels, n, |i, j| w[i * n + j] as i8).expect("whole words");
+    let packed = packed_matrix(isa, [n_taps * channels, n], &w);
     assert_eq!(packed.len(), desc.packed_len());
     let y_bytes = desc.quantize.size_bytes();
     let mut y = vec![UNTOUCHED; window.n_pixels() * desc.ldy * y_bytes];

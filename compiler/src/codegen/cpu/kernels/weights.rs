@@ -11,7 +11,7 @@ use crate::ir::{ConstData, ValueId};
 use gristmill_kernels::Isa;
 use gristmill_kernels::copy::{CopyDesc, gm_copy};
 use gristmill_kernels::depthwise::is_exact_in_f32;
-use gristmill_kernels::gemm::integer::pack_bytes;
+use gristmill_kernels::gemm::integer::{WORD, pack_bytes, packed_words};
 use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_kernels::winograd::{
     FilterStrides, WinogradDesc, pack_winograd, packed_winograd_len,
@@ -45,7 +45,7 @@ impl Context<'_> {
         let mut view = view.clone();
         loop {
             data = match data.viewed() {
-                Viewed::Reshaped(x) => x.clone(),
+                Viewed::Reshaped(x) | Viewed::Widened(x) => x.clone(),
                 Viewed::Transposed(x, perm) => {
                     match through_transpose(&view, data.shape(), x.shape(), perm) {
                         Some(through) => {
@@ -73,10 +73,21 @@ impl Context<'_> {
         shape: &[usize],
         make: impl FnOnce(&Tensor) -> Result<Tensor> + Send + 'static,
     ) -> PackedConstant {
+        self.laid_out_as(s, layout, (DType::F32, shape), make)
+    }
+
+    /// [`Context::laid_out`] with elements of any type.
+    fn laid_out_as(
+        &self,
+        s: &Source,
+        layout: String,
+        ty: (DType, &[usize]),
+        make: impl FnOnce(&Tensor) -> Result<Tensor> + Send + 'static,
+    ) -> PackedConstant {
         let origin = &self.cluster.origin;
-        let elements =
-            self.constants
-                .laid_out(&s.data, layout.clone(), (DType::F32, shape), origin, make);
+        let elements = self
+            .constants
+            .laid_out(&s.data, layout.clone(), ty, origin, make);
         let weight = s.operand.map(|operand| WeightPart { operand, layout });
         PackedConstant { elements, weight }
     }
@@ -111,12 +122,37 @@ impl Context<'_> {
     pub(super) fn constant_bytes(&self, s: &Source) -> Result<PackedConstant, Rejected> {
         let isa = self.isa;
         let layout = format!("bytes {isa} {:?}", s.view);
-        let pack = |t: &Tensor| byte_panels(isa, t, &s.view);
+        if s.data.dtype() == DType::I8 {
+            return self.panels_of_bytes(s, layout);
+        }
+        let pack = |t: &Tensor| {
+            if !fits_bytes(t) {
+                return Err(Rejected::Bytes);
+            }
+            let elements = t.as_slice::<i32>();
+            byte_panels(isa, &s.view, |at| elements[at] as i8)
+        };
         let store = self.constants.store();
         let tensor = store.laid_out(&s.data, layout.clone(), pack)?;
         let weight = s.operand.map(|operand| WeightPart { operand, layout });
         let elements = tensor.into();
         Ok(PackedConstant { elements, weight })
+    }
+
+    /// [`Context::constant_bytes`] of signed bytes, packed later.
+    fn panels_of_bytes(&self, s: &Source, layout: String) -> Result<PackedConstant, Rejected> {
+        let (isa, view) = (self.isa, s.view.clone());
+        let (&columns, rows) = view.shape.split_last().ok_or(Rejected::Bytes)?;
+        let n_rows: usize = rows.iter().product();
+        if !n_rows.is_multiple_of(WORD) {
+            return Err(Rejected::Bytes);
+        }
+        let ty = (DType::I32, &[packed_words(isa, n_rows, columns)][..]);
+        Ok(self.laid_out_as(s, layout, ty, move |t| {
+            let elements = t.as_slice::<i8>();
+            let panels = byte_panels(isa, &view, |at| elements[at]);
+            panels.map_err(|_| Error::internal("the rows of bytes are no whole words"))
+        }))
     }
 
     /// The `i32` elements of filters, whose last axis are channels, as `f32`.
@@ -152,7 +188,7 @@ impl Context<'_> {
         })
     }
 
-    /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.
+    /// The panels of a row-major copy of the view, for views beyond any descriptor of panels.
     pub(super) fn panels_of_copy(
         &self,
         s: &Source,
@@ -252,24 +288,36 @@ fn checked(kernel: &str, status: u32) -> Result<()> {
     Err(Error::internal(message))
 }
 
-fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
-    if !fits_bytes(t) {
-        return Err(Rejected::Bytes);
-    }
+/// Panels of the bytes `element(position)`.
+fn byte_panels(
+    isa: Isa,
+    view: &Strided,
+    element: impl Fn(usize) -> i8,
+) -> Result<Tensor, Rejected> {
     let last = view.shape.len() - 1;
     let (n, step) = (view.shape[last], view.strides[last]);
     let rows = row_offsets(view);
-    let elements = t.as_slice::<i32>();
-    let byte = |i: usize, j: usize| elements[(rows[i] + j as i64 * step) as usize] as i8;
-    let packed = pack_bytes(isa, rows.len(), n, byte).ok_or(Rejected::Bytes)?;
+    let element = &element;
+    let words = |i: usize| {
+        let starts = rows
+            .get(i..i + WORD)
+            .map_or([0; WORD], |r| std::array::from_fn(|w| r[w]));
+        move |j: usize| starts.map(|at| element((at + j as i64 * step) as usize))
+    };
+    let packed = pack_bytes(isa, rows.len(), n, words).ok_or(Rejected::Bytes)?;
     Ok(Tensor::from_slice(&packed, &[packed.len()])?)
 }
 
 fn floats(t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
-    let (elements, rows) = (t.as_slice::<i32>(), row_offsets(view));
+    let rows = row_offsets(view);
+    let element = |at: usize| match t.dtype() {
+        DType::I8 => i32::from(t.as_slice::<i8>()[at]),
+        _ => t.as_slice::<i32>()[at],
+    };
+    let element = &element;
     let last = view.shape.len() - 1;
     let (n, step) = (view.shape[last] as i64, view.strides[last]);
-    let row = |&at: &i64| (0..n).map(move |j| elements[(at + j * step) as usize]);
+    let row = |&at: &i64| (0..n).map(move |j| element((at + j * step) as usize));
     let whole: Vec<i32> = rows.iter().flat_map(row).collect();
     if !is_exact_in_f32(&whole, rows.len()) {
         return Err(Rejected::Bytes);
