@@ -2,6 +2,9 @@
 //!
 //! All take and give plain floats, except the half-precision conversions, which carry the bits in
 //! the low half of a `u32`. Those of `f32` compute in `f64` and round once.
+//!
+//! Circular functions are those of the crate `libm`, within an ulp: in a static binary, the C library's have 230 KB of
+//! tables and of variants by level of instructions.
 
 use crate::symbols::Symbol;
 use half::{bf16, f16};
@@ -64,12 +67,12 @@ float_functions! {
     gm_expm1_f32 gm_expm1_f64(x) "`e^x - 1`" f64::from(x).exp_m1() as f32, x.exp_m1();
     gm_log_f32 gm_log_f64(x) "Natural logarithm" f64::from(x).ln() as f32, x.ln();
     gm_log1p_f32 gm_log1p_f64(x) "`ln(1 + x)`" f64::from(x).ln_1p() as f32, x.ln_1p();
-    gm_sin_f32 gm_sin_f64(x) "Sine" f64::from(x).sin() as f32, x.sin();
-    gm_cos_f32 gm_cos_f64(x) "Cosine" f64::from(x).cos() as f32, x.cos();
-    gm_tan_f32 gm_tan_f64(x) "Tangent" f64::from(x).tan() as f32, x.tan();
-    gm_asin_f32 gm_asin_f64(x) "Inverse sine" f64::from(x).asin() as f32, x.asin();
-    gm_acos_f32 gm_acos_f64(x) "Inverse cosine" f64::from(x).acos() as f32, x.acos();
-    gm_atan_f32 gm_atan_f64(x) "Inverse tangent" f64::from(x).atan() as f32, x.atan();
+    gm_sin_f32 gm_sin_f64(x) "Sine" libm::sin(x.into()) as f32, libm::sin(x);
+    gm_cos_f32 gm_cos_f64(x) "Cosine" libm::cos(x.into()) as f32, libm::cos(x);
+    gm_tan_f32 gm_tan_f64(x) "Tangent" libm::tan(x.into()) as f32, libm::tan(x);
+    gm_asin_f32 gm_asin_f64(x) "Inverse sine" libm::asin(x.into()) as f32, libm::asin(x);
+    gm_acos_f32 gm_acos_f64(x) "Inverse cosine" libm::acos(x.into()) as f32, libm::acos(x);
+    gm_atan_f32 gm_atan_f64(x) "Inverse tangent" libm::atan(x.into()) as f32, libm::atan(x);
     gm_sinh_f32 gm_sinh_f64(x) "Hyperbolic sine" f64::from(x).sinh() as f32, x.sinh();
     gm_cosh_f32 gm_cosh_f64(x) "Hyperbolic cosine" f64::from(x).cosh() as f32, x.cosh();
     gm_tanh_f32 gm_tanh_f64(x) "Hyperbolic tangent" f64::from(x).tanh() as f32, x.tanh();
@@ -83,7 +86,7 @@ float_functions! {
     gm_mod_f32 gm_mod_f64(x, y) "Remainder with the sign of the divisor"
         floored_mod(x.into(), y.into()) as f32, floored_mod(x, y);
     gm_atan2_f32 gm_atan2_f64(y, x) "Angle of the point (x, y)"
-        f64::from(y).atan2(x.into()) as f32, y.atan2(x);
+        libm::atan2(y.into(), x.into()) as f32, libm::atan2(y, x);
 }
 
 /// Wrapping `x^y`; a negative exponent gives the truncated quotient.

@@ -243,7 +243,8 @@ fn quantized(g: Graph, config: Config) -> Result<Graph> {
         return Ok(g);
     }
     let g = passes::integer_products(&g)?;
-    passes::byte_tables(&g)
+    // Folding would make the old weights, which nobody reads any more.
+    passes::byte_tables(&passes::dce(&g)?)
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.

@@ -380,12 +380,12 @@ fn sin_plus<S: Simd>(s: S, x: S::F, quarters: i32) -> S::F {
 #[inline(always)]
 pub(crate) fn sin<S: Simd>(s: S, x: S::F) -> S::F {
     let y = s.select(s.eq(x, s.zero()), x, sin_plus(s, x, 0));
-    large_angles(s, x, y, f64::sin)
+    large_angles(s, x, y, libm::sin)
 }
 
 #[inline(always)]
 pub(crate) fn cos<S: Simd>(s: S, x: S::F) -> S::F {
-    large_angles(s, x, sin_plus(s, x, 1), f64::cos)
+    large_angles(s, x, sin_plus(s, x, 1), libm::cos)
 }
 
 /// `y`, or where the angle is too large for the reduction, `f(x)`.
@@ -419,14 +419,17 @@ fn map_lanes(lanes: &mut [f32], f: fn(f64) -> f64) {
 }
 
 macro_rules! by_lane {
-    ($($name:ident)*) => {
+    ($($name:ident = $f:expr),*) => {
         $(#[inline(always)]
         pub(crate) fn $name<S: Simd>(s: S, x: S::F) -> S::F {
-            by_lane(s, x, f64::$name)
+            by_lane(s, x, $f)
         })*
     };
 }
-by_lane! { tan asin acos atan sinh cosh asinh acosh atanh }
+by_lane! {
+    tan = libm::tan, asin = libm::asin, acos = libm::acos, atan = libm::atan,
+    sinh = f64::sinh, cosh = f64::cosh, asinh = f64::asinh, acosh = f64::acosh, atanh = f64::atanh
+}
 
 #[inline(always)]
 pub(crate) fn sqrt<S: Simd>(s: S, x: S::F) -> S::F {

@@ -25,7 +25,7 @@ pub type UnaryFn = unsafe extern "C" fn(n: usize, x: *const f32, y: *mut f32);
 /// otherwise.
 pub type BinaryFn = unsafe extern "C" fn(n: usize, a: *const f32, b: *const f32, y: *mut f32);
 
-/// A function of one variable, as tests and documentation see it.
+/// A function of one variable.
 #[derive(Clone, Copy)]
 pub struct Function {
     /// The exported leaf kernel's name.
@@ -33,11 +33,14 @@ pub struct Function {
     /// The leaf kernel, by number of the instruction set, which the CPU must have: see [`Function::kernel`].
     kernels: [UnaryFn; Isa::ALL.len()],
     /// The function in f64.
-    pub reference: fn(f64) -> f64,
+    #[cfg(test)]
+    pub(crate) reference: fn(f64) -> f64,
     /// Largest error in units of the last place of the result...
-    pub max_ulp: f64,
+    #[cfg(test)]
+    max_ulp: f64,
     /// ...beyond this absolute error, relative to `max(1, |x|)`.
-    pub max_abs: f64,
+    #[cfg(test)]
+    max_abs: f64,
 }
 
 impl Function {
@@ -107,8 +110,11 @@ macro_rules! unary {
         pub static FUNCTIONS: &[Function] = &[$(Function {
             symbol: stringify!($symbol),
             kernels: [$symbol::<1>, $symbol::<2>, $symbol::<3>],
+            #[cfg(test)]
             reference: $reference,
+            #[cfg(test)]
             max_ulp: $ulp,
+            #[cfg(test)]
             max_abs: $abs,
         }),*];
     };
@@ -214,6 +220,7 @@ pub unsafe extern "C" fn gm_vpow_f32<const ISA: u32>(
 }
 
 /// Functions that `f64` lacks.
+#[cfg(test)]
 mod reference {
     pub(super) fn sigmoid(x: f64) -> f64 {
         1.0 / (1.0 + (-x).exp())
