@@ -515,21 +515,31 @@ impl StoreBytes {
     #[inline(always)]
     unsafe fn rows<S: Simd, const UNSIGNED: bool>(&self, s: S) {
         let rounding = Rounding::<S, UNSIGNED>::new(s, self.quantize);
-        for r in 0..self.from.rows {
-            let mut j = 0;
-            while j < self.from.cols {
-                let n = self.from.cols - j;
-                // SAFETY: by contract.
-                unsafe {
-                    let from = self.from.c.add(r * self.from.ldc + j);
-                    let x = if n >= S::LANES {
-                        s.load(from)
-                    } else {
-                        s.load_n(from, n)
-                    };
-                    s.store_bytes(self.to.add(r * self.ld + j), n, rounding.apply(s, x));
+        for r in (0..self.from.rows).step_by(2) {
+            let rows = [r, r + 1];
+            let is_pair = UNSIGNED && r + 1 < self.from.rows;
+            // SAFETY: by contract.
+            unsafe {
+                let mut j = 0;
+                while is_pair && j + 2 * S::LANES <= self.from.cols {
+                    let mut bytes = [[s.splat_i(0); 2]; 2];
+                    for (bytes, r) in bytes.iter_mut().zip(rows) {
+                        let from = self.from.c.add(r * self.from.ldc + j);
+                        bytes[0] = rounding.apply(s, s.load(from));
+                        bytes[1] = rounding.apply(s, s.load(from.add(S::LANES)));
+                    }
+                    let places = rows.map(|r| self.to.wrapping_add(r * self.ld + j));
+                    s.store_byte_rows(places, bytes);
+                    j += 2 * S::LANES;
                 }
-                j += S::LANES;
+                while j < self.from.cols {
+                    let n = self.from.cols - j;
+                    for r in r..(r + 2).min(self.from.rows) {
+                        let x = load(s, self.from.c.add(r * self.from.ldc + j), n);
+                        s.store_bytes(self.to.add(r * self.ld + j), n, rounding.apply(s, x));
+                    }
+                    j += S::LANES;
+                }
             }
         }
     }

@@ -209,4 +209,63 @@ mod tests {
         assert_eq!(gm_pow_i64(3, 0), 1);
         assert_eq!(gm_pow_u64(2, 64), 0);
     }
+
+    /// Distance in units of the last place.
+    fn distance(a: f64, b: f64) -> f64 {
+        if a == b || a.is_nan() && b.is_nan() {
+            return 0.0;
+        }
+        let unit = f64::from_bits(b.abs().to_bits() + 1) - b.abs();
+        (a - b).abs() / unit
+    }
+
+    /// Angles and ratios of all magnitudes, and special ones.
+    fn arguments() -> Vec<f64> {
+        let special = [0.0, 1.0, 0.5, 1e-310, f64::INFINITY, f64::NAN];
+        let quarters = (1..8).map(|i| f64::from(i) * std::f64::consts::FRAC_PI_2);
+        let magnitudes = (-300..300).map(|e| 1.0123456789 * 10f64.powi(e));
+        let small = (0..1000).map(|i| f64::from(i) * 0.0137);
+        let all = special.into_iter().chain(quarters).chain(magnitudes);
+        all.chain(small).flat_map(|x| [x, -x]).collect()
+    }
+
+    type Unary = extern "C" fn(f64) -> f64;
+
+    type Case = (&'static str, Unary, fn(f64) -> f64);
+
+    const CIRCULAR: [Case; 6] = [
+        ("sin", gm_sin_f64, f64::sin),
+        ("cos", gm_cos_f64, f64::cos),
+        ("tan", gm_tan_f64, f64::tan),
+        ("asin", gm_asin_f64, f64::asin),
+        ("acos", gm_acos_f64, f64::acos),
+        ("atan", gm_atan_f64, f64::atan),
+    ];
+
+    #[test]
+    fn circular_functions_agree_with_the_standard_library() {
+        for x in arguments() {
+            for (name, ours, other) in CIRCULAR {
+                let (found, want) = (ours(x), other(x));
+                assert!(
+                    distance(found, want) <= 2.0,
+                    "{name} {x:e}: {found:e}, {want:e}"
+                );
+                let same_sign =
+                    found.is_nan() || found.is_sign_negative() == want.is_sign_negative();
+                assert!(same_sign, "{name} {x:e}");
+            }
+            for y in arguments()
+                .into_iter()
+                .step_by(37)
+                .chain([0.0, -0.0, f64::INFINITY])
+            {
+                let (found, want) = (gm_atan2_f64(y, x), y.atan2(x));
+                assert!(
+                    distance(found, want) <= 2.0,
+                    "atan2 {y:e} {x:e}: {found:e}, {want:e}"
+                );
+            }
+        }
+    }
 }

@@ -296,7 +296,7 @@ mod tests {
     use crate::conv::tests::{deep_window, pixels, taps, window};
     use crate::depthwise::{DepthwiseDesc, gm_depthwise_f32};
     use crate::gemm::integer::tests::{
-        Rest, UNTOUCHED, bytes, epilogue, integers, operands, rest, stored, value,
+        Rest, UNTOUCHED, bytes, integers, operands, rest, stored, value,
     };
     use crate::testing::Rng;
     use crate::window::Window;
@@ -310,10 +310,10 @@ mod tests {
         let zero;
         (desc.integers, zero) = integers(rng, is_signed, rest);
         if rest != Rest::Sums {
-            let mut ops = epilogue().into_iter();
+            let mut ops = rest.ops();
             assert!(ops.all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue)));
         }
-        if let Rest::Quantized(q) = rest {
+        if let Rest::Quantized(q, _) = rest {
             desc.quantize = q;
         }
         desc.ldy += rng.pick(&[0, 3]);
@@ -322,7 +322,7 @@ mod tests {
         let weights: Vec<f32> = (0..n_weights)
             .map(|_| rng.below(511) as f32 - 255.0)
             .collect();
-        let ops = operands(rng, channels);
+        let ops = operands(rng, channels, rest);
         let y_bytes = desc.quantize.size_bytes();
         let mut y = vec![UNTOUCHED; window.n_pixels() * desc.ldy * y_bytes];
         let mut want = y.clone();

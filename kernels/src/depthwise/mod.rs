@@ -18,6 +18,7 @@ use crate::epilogue::{
     ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Quantize, Rect,
 };
 use crate::gemm::integer::Integers;
+use crate::gemm::tile::add_epilogue;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
@@ -304,22 +305,24 @@ impl Row<'_> {
         unsafe {
             let w = &self.desc.window;
             let is_dense = P > 1 && w.stride_w == 1 && w.dilation_w == 1;
-            let sums = match w.kernel_w {
+            let mut sums = match w.kernel_w {
                 3 if is_dense => self.sliding::<S, P, V, MASKED, 3>(s, ow, channel),
                 5 if is_dense => self.sliding::<S, P, V, MASKED, 5>(s, ow, channel),
                 7 if is_dense => self.sliding::<S, P, V, MASKED, 7>(s, ow, channel),
                 _ => self.sums::<S, P, V, MASKED>(s, ow, channel),
             };
+            let y = self.y.add(ow * self.desc.ldy + channel);
+            if !MASKED {
+                // By steps of the epilogue, so that sums stay in registers.
+                add_epilogue(s, &self.fast.at(ow, channel), &mut sums);
+            }
             for (p, sums) in sums.iter().enumerate() {
                 for (v, &sum) in sums.iter().enumerate() {
-                    let col = channel + v * S::LANES;
-                    let n = if MASKED { n } else { usize::MAX };
-                    let sum = self.fast.apply(s, sum, ow + p, col, n);
-                    let y = self.y.add((ow + p) * self.desc.ldy + col);
+                    let y = y.add(p * self.desc.ldy + v * S::LANES);
                     if MASKED {
-                        s.store_n(y, n, sum)
+                        s.store_n(y, n, self.fast.apply(s, sum, ow + p, channel, n));
                     } else {
-                        s.store(y, sum)
+                        s.store(y, sum);
                     }
                 }
             }

@@ -50,6 +50,7 @@ const fn tiles(by_rows: &'static [TileFn]) -> Tiles {
         wide: &[],
         wide_panels: &[],
         has_registers: true,
+        stores_bytes: false,
     }
 }
 

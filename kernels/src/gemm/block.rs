@@ -223,10 +223,16 @@ impl Product<'_> {
             rows: cell.n_rows,
             cols: (self.n - col).min(width),
         };
-        let tile = self.describe(tiles, cell, &rect);
+        let mut tile = self.describe(tiles, cell, &rect);
         let half = self.half(tiles, cell, rect.cols);
         let is_whole = rect.cols == half.map_or(width, |_| tiles.nr / 2);
         let kernel = half.unwrap_or_else(|| self.kernel(tiles, cell));
+        let stores_bytes = is_whole && tiles.stores_bytes && self.stores_bytes();
+        if stores_bytes {
+            tile.bytes = Some(self.quantize.zero);
+            tile.c = self.bytes_at(cell.row, col).cast();
+            tile.ldc = self.ldc;
+        }
         // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
         unsafe {
             if is_whole {
@@ -234,20 +240,46 @@ impl Product<'_> {
             } else {
                 self.ragged(kernel, tile, rect);
             }
+            if !stores_bytes {
+                self.rest(rect, is_last, self.bytes_at(cell.row, col));
+            }
+        }
+    }
+
+    /// The output where it is of bytes.
+    #[inline(always)]
+    fn bytes_at(&self, row: usize, col: usize) -> *mut u8 {
+        self.c.cast::<u8>().wrapping_add(row * self.ldc + col)
+    }
+
+    /// All after the tile's own part of the epilogue: the rest of it, and bytes.
+    ///
+    /// # Safety
+    /// As for [`Product::block`]; `bytes` is the output of `rect` where it is of bytes.
+    #[inline(always)]
+    unsafe fn rest(&self, rect: Rect, is_last: bool, bytes: *mut u8) {
+        // SAFETY: by contract.
+        unsafe {
             if is_last && self.epilogue.has_rest() {
                 dispatch(self.isa, ApplyRest(self.epilogue, rect));
             }
             if self.quantize.to != 0 {
-                let to = self.c.cast::<u8>();
                 let narrow = StoreBytes {
                     quantize: self.quantize,
                     from: rect,
-                    to: to.wrapping_add(cell.row * self.ldc + col),
+                    to: bytes,
                     ld: self.ldc,
                 };
                 dispatch(self.isa, narrow);
             }
         }
+    }
+
+    /// True when whole tiles of integers store `u8` from their registers.
+    #[inline(always)]
+    fn stores_bytes(&self) -> bool {
+        let is_plain = self.quantize.to == 1 && self.quantize.divisor == 1.0;
+        is_plain && self.integers.is_some() && !self.epilogue.has_rest()
     }
 
     /// The tile of the first vector of a panel, where that has all columns and there is such a tile.
@@ -306,6 +338,7 @@ impl Product<'_> {
             zero: integers.map_or(0, Resolved::unsigned_zero),
             flip: integers.map_or(0, Resolved::flip),
             keeps_sums: integers.is_some_and(|i| i.keeps_sums),
+            bytes: None,
         }
     }
 

@@ -12,7 +12,7 @@
 //! Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
 //! 2018, section 2.3.)
 
-use super::tile::{Tile, finish};
+use super::tile::{Tile, finish, finish_bytes};
 use crate::descriptor::plain;
 use crate::epilogue::{Fast, Quantize};
 use crate::isa::Isa;
@@ -168,6 +168,8 @@ pub fn pack_bytes<Row: Fn(usize) -> [i8; WORD]>(
 
 /// Multiplication of words of bytes.
 pub(crate) trait Dot<S: Simd>: Copy {
+    /// True for tiles with code that stores bytes from registers. It is much code, so only the most frequent operands have it.
+    const STORES_BYTES: bool;
     /// A left-hand word in every lane, as unsigned bytes.
     fn spread(self, s: S, t: &Tile, word: i32) -> S::I;
     /// `acc + a0 b0 + a1 b1 + a2 b2 + a3 b3`, `a` unsigned and `b` signed.
@@ -179,6 +181,8 @@ pub(crate) trait Dot<S: Simd>: Copy {
 pub(crate) struct Plain;
 
 impl<S: Simd> Dot<S> for Plain {
+    const STORES_BYTES: bool = false;
+
     #[inline(always)]
     fn spread(self, s: S, t: &Tile, word: i32) -> S::I {
         s.splat_i(word ^ t.flip)
@@ -228,7 +232,7 @@ pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usiz
             }
             b = b.add(NV * S::LANES);
         }
-        store(s, t, acc);
+        store::<S, D, MR, NV>(s, t, acc);
     }
 }
 
@@ -262,7 +266,7 @@ pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usi
                 b = b.add(NV * S::LANES);
             }
         }
-        store(s, t, acc);
+        store::<S, D, MR, NV>(s, t, acc);
     }
 }
 
@@ -293,7 +297,7 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
                 }
             }
         }
-        store(s, t, acc);
+        store::<S, D, MR, NV>(s, t, acc);
     }
 }
 
@@ -334,16 +338,20 @@ pub(super) unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
                 *x = s.add_i(*x, part);
             }
         }
-        store(s, t, acc);
+        store::<S, Plain, MR, NV>(s, t, acc);
     }
 }
 
-/// Stores sums as `i32`, or finishes in `f32`.
+/// Stores sums as `i32`, or finishes in `f32` or `u8`.
 ///
 /// # Safety
 /// As for `finish`.
 #[inline(always)]
-unsafe fn store<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, acc: [[S::I; NV]; MR]) {
+unsafe fn store<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
+    s: S,
+    t: &Tile,
+    acc: [[S::I; NV]; MR],
+) {
     // SAFETY: by contract.
     unsafe {
         // Loops, since closures of `array::map` are functions of their own, without the
@@ -358,7 +366,10 @@ unsafe fn store<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, acc: 
                 };
             }
         }
-        if t.keeps_sums {
+        debug_assert!(t.bytes.is_none() || D::STORES_BYTES && !t.accumulate);
+        if let Some(zero) = t.bytes.filter(|_| D::STORES_BYTES) {
+            finish_bytes(s, t, zero, out);
+        } else if t.keeps_sums {
             let fast = Fast::NONE;
             finish(s, &Tile { fast, ..*t }, out);
         } else {

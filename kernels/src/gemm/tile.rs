@@ -73,6 +73,8 @@ pub(crate) struct Tile {
     pub(crate) flip: i32,
     /// Integers: stores `i32`.
     pub(crate) keeps_sums: bool,
+    /// Integers: stores `u8` in place of `f32`, with this zero point. Then `ldc` counts bytes.
+    pub(crate) bytes: Option<i32>,
 }
 
 /// A compiled tile.
@@ -95,6 +97,8 @@ pub(crate) struct Tiles {
     pub(crate) wide_panels: &'static [usize],
     /// True for tiles of AMX.
     pub(crate) has_registers: bool,
+    /// True for tiles that store `u8` where [`Tile::bytes`] says so.
+    pub(crate) stores_bytes: bool,
 }
 
 impl Tiles {
@@ -249,12 +253,51 @@ pub(super) unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(
     }
 }
 
+/// Applies the epilogue, clamps, and stores bytes. `NV` is even.
+///
+/// # Safety
+/// As for [`finish`].
+#[inline(always)]
+pub(super) unsafe fn finish_bytes<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    t: &Tile,
+    zero: i32,
+    mut acc: [[S::F; NV]; MR],
+) {
+    const { assert!(NV.is_multiple_of(2)) };
+    // NaN becomes `lo`, which is byte 0.
+    let (lo, hi) = (s.splat(-zero as f32), s.splat((255 - zero) as f32));
+    let (zero, to) = (s.splat_i(zero), t.c.cast::<u8>());
+    // SAFETY: the caller's promise covers every address formed here.
+    unsafe {
+        add_epilogue(s, &t.fast, &mut acc);
+        let mut bytes = [[zero; NV]; MR];
+        for (bytes, row) in bytes.iter_mut().zip(&acc) {
+            for (byte, &x) in bytes.iter_mut().zip(row) {
+                *byte = s.add_i(s.to_int(s.min(hi, s.max(x, lo))), zero);
+            }
+        }
+        for r in (0..MR).step_by(2) {
+            // A row without a second one is stored twice.
+            let other = (r + 1).min(MR - 1);
+            for v in (0..NV).step_by(2) {
+                let places = [r, other].map(|r| to.wrapping_add(r * t.ldc + v * S::LANES));
+                let rows = [
+                    [bytes[r][v], bytes[r][v + 1]],
+                    [bytes[other][v], bytes[other][v + 1]],
+                ];
+                s.store_byte_rows(places, rows);
+            }
+        }
+    }
+}
+
 /// Scale, bias, residual and clamp, each if it is there.
 ///
 /// # Safety
 /// The operands cover the tile.
 #[inline(always)]
-unsafe fn add_epilogue<S: Simd, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn add_epilogue<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     fast: &Fast,
     acc: &mut [[S::F; NV]; MR],
@@ -329,6 +372,7 @@ static PORTABLE: Tiles = Tiles {
     wide: table!(portable_wide: 1, 2),
     wide_panels: &[0, 2, 2],
     has_registers: false,
+    stores_bytes: false,
 };
 
 /// Both signed and unsigned: [`Plain`] reads the sign from the tile.
@@ -340,6 +384,7 @@ static PORTABLE_BYTES: Tiles = Tiles {
     wide: &[],
     wide_panels: &[],
     has_registers: false,
+    stores_bytes: false,
 };
 
 /// The most special instructions for bytes in use.
@@ -408,6 +453,8 @@ mod x86 {
     macro_rules! vnni {
         ($($simd:ident: $ty:ident = $dot:ident;)*) => {
             $(impl<const SIGNED: bool> Dot<$simd> for Vnni<SIGNED> {
+                const STORES_BYTES: bool = !SIGNED;
+
                 #[inline(always)]
                 fn spread(self, s: $simd, _: &Tile, word: i32) -> $ty {
                     let x = s.splat_i(word);
@@ -488,6 +535,7 @@ mod x86 {
         ],
         wide_panels: &[0, 4, 4, 4, 3],
         has_registers: false,
+        stores_bytes: false,
     };
 
     pub(super) static AVX2: Tiles = Tiles {
@@ -506,26 +554,28 @@ mod x86 {
         ],
         wide_panels: &[0, 4, 2, 2],
         has_registers: false,
+        stores_bytes: false,
     };
 
-    /// Eight rows by two vectors are enough sums to hide the instruction's latency; more would be
-    /// more code.
+    /// Eight rows by two vectors are enough sums to hide the instruction's latency. The most frequent operands have twelve:
+    /// products of few terms have many tiles, each with a cost of its own.
     macro_rules! bytes512 {
-        ($strided:ident, $indirect:ident $(, $wide:ident)?) => {
+        ($dot:ty, [$($mr:literal),*], $strided:ident, $indirect:ident $(, $wide:ident)?) => {
             Tiles {
                 nr: 32,
-                strided: table!($strided: 1, 2, 3, 4, 5, 6, 7, 8),
-                indirect: table!($indirect: 1, 2, 3, 4, 5, 6, 7, 8),
+                strided: table!($strided: $($mr),*),
+                indirect: table!($indirect: $($mr),*),
                 halves: [&[], &[]],
                 wide: &[$($wide::<1> as TileFn, $wide::<1>, $wide::<2>)?],
                 wide_panels: &[0, 4, 4],
                 has_registers: false,
+                stores_bytes: <$dot as Dot<Avx512>>::STORES_BYTES,
             }
         };
     }
 
     macro_rules! bytes256 {
-        ($strided:ident, $indirect:ident) => {
+        ($dot:ty, $strided:ident, $indirect:ident) => {
             Tiles {
                 nr: 16,
                 strided: table!($strided: 1, 2, 3, 4, 5, 6),
@@ -534,20 +584,38 @@ mod x86 {
                 wide: &[],
                 wide_panels: &[],
                 has_registers: false,
+                stores_bytes: <$dot as Dot<Avx2>>::STORES_BYTES,
             }
         };
     }
 
-    static BYTES512: Tiles = bytes512!(avx512_strided_bytes, avx512_indirect_bytes);
-    static BYTES256: Tiles = bytes256!(avx2_strided_bytes, avx2_indirect_bytes);
+    static BYTES512: Tiles = bytes512!(
+        Plain,
+        [1, 2, 3, 4, 5, 6, 7, 8],
+        avx512_strided_bytes,
+        avx512_indirect_bytes
+    );
+    static BYTES256: Tiles = bytes256!(Plain, avx2_strided_bytes, avx2_indirect_bytes);
     /// Unsigned and signed.
     static VNNI512: [Tiles; 2] = [
-        bytes512!(vnni512_strided_u8, vnni512_indirect_u8, vnni512_wide_u8),
-        bytes512!(vnni512_strided_i8, vnni512_indirect_i8, vnni512_wide_i8),
+        bytes512!(
+            Vnni<false>,
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+            vnni512_strided_u8,
+            vnni512_indirect_u8,
+            vnni512_wide_u8
+        ),
+        bytes512!(
+            Vnni<true>,
+            [1, 2, 3, 4, 5, 6, 7, 8],
+            vnni512_strided_i8,
+            vnni512_indirect_i8,
+            vnni512_wide_i8
+        ),
     ];
     static VNNI256: [Tiles; 2] = [
-        bytes256!(vnni256_strided_u8, vnni256_indirect_u8),
-        bytes256!(vnni256_strided_i8, vnni256_indirect_i8),
+        bytes256!(Vnni<false>, vnni256_strided_u8, vnni256_indirect_u8),
+        bytes256!(Vnni<true>, vnni256_strided_i8, vnni256_indirect_i8),
     ];
 
     pub(super) fn avx512_bytes(is_signed: bool) -> &'static Tiles {

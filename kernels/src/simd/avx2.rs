@@ -76,6 +76,20 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_byte_rows(self, to: [*mut u8; 2], x: [[__m256i; 2]; 2]) {
+        // SAFETY: writable by contract.
+        unsafe {
+            let upper = _mm256_packs_epi32(x[0][0], x[0][1]);
+            let lower = _mm256_packs_epi32(x[1][0], x[1][1]);
+            let bytes = _mm256_packus_epi16(upper, lower);
+            // Words of four bytes in a half: first and second vector of the one row, then of the other.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let rows = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm_storeu_si128(to[0].cast(), _mm256_castsi256_si128(rows));
+            _mm_storeu_si128(to[1].cast(), _mm256_extracti128_si256::<1>(rows));
+        }
+    }
+    #[inline(always)]
     fn prefetch(self, p: *const f32) {
         // SAFETY: a hint; every x86-64 CPU has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

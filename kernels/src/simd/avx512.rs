@@ -71,6 +71,20 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn store_byte_rows(self, to: [*mut u8; 2], x: [[__m512i; 2]; 2]) {
+        // SAFETY: writable by contract.
+        unsafe {
+            let upper = _mm512_packs_epi32(x[0][0], x[0][1]);
+            let lower = _mm512_packs_epi32(x[1][0], x[1][1]);
+            let bytes = _mm512_packus_epi16(upper, lower);
+            // Words of four bytes in a quarter: first and second vector of the one row, then of the other.
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let rows = _mm512_permutexvar_epi32(order, bytes);
+            _mm256_storeu_si256(to[0].cast(), _mm512_castsi512_si256(rows));
+            _mm256_storeu_si256(to[1].cast(), _mm512_extracti64x4_epi64::<1>(rows));
+        }
+    }
+    #[inline(always)]
     fn and_m(self, a: __mmask16, b: __mmask16) -> __mmask16 {
         a & b
     }

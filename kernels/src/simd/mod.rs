@@ -94,6 +94,19 @@ pub(crate) trait Simd: Copy + 'static {
     /// # Safety
     /// `p` is writable for `min(n, LANES)` bytes.
     unsafe fn store_bytes(self, p: *mut u8, n: usize, x: Self::I);
+    /// Stores numbers from 0 to 255 as bytes: two vectors side by side at each of two places.
+    /// # Safety
+    /// `2 * LANES` bytes are writable at each.
+    #[inline(always)]
+    unsafe fn store_byte_rows(self, to: [*mut u8; 2], x: [[Self::I; 2]; 2]) {
+        for (to, x) in to.into_iter().zip(x) {
+            // SAFETY: by contract.
+            unsafe {
+                self.store_bytes(to, Self::LANES, x[0]);
+                self.store_bytes(to.add(Self::LANES), Self::LANES, x[1]);
+            }
+        }
+    }
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// The low halves of the products.

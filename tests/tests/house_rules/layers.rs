@@ -63,13 +63,14 @@ fn the_solver_knows_nothing_but_the_standard_library() {
 }
 
 /// All that a program for CPUs needs to run images. A further crate is argued for where it is added here; those behind `half` and
-/// `zerocopy` are procedural macros, which no binary holds.
+/// `zerocopy` are procedural macros, which no binary holds. `libm`, which needs no other crate, replaces tables of the C library.
 const BARE_RUNTIME: &[&str] = &[
     "cfg-if",
     "crc32fast",
     "gristmill-kernels",
     "half",
     "libc",
+    "libm",
     "memmap2",
     "proc-macro2",
     "quote",

@@ -43,21 +43,44 @@ pub(crate) fn value(byte: u8, is_signed: bool) -> i32 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rest {
     Sums,
-    Scaled,
-    Quantized(Quantize),
+    /// So many ops of [`epilogue`].
+    Scaled(usize),
+    Quantized(Quantize, usize),
+}
+
+impl Rest {
+    /// Ops of the epilogue.
+    pub(crate) fn ops(self) -> impl Iterator<Item = EpilogueOp> {
+        let n = match self {
+            Rest::Sums => 0,
+            Rest::Scaled(n) | Rest::Quantized(_, n) => n,
+        };
+        epilogue().into_iter().take(n)
+    }
 }
 
 pub(crate) fn rest(rng: &mut Rng) -> Rest {
-    match rng.below(4) {
+    // With ops of fast forms alone and a divisor of 1, whole tiles store bytes from their registers.
+    let n_ops = rng.pick(&[0, 2, 2, 3, 4]);
+    match rng.below(5) {
         0 => Rest::Sums,
-        1 => Rest::Scaled,
-        2 => Rest::Quantized(Quantize::bytes(false, 0.37, rng.below(256) as i32)),
-        _ => Rest::Quantized(Quantize::bytes(true, 1.9, rng.below(256) as i32 - 128)),
+        1 => Rest::Scaled(n_ops),
+        4 => Rest::Quantized(
+            Quantize::bytes(true, 1.9, rng.below(256) as i32 - 128),
+            n_ops,
+        ),
+        _ => {
+            let divisor = rng.pick(&[0.37, 1.0]);
+            Rest::Quantized(
+                Quantize::bytes(false, divisor, rng.below(256) as i32),
+                n_ops,
+            )
+        }
     }
 }
 
 /// Scales by columns, adds a bias, clamps; the last is no fast form.
-pub(crate) fn epilogue() -> [EpilogueOp; 4] {
+fn epilogue() -> [EpilogueOp; 4] {
     [
         EpilogueOp::row_vec(EpilogueKind::Mul, 0),
         EpilogueOp::row_vec(EpilogueKind::Add, 1),
@@ -71,10 +94,23 @@ pub(crate) fn stored(sum: i32, j: usize, rest: Rest, operands: &[Vec<f32>; 2]) -
     if rest == Rest::Sums {
         return sum.to_ne_bytes().into();
     }
-    let x = (sum as f32 * operands[0][j] + operands[1][j]).clamp(-90.0, 400.0);
-    let x = if x < 0.0 { x * 0.5 } else { x };
+    let mut x = sum as f32;
+    for (i, _) in rest.ops().enumerate() {
+        x = match i {
+            0 => x * operands[0][j],
+            1 => x + operands[1][j],
+            2 => x.clamp(-90.0, 400.0),
+            _ => {
+                if x < 0.0 {
+                    x * 0.5
+                } else {
+                    x
+                }
+            }
+        };
+    }
     match rest {
-        Rest::Quantized(q) => {
+        Rest::Quantized(q, _) => {
             let y = (x / q.divisor).round_ties_even() + q.zero as f32;
             vec![if q.to == 1 { y as u8 } else { y as i8 as u8 }]
         }
@@ -103,10 +139,17 @@ pub(crate) fn integers(rng: &mut Rng, is_signed: bool, rest: Rest) -> (Integers,
     (integers, zero)
 }
 
-pub(crate) fn operands(rng: &mut Rng, n: usize) -> [Vec<f32>; 2] {
-    // Powers of two, so that products with them are exact with or without fused multiply-adds.
+pub(crate) fn operands(rng: &mut Rng, n: usize, rest: Rest) -> [Vec<f32>; 2] {
+    // Powers of two, so that products with them are exact with or without fused multiply-adds. Bytes show no payload of NaN.
+    let special = match rest {
+        Rest::Quantized(..) => [f32::NAN, f32::INFINITY],
+        _ => [0.5; 2],
+    };
+    let scales = [
+        0.125, 0.25, 0.03125, 0.125, 0.25, 0.03125, special[0], special[1],
+    ];
     [
-        (0..n).map(|_| rng.pick(&[0.125, 0.25, 0.03125])).collect(),
+        (0..n).map(|_| rng.pick(&scales)).collect(),
         (0..n).map(|_| rng.below(40) as f32 - 20.0).collect(),
     ]
 }
@@ -122,12 +165,11 @@ fn product(rng: &mut Rng, isa: Isa) {
     (desc.integers, zero) = integers(rng, is_signed, rest);
     if rest != Rest::Sums {
         assert!(
-            epilogue()
-                .into_iter()
+            rest.ops()
                 .all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
         );
     }
-    if let Rest::Quantized(q) = rest {
+    if let Rest::Quantized(q, _) = rest {
         desc.quantize = q;
     }
     let n_batch = rng.pick(&[1, 1, 2]);
@@ -142,7 +184,7 @@ fn product(rng: &mut Rng, isa: Isa) {
     let lda = desc.lda * WORD;
     let a = bytes(rng, n_batch * m * lda);
     let b = bytes(rng, n_batch * k * n);
-    let ops = operands(rng, n);
+    let ops = operands(rng, n, rest);
     let packed: Vec<i32> = (0..n_batch)
         .flat_map(|batch| packed_matrix(isa, [k, n], &b[batch * k * n..][..k * n]))
         .collect();
@@ -190,12 +232,11 @@ fn convolution(rng: &mut Rng, isa: Isa, window: fn(&mut Rng, usize) -> Window) {
     (desc.integers, zero) = integers(rng, is_signed, rest);
     if rest != Rest::Sums {
         assert!(
-            epilogue()
-                .into_iter()
+            rest.ops()
                 .all(|op| op.append_to(&mut desc.epilogue, &mut desc.n_epilogue))
         );
     }
-    if let Rest::Quantized(q) = rest {
+    if let Rest::Quantized(q, _) = rest {
         desc.quantize = q;
     }
     desc.ldy = n + rng.pick(&[0, 3]);
@@ -203,7 +244,7 @@ fn convolution(rng: &mut Rng, isa: Isa, window: fn(&mut Rng, usize) -> Window) {
     let n_taps = window.n_taps();
     let x = bytes(rng, window.batch * window.x_n_stride * WORD);
     let w = bytes(rng, n_taps * channels * n);
-    let ops = operands(rng, n);
+    let ops = operands(rng, n, rest);
     let packed = packed_matrix(isa, [n_taps * channels, n], &w);
     assert_eq!(packed.len(), desc.packed_len());
     let y_bytes = desc.quantize.size_bytes();
