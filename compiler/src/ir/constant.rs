@@ -28,7 +28,7 @@ const MAX_OPS: usize = 12;
 pub struct ConstData(Arc<Repr>);
 
 /// Bytes as integers: products of bytes are written with these.
-const WIDEN: &Op = &Op::Map(ScalarOp::Cast(DType::I32));
+pub const WIDEN: &Op = &Op::Map(ScalarOp::Cast(DType::I32));
 
 enum Repr {
     Held(Tensor),
@@ -272,7 +272,9 @@ impl ConstData {
     ) -> Option<ConstData> {
         let size = checked_size_bytes(dtype, shape).ok()?;
         let n_ops = operands.iter().map(|c| c.n_ops()).sum::<usize>() + 1;
-        if size < DEFER_BYTES || n_ops > MAX_OPS || !never_fails(op, dtype) {
+        let is_widening = op == WIDEN && operands[0].dtype() == DType::I8;
+        let can_wait = is_widening || never_fails(op, dtype);
+        if size < DEFER_BYTES || n_ops > MAX_OPS || !can_wait {
             return None;
         }
         if let Some(bytes) = ConstData::made_of_bytes(op, operands, shape) {
@@ -428,7 +430,6 @@ impl From<Tensor> for ConstData {
 /// True when the interpreter takes the op for all operands that its type rule takes, with one result.
 fn never_fails(op: &Op, dtype: DType) -> bool {
     match op {
-        Op::Map(ScalarOp::Cast(_)) => true,
         Op::Map(_) => dtype.is_float(),
         _ => moves_elements(op),
     }

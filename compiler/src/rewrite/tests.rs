@@ -211,6 +211,30 @@ fn every_alternative_is_right() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// The tanh form of GELU with other numbers is none.
+#[test]
+fn other_cubics_under_tanh_are_no_gelu() {
+    let gelu = |text: &str| {
+        let (file, _) = FILES[3].1.rsplit_once("## softmax").unwrap_or_default();
+        let (_, last) = file.rsplit_once("## gelu\n").expect("a case of gelu");
+        let body = last.split("## ").next().unwrap_or_default();
+        let (from, to) = text.split_once(" -> ").expect("two texts");
+        let changed = body.replace(from, to);
+        assert!(from == to || changed != body, "{body}");
+        let g = Graph::parse(&format!("graph \"gelu\" {{\n{changed}}}")).unwrap();
+        let (new, _) = rewrite(&g, &Options::default()).unwrap();
+        new.to_text(PrintOptions::SHORT).contains("gelu_tanh")
+    };
+    assert!(gelu("<0.044715> -> <0.044715>"));
+    assert!(!gelu("<0.044715> -> <0.0452>"), "the cube's factor");
+    assert!(!gelu("<0.7978846> -> <0.8>"), "the slope");
+    assert!(
+        !gelu("add(%7, %8) -> add(%6, %8)"),
+        "a square in place of the cube"
+    );
+    assert!(!gelu("tanh(%10) -> tanh(%9)"), "a constant summand");
+}
+
 /// Products of a graph after rewriting.
 fn n_products(text: &str) -> usize {
     let g = Graph::parse(&format!("graph \"products\" {{\n{text}}}")).unwrap();

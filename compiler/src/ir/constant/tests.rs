@@ -264,6 +264,9 @@ fn views_of_widened_bytes_are_widened_views() {
     let made = made.tensor().unwrap();
     assert_eq!(made.dtype(), DType::I32);
     assert_eq!(made, transposed(&held.into()).tensor().unwrap());
+    // Integers of other conversions are there: some rules look at their elements.
+    let to_bool = &Op::Map(ScalarOp::Cast(DType::Bool));
+    assert!(ConstData::made(to_bool, &[&late], DType::Bool, &[256, 320]).is_none());
     // No other conversion moves: `f32` views of integers keep their order.
     let wide = ConstData::made(WIDEN, &[&late], DType::I32, &[256, 320]).unwrap();
     let floats = &Op::Map(ScalarOp::Cast(DType::F32));
@@ -271,7 +274,8 @@ fn views_of_widened_bytes_are_widened_views() {
     assert!(matches!(floats.viewed(), Viewed::Plain));
 }
 
-/// `(x - zero) w` of bytes, in 8 bits or with dequantised operands: two products that merge, one transposed, one padded.
+/// Products of bytes minus a zero point: two that merge, one by a transposed matrix, one of a depth that is no multiple of 4, and a
+/// convolution.
 fn model_of_bytes(w: &[ConstData]) -> Graph {
     let mut b = GraphBuilder::new("bytes");
     let x = b.input("x", DType::U8, [5usize, 256]);
@@ -286,19 +290,41 @@ fn model_of_bytes(w: &[ConstData]) -> Graph {
         let y = b.matmul(x, w).unwrap();
         b.output(&format!("merged{i}"), y);
     }
-    let w = b.constant(w[2].clone());
-    let w = b.cast(w, DType::I32).unwrap();
-    let w = b.transpose(w, &[1, 0]).unwrap();
-    let y = b.matmul(x, w).unwrap();
+    let filters = &w[4];
+    let turned = b.constant(w[2].clone());
+    let turned = b.cast(turned, DType::I32).unwrap();
+    let turned = b.transpose(turned, &[1, 0]).unwrap();
+    let y = b.matmul(x, turned).unwrap();
     b.output("turned", y);
+    let odd = b.slice_axis(x, 1, 0, 254).unwrap();
+    let w = b.constant(w[3].clone());
+    let w = b.cast(w, DType::I32).unwrap();
+    let y = b.matmul(odd, w).unwrap();
+    b.output("padded", y);
+    let image = b.reshape(x, [1usize, 64, 4, 5]).unwrap();
+    let conv = Op::Conv {
+        window: window(),
+        groups: 1,
+        layout: Layout::ChannelsFirst,
+    };
+    let w = b.constant(filters.clone());
+    let w = b.cast(w, DType::I32).unwrap();
+    let y = b.add1(conv, &[image, w]).unwrap();
+    b.output("image", y);
     b.finish().unwrap()
 }
 
 /// Weights of bytes stay in their file until code generation packs them, and compute the same as weights in memory.
 #[test]
 fn weights_of_bytes_stay_bytes() {
-    let shapes = [[256, 320], [256, 272], [384, 256]];
-    let stored: Vec<_> = (0..3).map(|i| stored_bytes(&shapes[i], i)).collect();
+    let shapes = [
+        &[256, 320][..],
+        &[256, 272],
+        &[384, 256],
+        &[254, 320],
+        &[128, 64, 3, 3],
+    ];
+    let stored: Vec<_> = (0..5).map(|i| stored_bytes(shapes[i], i)).collect();
     let late: Vec<ConstData> = stored.iter().map(|s| s.1.clone()).collect();
     let held: Vec<ConstData> = stored.iter().map(|s| s.2.clone().into()).collect();
     let x: Vec<u8> = (0..5 * 256).map(|i| (i * 73 % 256) as u8).collect();
@@ -306,11 +332,12 @@ fn weights_of_bytes_stay_bytes() {
     let g = model_of_bytes(&late);
     let passed = passes::integer_products(&g).unwrap();
     let passed = passes::fold_constants(&passed).unwrap();
-    let weights = passed.nodes().filter(|(_, n)| n.op == Op::MatMul);
+    let is_product = |op: &Op| matches!(op, Op::MatMul | Op::Conv { .. });
+    let weights = passed.nodes().filter(|(_, n)| is_product(&n.op));
     let is_late =
         |c: &ConstData| matches!(c.viewed(), Viewed::Widened(b) if b.in_memory().is_none());
     let n_late = weights.filter(|(_, n)| passed.constant(n.inputs[1]).is_some_and(is_late));
-    assert_eq!(n_late.count(), 3, "the rest was read");
+    assert_eq!(n_late.count(), 4, "but for the padded ones, which are read");
     let run = |g: &Graph| {
         let compiled = Setup::with_threads(2).compile(g).unwrap();
         compiled.run([("x", x.clone())]).unwrap().into_tensors()

@@ -5,7 +5,8 @@ use super::integers::{Centred, padded_words, signed_bytes};
 use super::{MAX_DEPTH, are_signed_bytes, evaluated, is_zero, widened};
 use crate::error::Result;
 use crate::interp;
-use crate::ir::{ConstData, Graph, NodeId, Op, ScalarOp, ValueId};
+use crate::ir::constant::WIDEN;
+use crate::ir::{ConstData, Graph, NodeId, Op, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 /// Constant weights.
@@ -75,12 +76,7 @@ impl Weights {
         match self {
             Weights::Bytes(bytes) => {
                 let shape = bytes.shape().to_vec();
-                made(
-                    &Op::Map(ScalarOp::Cast(DType::I32)),
-                    bytes,
-                    DType::I32,
-                    &shape,
-                )
+                made(WIDEN, bytes, DType::I32, &shape)
             }
             Weights::Whole(t) => Ok(t.into()),
         }

@@ -20,7 +20,7 @@ rules! {
     /// `x * hard_sigmoid(x) -> hard_swish(x)`, so for `x * clamp(x + 3, 0, 6) / 6`.
     "hard-swish" Rounding at Op::Map(S::Mul) => hard_swish;
     /// `x/2 * (1 + erf(x / sqrt 2)) -> gelu(x)`, in any order of the factors; so for the tanh form, whose cubic may be
-    /// written in any way.
+    /// any nesting of sums, products and powers.
     "gelu" Rounding at Op::Map(S::Mul) => gelu;
     /// `exp(z) / sum(exp(z)) -> softmax(x)` where `z = x - max(x)`
     "softmax" Rounding at Op::Map(S::Div | S::Mul) => softmax;
@@ -160,7 +160,8 @@ fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
         let scaled = times_number(t, y, std::f64::consts::FRAC_1_SQRT_2)?;
         return t.same(scaled, x).then_some(S::Gelu);
     }
-    let [c0, c1, c2, c3] = cubic(t, t.unary(g, S::Tanh)?, x, CUBIC_DEPTH)?;
+    let mut n_left = CUBIC_READS;
+    let [c0, c1, c2, c3] = cubic(t, t.unary(g, S::Tanh)?, x, CUBIC_DEPTH, &mut n_left)?;
     let slope = (2.0 / std::f64::consts::PI).sqrt();
     let is_inner = is_near(Some(c1), slope) && is_near(Some(c3), 0.044715 * slope);
     (is_inner && c0 == 0.0 && c2 == 0.0).then_some(S::GeluTanh)
@@ -169,11 +170,13 @@ fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
 /// Coefficients of a polynomial of degree three at most, the constant one first.
 type Cubic = [f64; 4];
 
-/// Deepest term that [`cubic`] reads: `a * (x * (1 + b * (x * x)))` has five levels.
+/// Levels of terms below a [`cubic`]: `a * (x * (1 + b * (x * x)))` has five, and a factor of 1 may be one more.
 const CUBIC_DEPTH: usize = 6;
+/// Reads of classes for a [`cubic`], of which each may have several equal forms.
+const CUBIC_READS: usize = 1000;
 
-/// The class as a polynomial in `x`, however its products and sums are nested.
-fn cubic(t: &Terms, id: Id, x: Id, depth: usize) -> Option<Cubic> {
+/// The class as a polynomial in `x`, however its products and sums are nested. `None` after `n_left` reads, too.
+fn cubic(t: &Terms, id: Id, x: Id, depth: usize, n_left: &mut usize) -> Option<Cubic> {
     if t.same(id, x) {
         return Some([0.0, 1.0, 0.0, 0.0]);
     }
@@ -181,12 +184,15 @@ fn cubic(t: &Terms, id: Id, x: Id, depth: usize) -> Option<Cubic> {
         return Some([c, 0.0, 0.0, 0.0]);
     }
     let below = depth.checked_sub(1)?;
-    let part = |ch: &[Id], i: usize| cubic(t, ch[i], x, below);
-    t.find(id, |op, ch| match op {
-        Op::Map(S::Add) => Some(sum_of_cubics(part(ch, 0)?, part(ch, 1)?)),
-        Op::Map(S::Mul) => product_of_cubics(part(ch, 0)?, part(ch, 1)?),
-        Op::Map(S::Pow) => power_of_cubic(part(ch, 0)?, t.uniform(ch[1])?),
-        _ => None,
+    *n_left = n_left.checked_sub(1)?;
+    t.find(id, |op, ch| {
+        let mut part = |i: usize| cubic(t, ch[i], x, below, n_left);
+        match op {
+            Op::Map(S::Add) => Some(sum_of_cubics(part(0)?, part(1)?)),
+            Op::Map(S::Mul) => product_of_cubics(part(0)?, part(1)?),
+            Op::Map(S::Pow) => power_of_cubic(part(0)?, t.uniform(ch[1])?),
+            _ => None,
+        }
     })
 }
 
