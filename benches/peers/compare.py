@@ -1,6 +1,6 @@
 """Time gristmill against onnxruntime and OpenVINO, side by side on the same machine.
 
-usage: compare.py [--gristmill PATH] [--threads 1,2] [--rounds N] [--seconds S] [--kinds DIR] [--json FILE] [MODEL_DIR ...]
+usage: compare.py [--gristmill PATH] [--threads 1,2] [--rounds N] [--seconds S] [--kinds DIR] [--json FILE] [--without PEER] [MODEL_DIR ...]
 needs: pip install onnxruntime numpy onnx; OpenVINO (pip install openvino) is left out where it is not installed
 
 Each MODEL_DIR holds model.onnx and test_data_set_0/input_N.pb; --kinds adds all such directories in DIR (those of kinds.py, say). In every
@@ -10,7 +10,7 @@ f32. The last line has the geometric means of the ratios by number of threads.
 
 Before and after each round a cache line goes to and fro between two cores, which shows where the cores of a virtual machine are at that time:
 `same` level-3 cache (some 45 ns a round trip), `diff`erent ones (some 350 ns), `mixed` if it changed in between, `-` if it cannot be
-measured (no gcc, or one core). --json keeps every round.
+measured (no gcc, or one core). --json keeps every round. A peer that crashes ends the comparison, so --without leaves one out.
 """
 
 import argparse
@@ -222,7 +222,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--kinds", metavar="DIR")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--without", action="append", default=[], choices=sorted(PEERS))
     args = parser.parse_args()
+    for name in args.without:
+        PEERS.pop(name, None)
     if args.kinds:
         args.models += [path for path in sorted(os.path.join(args.kinds, d) for d in os.listdir(args.kinds))
                         if os.path.exists(os.path.join(path, "model.onnx"))]
