@@ -26,7 +26,7 @@ class Case:
         self.kind, self.n = KINDS[seed % len(KINDS)], pick([1, 2, 2, 3])
         limit = [40, 14, 8][self.n - 1]
         self.groups = pick([1, 1, 1, 2, 4])
-        of_group, filters = pick([1, 2, 3, 4, 7, 8, 16, 20, 33]), pick([1, 2, 3, 5, 8, 16, 17])
+        of_group, filters = pick([1, 2, 3, 4, 7, 8, 16, 20, 33]), pick([1, 2, 3, 5, 8, 16, 17, 32, 70])
         if pick(range(4)) == 0:
             self.groups, of_group, filters = pick([3, 8, 16, 19, 40]), 1, pick([1, 1, 1, 2])
         self.channels, self.filters = self.groups * of_group, self.groups * filters

@@ -10,7 +10,7 @@ use super::extract::{Candidate, Class};
 /// Rounds over all classes. Later ones find little: each needs a change by the one before.
 const MAX_ROUNDS: usize = 4;
 
-/// Classes visited in one search, at most, before no further change is tried: some 20 ms.
+/// Classes visited in one search before no further change is tried.
 const MAX_VISITS: usize = 5_000_000;
 
 /// The chosen candidate of each class, where it has one.
