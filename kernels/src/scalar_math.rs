@@ -3,7 +3,7 @@
 //! All take and give plain floats, except the half-precision conversions, which carry the bits in
 //! the low half of a `u32`. Those of `f32` compute in `f64` and round once.
 //!
-//! Circular functions are those of the crate `libm`, within an ulp: in a static binary, the C library's have 230 KB of
+//! Circular functions are those of the crate `libm`: in a static binary, the C library's have 230 KB of
 //! tables and of variants by level of instructions.
 
 use crate::symbols::Symbol;

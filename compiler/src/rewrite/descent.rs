@@ -1,9 +1,10 @@
 //! Local search over the choices of an extraction.
 //!
-//! Greedy extraction prices each class without knowing who else reads its operands. So `x w`, read with three factors,
-//! becomes three products with scaled weights, each cheaper than one product and a multiplication, and together three
-//! times as dear. Here a choice changes when the time of the whole DAG falls: of one class, or of all possible readers of
-//! one operand at once, since the first of them alone would pay for it.
+//! Greedy extraction prices each class without knowing who else reads its operands. So `x w`, read with
+//! three factors, becomes three products with scaled weights, each cheaper than one product and a
+//! multiplication, and together three times as dear. Here a choice changes when the time of the whole DAG
+//! falls: of one class, or of all possible readers of one operand at once, since the first of them alone
+//! would pay for it.
 
 use super::extract::{Candidate, Class};
 
@@ -39,8 +40,8 @@ struct Search<'a> {
     chosen: Chosen,
     /// Needed readers of each class; the root has one more.
     n_uses: Vec<u32>,
-    /// Picoseconds of the needed classes, where the time of one may be the largest `u64`. Between two changes of a cycle
-    /// it may be negative.
+    /// Picoseconds of the needed classes, where the time of one may be the largest `u64`. Between two
+    /// changes of a cycle it may be negative.
     total: i128,
     /// Readers of each class among the candidates.
     readers: Vec<Vec<Position>>,
@@ -139,8 +140,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Makes changes when they save time together, but for those with a loss of their own. Those that would close a cycle
-    /// are returned; then none is made.
+    /// Makes changes when they save time together, but for those with a loss of their own. Those that
+    /// would close a cycle are returned; then none is made.
     fn try_changes(&mut self, changes: &[Position]) -> Vec<Position> {
         let before = self.total;
         let mut made: Vec<(Position, Position)> = Vec::new();
@@ -293,16 +294,20 @@ mod tests {
         (greedy.clone(), improve(classes, root, greedy))
     }
 
+    /// A product with scaled weights, or class 1 and a multiplication.
+    fn scaled() -> Class {
+        class(&[(100, &[0]), (5, &[1])])
+    }
+
     /// Three factors of one product, none of which alone pays for the product without a factor.
     #[test]
     fn users_of_an_operand_change_together() {
-        let scaled = |of: u32| class(&[(100, &[0]), (5, &[of])]);
         let classes = [
             class(&[(0, &[])]),
             class(&[(100, &[0])]),
-            scaled(1),
-            scaled(1),
-            scaled(1),
+            scaled(),
+            scaled(),
+            scaled(),
             class(&[(1, &[2, 3, 4])]),
         ];
         let (greedy, better) = both(&classes, 5);
@@ -310,15 +315,15 @@ mod tests {
         assert_eq!(total(&classes, &better, 5), (116, true));
     }
 
-    /// A reader for which the operand is dear, and one that the operand needs, do not keep the others from it.
+    /// A reader for which the operand is dear, and one that the operand needs, do not keep the others
+    /// from it.
     #[test]
     fn some_users_of_an_operand_keep_their_choice() {
-        let scaled = |of: u32| class(&[(100, &[0]), (5, &[of])]);
         let classes = [
             class(&[(0, &[])]),
             class(&[(100, &[0])]),
-            scaled(1),
-            scaled(1),
+            scaled(),
+            scaled(),
             class(&[(1, &[0]), (1000, &[1])]),
             class(&[(1, &[2, 3, 4])]),
         ];
@@ -327,9 +332,9 @@ mod tests {
         let classes = [
             class(&[(0, &[])]),
             class(&[(200, &[5])]),
-            scaled(1),
-            scaled(1),
-            scaled(1),
+            scaled(),
+            scaled(),
+            scaled(),
             class(&[(100, &[0]), (5, &[1])]),
             class(&[(1, &[2, 3, 4, 5])]),
         ];

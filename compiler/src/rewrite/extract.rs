@@ -1,6 +1,7 @@
-//! Extraction of the cheapest DAG: bottom-up, with the set of classes that each choice needs as a bitset, so that shared
-//! work counts once (greedy-DAG extraction; see the egg extraction gym). egg's own extractor prices trees. Then a local
-//! search ([`descent`]) changes choices whose cost depends on who else makes them.
+//! Extraction of the cheapest DAG: bottom-up, with the set of classes that each choice needs as a bitset,
+//! so that shared work counts once (greedy-DAG extraction; see the egg extraction gym). egg's own
+//! extractor prices trees. Then a local search ([`descent`]) changes choices whose cost depends on who
+//! else makes them.
 
 use super::cost::{Pricing, Work};
 use super::descent;

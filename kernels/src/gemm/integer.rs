@@ -168,7 +168,8 @@ pub fn pack_bytes<Row: Fn(usize) -> [i8; WORD]>(
 
 /// Multiplication of words of bytes.
 pub(crate) trait Dot<S: Simd>: Copy {
-    /// True for tiles with code that stores bytes from registers. It is much code, so only the most frequent operands have it.
+    /// True for tiles with code that stores bytes from registers. It is much code, so only the most
+    /// frequent operands have it.
     const STORES_BYTES: bool;
     /// A left-hand word in every lane, as unsigned bytes.
     fn spread(self, s: S, t: &Tile, word: i32) -> S::I;

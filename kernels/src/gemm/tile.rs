@@ -557,8 +557,8 @@ mod x86 {
         stores_bytes: false,
     };
 
-    /// Eight rows by two vectors are enough sums to hide the instruction's latency. The most frequent operands have twelve:
-    /// products of few terms have many tiles, each with a cost of its own.
+    /// Eight rows by two vectors are enough sums to hide the instruction's latency. The most frequent
+    /// operands have twelve: products of few terms have many tiles, each with a cost of its own.
     macro_rules! bytes512 {
         ($dot:ty, [$($mr:literal),*], $strided:ident, $indirect:ident $(, $wide:ident)?) => {
             Tiles {

@@ -62,8 +62,9 @@ fn the_solver_knows_nothing_but_the_standard_library() {
     assert_eq!(dependencies("gristmill-solver"), BTreeSet::new());
 }
 
-/// All that a program for CPUs needs to run images. A further crate is argued for where it is added here; those behind `half` and
-/// `zerocopy` are procedural macros, which no binary holds. `libm`, which needs no other crate, replaces tables of the C library.
+/// All that a program for CPUs needs to run images. A further crate is argued for where it is added here;
+/// those behind `half` and `zerocopy` are procedural macros, which no binary holds. `libm`, which needs
+/// no other crate, replaces tables of the C library.
 const BARE_RUNTIME: &[&str] = &[
     "cfg-if",
     "crc32fast",

@@ -274,8 +274,8 @@ fn views_of_widened_bytes_are_widened_views() {
     assert!(matches!(floats.viewed(), Viewed::Plain));
 }
 
-/// Products of bytes minus a zero point: two that merge, one by a transposed matrix, one of a depth that is no multiple of 4, and a
-/// convolution.
+/// Products of bytes minus a zero point: two that merge, one by a transposed matrix, one of a depth that
+/// is no multiple of 4, and a convolution.
 fn model_of_bytes(w: &[ConstData]) -> Graph {
     let mut b = GraphBuilder::new("bytes");
     let x = b.input("x", DType::U8, [5usize, 256]);
@@ -314,7 +314,8 @@ fn model_of_bytes(w: &[ConstData]) -> Graph {
     b.finish().unwrap()
 }
 
-/// Weights of bytes stay in their file until code generation packs them, and compute the same as weights in memory.
+/// Weights of bytes stay in their file until code generation packs them, and compute the same as weights
+/// in memory.
 #[test]
 fn weights_of_bytes_stay_bytes() {
     let shapes = [

@@ -1,5 +1,5 @@
-//! Constant weights of products of integers. Where a model holds them as signed bytes they stay so: neither read nor made
-//! four times as large before code generation packs them.
+//! Constant weights of products of integers. Where a model holds them as signed bytes they stay so:
+//! neither read nor made four times as large before code generation packs them.
 
 use super::integers::{Centred, padded_words, signed_bytes};
 use super::{MAX_DEPTH, are_signed_bytes, evaluated, is_zero, widened};
@@ -18,8 +18,8 @@ pub(super) enum Weights {
 }
 
 impl Weights {
-    /// The signed bytes of a constant which `v` widens and centres on 0, under views (last first). `None` for other values,
-    /// constant or not.
+    /// The signed bytes of a constant which `v` widens and centres on 0, under views (last first). `None`
+    /// for other values, constant or not.
     pub(super) fn stored(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Option<Weights>> {
         let Some(x) = Centred::of(g, v, Vec::new()) else {
             return Ok(None);

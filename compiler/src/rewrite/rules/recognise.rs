@@ -19,8 +19,8 @@ rules! {
     "hard-sigmoid" Rounding at Op::Map(S::Mul) => hard_sigmoid;
     /// `x * hard_sigmoid(x) -> hard_swish(x)`, so for `x * clamp(x + 3, 0, 6) / 6`.
     "hard-swish" Rounding at Op::Map(S::Mul) => hard_swish;
-    /// `x/2 * (1 + erf(x / sqrt 2)) -> gelu(x)`, in any order of the factors; so for the tanh form, whose cubic may be
-    /// any nesting of sums, products and powers.
+    /// `x/2 * (1 + erf(x / sqrt 2)) -> gelu(x)`, in any order of the factors; so for the tanh form, whose
+    /// cubic may be any nesting of sums, products and powers.
     "gelu" Rounding at Op::Map(S::Mul) => gelu;
     /// `exp(z) / sum(exp(z)) -> softmax(x)` where `z = x - max(x)`
     "softmax" Rounding at Op::Map(S::Div | S::Mul) => softmax;
@@ -170,12 +170,14 @@ fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
 /// Coefficients of a polynomial of degree three at most, the constant one first.
 type Cubic = [f64; 4];
 
-/// Levels of terms below a [`cubic`]: `a * (x * (1 + b * (x * x)))` has five, and a factor of 1 may be one more.
+/// Levels of terms below a [`cubic`]: `a * (x * (1 + b * (x * x)))` has five, and a factor of 1 may be
+/// one more.
 const CUBIC_DEPTH: usize = 6;
 /// Reads of classes for a [`cubic`], of which each may have several equal forms.
 const CUBIC_READS: usize = 1000;
 
-/// The class as a polynomial in `x`, however its products and sums are nested. `None` after `n_left` reads, too.
+/// The class as a polynomial in `x`, however its products and sums are nested. `None` after `n_left`
+/// reads, too.
 fn cubic(t: &Terms, id: Id, x: Id, depth: usize, n_left: &mut usize) -> Option<Cubic> {
     if t.same(id, x) {
         return Some([0.0, 1.0, 0.0, 0.0]);

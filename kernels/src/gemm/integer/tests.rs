@@ -140,7 +140,8 @@ pub(crate) fn integers(rng: &mut Rng, is_signed: bool, rest: Rest) -> (Integers,
 }
 
 pub(crate) fn operands(rng: &mut Rng, n: usize, rest: Rest) -> [Vec<f32>; 2] {
-    // Powers of two, so that products with them are exact with or without fused multiply-adds. Bytes show no payload of NaN.
+    // Powers of two, so that products with them are exact with or without fused multiply-adds. Bytes show
+    // no payload of NaN.
     let special = match rest {
         Rest::Quantized(..) => [f32::NAN, f32::INFINITY],
         _ => [0.5; 2],
