@@ -15,11 +15,12 @@
 //! `(batch, head, query block)`, query blocks varying fastest.
 
 use crate::descriptor::descriptor;
-use crate::epilogue::{Epilogue, MAX_BATCH, Quantize};
+use crate::epilogue::{Epilogue, MAX_BATCH};
 use crate::gemm::Product;
 use crate::gemm::tile::Lhs;
 use crate::isa::Isa;
 use crate::pack::{pack_matrix, packed_len};
+use crate::quantize::Quantize;
 use crate::rows::BlockRows;
 use crate::simd::{Simd, Task, dispatch};
 use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE, pointer};

@@ -13,8 +13,10 @@
 
 use crate::descriptor::plain;
 use crate::gemm::batch_offset;
+use crate::range::{Extremes, See, Seen};
 use crate::simd::{Simd, Task};
 use crate::vmath;
+use std::cell::UnsafeCell;
 
 /// Ops in one descriptor, at most.
 pub const MAX_EPILOGUE: usize = 8;
@@ -65,6 +67,9 @@ kinds! {
     Max = 7,
     /// The smaller of `x` and `t`; NaN if either is.
     Min = 8,
+    /// `x`, whose smallest and largest element are noted at the operand and the one after it: see
+    /// [`range`](crate::range). The last op of an epilogue.
+    Range = 9,
     /// `x + p0`
     AddScalar = 16,
     /// `x * p0`
@@ -187,6 +192,14 @@ impl EpilogueOp {
         }
     }
 
+    /// The op that notes the range of the elements: the smallest at an operand, the largest at the next.
+    pub fn range(operand: u32) -> EpilogueOp {
+        EpilogueOp {
+            operand,
+            ..EpilogueOp::unary(EpilogueKind::Range, 0.0, 0.0)
+        }
+    }
+
     /// Appends the op to the first `n` ones of a descriptor. False, and nothing appended, if there is no
     /// room.
     #[must_use]
@@ -202,7 +215,7 @@ impl EpilogueOp {
     }
 
     fn has_operand(&self) -> bool {
-        self.kind < EpilogueKind::AddScalar as u32
+        self.kind < EpilogueKind::Range as u32
     }
 }
 
@@ -247,7 +260,7 @@ impl Scale {
 /// # Safety
 /// So many are readable.
 #[inline(always)]
-unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
+pub(crate) unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
     // SAFETY: by contract.
     unsafe {
         if n >= S::LANES {
@@ -371,16 +384,36 @@ pub(crate) struct Epilogue {
     pub(crate) fast: Fast,
     rest: [Resolved; MAX_EPILOGUE],
     n_rest: usize,
+    range: Option<NotedRange>,
+}
+
+/// The range of the elements that one call computes, noted when its epilogue is dropped.
+struct NotedRange {
+    at: Extremes,
+    seen: UnsafeCell<Seen>,
+}
+
+impl Drop for Epilogue {
+    fn drop(&mut self) {
+        if let Some(range) = &mut self.range {
+            let extremes = range.seen.get_mut().extremes();
+            // SAFETY: the addresses are those that `resolve` was given.
+            unsafe { range.at.note(extremes) }
+        }
+    }
 }
 
 impl Epilogue {
-    /// True when every op is known and its column stride allowed.
+    /// True when every op is known and its column stride allowed, and nothing follows on a range.
     pub(crate) fn valid(ops: &[EpilogueOp; MAX_EPILOGUE], n_ops: u32) -> bool {
         n_ops as usize <= MAX_EPILOGUE
             && ops[..n_ops as usize].iter().all(|op| {
                 EpilogueKind::from_u32(op.kind).is_some()
                     && (op.col_stride == 0 || op.col_stride == 1)
             })
+            && ops[..(n_ops as usize).saturating_sub(1)]
+                .iter()
+                .all(|op| op.kind != EpilogueKind::Range as u32)
     }
 
     /// # Safety
@@ -402,16 +435,26 @@ impl Epilogue {
             fast: Fast::NONE,
             rest: [none; MAX_EPILOGUE],
             n_rest: 0,
+            range: None,
         };
         for op in ops {
             let Some(kind) = EpilogueKind::from_u32(op.kind) else {
                 continue;
             };
             let mut operand = std::ptr::null_mut();
+            // SAFETY: the caller has a pointer for each operand.
+            let base = |i: u32| unsafe { *operands.add(i as usize) }.cast::<f32>();
             if op.has_operand() {
-                // SAFETY: the caller has a pointer for each operand.
-                let base = unsafe { *operands.add(op.operand as usize) }.cast::<f32>();
-                operand = base.wrapping_offset(batch_offset(batch_idx, op.batch_stride));
+                operand =
+                    base(op.operand).wrapping_offset(batch_offset(batch_idx, op.batch_stride));
+            }
+            if kind == EpilogueKind::Range {
+                let at = Extremes {
+                    smallest: base(op.operand),
+                    largest: base(op.operand + 1),
+                };
+                let seen = UnsafeCell::new(Seen::NONE);
+                out.range = Some(NotedRange { at, seen });
             }
             let resolved = Resolved {
                 kind,
@@ -421,7 +464,8 @@ impl Epilogue {
                 p0: op.p0,
                 p1: op.p1,
             };
-            if out.n_rest > 0 || !out.fast.accept(&resolved) {
+            let is_noted = kind == EpilogueKind::Range;
+            if !is_noted && (out.n_rest > 0 || !out.fast.accept(&resolved)) {
                 out.rest[out.n_rest] = resolved;
                 out.n_rest += 1;
             }
@@ -431,190 +475,7 @@ impl Epilogue {
 
     /// True when [`ApplyRest`] has an op to apply.
     pub(crate) fn has_rest(&self) -> bool {
-        self.n_rest > 0
-    }
-}
-
-/// Storage of results: as `f32`, or as 8-bit integers `saturate(round(x / divisor) + zero)`, ties
-/// to even, NaN as 0.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Quantize {
-    /// 0 for `f32` (or sums of integers), 1 for `u8`, 2 for `i8`.
-    pub to: u32,
-    /// Zero point.
-    pub zero: i32,
-    /// Scale.
-    pub divisor: f32,
-    /// Unused, zero.
-    pub reserved: u32,
-}
-
-plain!(Quantize {
-    to,
-    zero,
-    divisor,
-    reserved
-});
-
-impl Quantize {
-    /// To `u8`, or to `i8`.
-    pub fn bytes(is_signed: bool, divisor: f32, zero: i32) -> Quantize {
-        Quantize {
-            to: 1 + u32::from(is_signed),
-            zero,
-            divisor,
-            reserved: 0,
-        }
-    }
-
-    /// True when `to` is known and `zero` is one of its values.
-    pub fn is_valid(&self) -> bool {
-        let range = match self.to {
-            0 => return true,
-            1 => 0..=255,
-            2 => -128..=127,
-            _ => return false,
-        };
-        range.contains(&self.zero)
-    }
-
-    /// Bytes of a stored element.
-    pub fn size_bytes(&self) -> usize {
-        if self.to == 0 { size_of::<f32>() } else { 1 }
-    }
-}
-
-/// Stores a rectangle of `f32` elsewhere as 8-bit integers.
-pub(crate) struct StoreBytes {
-    pub(crate) quantize: Quantize,
-    pub(crate) from: Rect,
-    pub(crate) to: *mut u8,
-    pub(crate) ld: usize,
-}
-
-impl Task for StoreBytes {
-    type Out = ();
-
-    /// Safety: the rectangle is readable, and as many bytes are writable in rows of `ld` bytes.
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self, s: S) {
-        // SAFETY: by contract.
-        unsafe {
-            match self.quantize.to {
-                1 => self.rows::<S, true>(s),
-                _ => self.rows::<S, false>(s),
-            }
-        }
-    }
-}
-
-impl StoreBytes {
-    /// # Safety
-    /// As for [`StoreBytes::run`].
-    #[inline(always)]
-    unsafe fn rows<S: Simd, const UNSIGNED: bool>(&self, s: S) {
-        let rounding = Rounding::<S, UNSIGNED>::new(s, self.quantize);
-        for r in (0..self.from.rows).step_by(2) {
-            let rows = [r, r + 1];
-            let is_pair = UNSIGNED && r + 1 < self.from.rows;
-            // SAFETY: by contract.
-            unsafe {
-                let mut j = 0;
-                while is_pair && j + 2 * S::LANES <= self.from.cols {
-                    let mut bytes = [[s.splat_i(0); 2]; 2];
-                    for (bytes, r) in bytes.iter_mut().zip(rows) {
-                        let from = self.from.c.add(r * self.from.ldc + j);
-                        bytes[0] = rounding.apply(s, s.load(from));
-                        bytes[1] = rounding.apply(s, s.load(from.add(S::LANES)));
-                    }
-                    let places = rows.map(|r| self.to.wrapping_add(r * self.ld + j));
-                    s.store_byte_rows(places, bytes);
-                    j += 2 * S::LANES;
-                }
-                while j < self.from.cols {
-                    let n = self.from.cols - j;
-                    for r in r..(r + 2).min(self.from.rows) {
-                        let x = load(s, self.from.c.add(r * self.from.ldc + j), n);
-                        s.store_bytes(self.to.add(r * self.ld + j), n, rounding.apply(s, x));
-                    }
-                    j += S::LANES;
-                }
-            }
-        }
-    }
-}
-
-/// [`Quantize`] in vectors, to unsigned or signed bytes.
-struct Rounding<S: Simd, const UNSIGNED: bool> {
-    /// Range of the quotient before `zero` is added. Whole numbers, so that clamping before
-    /// rounding is the same as after.
-    lo: S::F,
-    hi: S::F,
-    /// The quotient of NaN, whose result is 0.
-    nan: S::F,
-    divisor: S::F,
-    divides: bool,
-    /// One over the divisor, where the product is near enough to the quotient.
-    inverse: Option<S::F>,
-    zero: S::I,
-}
-
-/// Quotients that are as far from a whole number, or less, are rounded to the same one when they are
-/// computed by the inverse: the products of at most 383 differ by less than `383 * 3 * 2^-24`, some
-/// 7e-5.
-const FAR_FROM_TIES: f32 = 0.4998;
-
-impl<S: Simd, const UNSIGNED: bool> Rounding<S, UNSIGNED> {
-    #[inline(always)]
-    fn new(s: S, quantize: Quantize) -> Rounding<S, UNSIGNED> {
-        let zero = quantize.zero;
-        let (lo, hi) = if UNSIGNED { (0, 255) } else { (-128, 127) };
-        let divides = quantize.divisor != 1.0;
-        let has_inverse = |divisor: f32| divisor.is_normal() && (1.0 / divisor).is_normal();
-        Rounding {
-            lo: s.splat((lo - zero) as f32),
-            hi: s.splat((hi - zero) as f32),
-            nan: s.splat(-zero as f32),
-            divisor: s.splat(quantize.divisor),
-            divides,
-            inverse: Some(quantize.divisor)
-                .filter(|&divisor| divides && has_inverse(divisor))
-                .map(|divisor| s.splat(1.0 / divisor)),
-            zero: s.splat_i(zero),
-        }
-    }
-
-    #[inline(always)]
-    fn apply(&self, s: S, x: S::F) -> S::I {
-        if !self.divides {
-            return self.rounded(s, x);
-        }
-        // A division takes as long as all else together; where its rounding may matter is rare.
-        if let Some(inverse) = self.inverse {
-            let quotient = self.clamped(s, s.mul(x, inverse));
-            let whole = s.to_int(quotient);
-            let distance = s.abs(s.sub(quotient, s.to_float(whole)));
-            if !s.any(s.lt(s.splat(FAR_FROM_TIES), distance)) {
-                return s.add_i(whole, self.zero);
-            }
-        }
-        self.rounded(s, s.div(x, self.divisor))
-    }
-
-    #[inline(always)]
-    fn rounded(&self, s: S, x: S::F) -> S::I {
-        s.add_i(s.to_int(self.clamped(s, x)), self.zero)
-    }
-
-    #[inline(always)]
-    fn clamped(&self, s: S, x: S::F) -> S::F {
-        // The lower end of NaN, which is 0 in unsigned bytes.
-        let clamped = s.min(self.hi, s.max(x, self.lo));
-        match UNSIGNED {
-            true => clamped,
-            false => s.select(s.eq(x, x), clamped, self.nan),
-        }
+        self.n_rest > 0 || self.range.is_some()
     }
 }
 
@@ -630,6 +491,20 @@ pub(crate) struct Rect {
     pub(crate) cols: usize,
 }
 
+impl Rect {
+    /// A single row.
+    pub(crate) fn row(c: *mut f32, cols: usize) -> Rect {
+        Rect {
+            c,
+            ldc: 0,
+            row: 0,
+            col: 0,
+            rows: 1,
+            cols,
+        }
+    }
+}
+
 /// Applies the ops that micro-kernels do not: one pass over the rectangle each.
 pub(crate) struct ApplyRest<'a>(pub(crate) &'a Epilogue, pub(crate) Rect);
 
@@ -639,9 +514,14 @@ impl Task for ApplyRest<'_> {
     /// Safety: the rectangle is writable, the operands readable over it.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        for op in &self.0.rest[..self.0.n_rest] {
+        let ApplyRest(epilogue, rect) = self;
+        for op in &epilogue.rest[..epilogue.n_rest] {
             // SAFETY: as the caller promised.
-            unsafe { apply(s, op, self.1) }
+            unsafe { apply(s, op, rect) }
+        }
+        if let Some(range) = &epilogue.range {
+            // SAFETY: nothing else refers to what this call has seen.
+            unsafe { See(&mut *range.seen.get(), rect).run(s) }
         }
     }
 }
@@ -709,6 +589,7 @@ map!(HardSwish(a, b), |s, x| {
     s.mul(x, HardSigmoid(a, b).map(s, x))
 });
 map!(Neg, |s, x| s.neg(x));
+map!(Unchanged, |_s, x| x);
 map!(Abs, |s, x| s.abs(x));
 map!(Square, |s, x| s.mul(x, x));
 map!(Elu(a), |s, x| {
@@ -736,6 +617,7 @@ unsafe fn apply<S: Simd>(s: S, op: &Resolved, rect: Rect) {
     unsafe {
         by_kind! { s, op, rect;
             Add Sub RSub Mul Div RDiv Max Min;
+            Range => Unchanged,
             AddScalar => AddScalar(p0),
             MulScalar => MulScalar(p0),
             Relu => Clamp(0.0, f32::INFINITY),

@@ -31,7 +31,9 @@ mod isa;
 pub mod pack;
 pub mod pool;
 pub mod pool_gradient;
+pub mod quantize;
 pub mod random;
+pub mod range;
 pub mod roi;
 pub mod rows;
 pub mod sample;
@@ -59,7 +61,9 @@ symbols::task_kernels!(
     pack::gm_pack_b_f32(PackBDesc),
     pool::gm_pool_f32(PoolDesc),
     pool_gradient::gm_max_pool_grad_f32(MaxPoolGradDesc),
+    quantize::gm_quantize_f32(QuantizeDesc),
     random::gm_random_bits(RandomBitsDesc),
+    range::gm_range_f32(RangeDesc),
     roi::gm_roi_align(RoiAlignDesc),
     rows::gm_norm_f32(NormDesc),
     rows::gm_reduce_f32(ReduceDesc),
@@ -116,7 +120,7 @@ pub(crate) unsafe fn pointer(ptrs: *const *mut u8, idx: usize) -> *mut f32 {
 #[inline]
 pub(crate) unsafe fn output(
     ptrs: *const *mut u8,
-    quantize: epilogue::Quantize,
+    quantize: quantize::Quantize,
     offset: isize,
 ) -> *mut f32 {
     // SAFETY: by contract.

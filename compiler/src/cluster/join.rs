@@ -1,5 +1,5 @@
 //! Kernels with several results: updates of variables, as a step of an optimiser makes them of weights
-//! and moments, and steps of loops, such as the gates of an LSTM.
+//! and moments, steps of loops, such as the gates of an LSTM, and all that is computed of single elements.
 //!
 //! Fusion stores the results of one op per kernel, so that a step of Adam is three kernels, which read
 //! gradient and moments again. Here element-wise kernels of one index space are joined where they read
@@ -24,6 +24,16 @@ pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     let joiner = Joiner::new(g, kernels);
     let updates = joiner.updates(&assigned);
     joiner.joined(&updates)
+}
+
+/// The kernels, with those joined that compute single elements: scales and zero points of a quantised
+/// tensor, rates of an optimiser.
+pub fn join_scalars(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
+    let joiner = Joiner::new(g, kernels);
+    let all = 0..joiner.kernels.len();
+    let is_scalar = |&kernel: &usize| joiner.makes_single(kernel) && joiner.is_element_wise(kernel);
+    let scalars: BTreeSet<usize> = all.filter(is_scalar).collect();
+    joiner.joined(&scalars)
 }
 
 /// The kernels of a region, with element-wise ones joined.
@@ -125,6 +135,17 @@ impl<'g> Joiner<'g> {
         self.g.ty(self.g.node(root).outputs[0])
     }
 
+    /// True for a kernel whose results are single elements.
+    fn makes_single(&self, kernel: usize) -> bool {
+        self.result(kernel).shape.iter().all(|d| d.is(1))
+    }
+
+    /// True if one loop can go over the results of two kernels.
+    fn have_one_space(&self, a: usize, b: usize) -> bool {
+        let (x, y) = (self.result(a), self.result(b));
+        x.shape == y.shape && (x.dtype == y.dtype || self.makes_single(a))
+    }
+
     /// True for a kernel whose nodes are element-wise, and may share it.
     fn is_element_wise(&self, kernel: usize) -> bool {
         let (k, ty) = (&self.kernels[kernel], self.result(kernel));
@@ -188,7 +209,7 @@ impl<'g> Joiner<'g> {
     fn fit_together(&self, first: usize, second: usize) -> bool {
         let (a, b) = (&self.kernels[first], &self.kernels[second]);
         !a.members.is_empty()
-            && self.result(first) == self.result(second)
+            && self.have_one_space(first, second)
             && a.members.len() + b.members.len() <= MAX_MEMBERS
             && a.roots.len() + b.roots.len() <= MAX_RESULTS
             && legal::may_share(self.g, &self.ordered, a.anchor, b.anchor).is_ok()

@@ -12,6 +12,7 @@ mod fuse;
 pub(crate) mod gpu;
 mod join;
 pub(crate) mod legal;
+pub(crate) mod ranges;
 pub mod strided;
 
 use crate::error::Result;
@@ -19,7 +20,7 @@ use crate::ir::{Bindings, ClusterKind, Dim, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
-use join::{join_maps, join_updates};
+use join::{join_maps, join_scalars, join_updates};
 
 pub use fuse::{FusedKernels, fuse_rules};
 
@@ -148,7 +149,7 @@ fn clustered(
             let kernels = std::mem::take(&mut fused.kernels);
             report.fused = Some(fused);
             match pricing.only_cpus {
-                true => join(g, kernels),
+                true => join(g, join_scalars(g, ranges::join_ranges(g, kernels))),
                 false => kernels,
             }
         }

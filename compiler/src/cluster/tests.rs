@@ -1,7 +1,7 @@
 //! Groupings of small graphs, and equality of clustered and plain graphs.
 
 use super::*;
-use crate::ir::{GraphBuilder, Layout, ScalarOp, Window};
+use crate::ir::{GraphBuilder, Layout, ReduceKind, ScalarOp, Window};
 use crate::{DType, Tensor};
 
 fn kinds(g: &Graph) -> Vec<String> {
@@ -89,6 +89,78 @@ fn the_gates_of_a_recurrent_step_are_one_kernel() {
     let inputs = [&[8, 16][..], &[8, 16], &[16, 64]].map(tensor);
     let run = |g: &Graph| crate::interp::run(g, &inputs).unwrap();
     assert_eq!(run(&joined), run(&step));
+}
+
+/// `x` in `u8` by its range, as `DynamicQuantizeLinear` makes it.
+fn quantized_by_range(b: &mut GraphBuilder, x: crate::ir::ValueId) -> crate::ir::ValueId {
+    let rank = b.graph().ty(x).rank();
+    let axes: Vec<usize> = (0..rank).collect();
+    let [largest, smallest] =
+        [ReduceKind::Max, ReduceKind::Min].map(|kind| b.reduce(kind, x, &axes, false).unwrap());
+    let zero = b.scalar(DType::F32, 0.0);
+    let largest = b.map(ScalarOp::Max, &[largest, zero]).unwrap();
+    let smallest = b.map(ScalarOp::Min, &[smallest, zero]).unwrap();
+    let range = b.sub(largest, smallest).unwrap();
+    let steps = b.scalar(DType::F32, 255.0);
+    let scale = b.div(range, steps).unwrap();
+    let below = b.div(smallest, scale).unwrap();
+    let point = b.map(ScalarOp::Neg, &[below]).unwrap();
+    let point = b.map(ScalarOp::Round, &[point]).unwrap();
+    let point = b.cast(point, DType::U8).unwrap();
+    let (q, point) = (b.div(x, scale).unwrap(), b.cast(point, DType::F32).unwrap());
+    let q = b.map(ScalarOp::Round, &[q]).unwrap();
+    let q = b.add_(q, point).unwrap();
+    b.cast(q, DType::U8).unwrap()
+}
+
+#[test]
+fn a_tensor_quantised_by_its_range_takes_two_more_kernels() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [8usize, 16]);
+    let w = b.constant(Tensor::zeros(DType::F32, &[16, 4]).unwrap());
+    let y = b.matmul(x, w).unwrap();
+    let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+    let q = quantized_by_range(&mut b, y);
+    b.output("q", q);
+    let g = b.finish().unwrap();
+    let pricing = Pricing {
+        only_cpus: true,
+        ..Pricing::default()
+    };
+    for fusion in [Fusion::greedy(pricing.clone()), Fusion::priced(pricing)] {
+        let (joined, _) = cluster(&g, &fusion).unwrap();
+        crate::ir::verify::verify(&joined).unwrap();
+        let kinds = kinds(&joined);
+        assert_eq!(kinds.len(), 3, "{joined}");
+        assert!(
+            kinds[0].starts_with("matmul+gelu+reduce+reduce"),
+            "{kinds:?}"
+        );
+        assert!(kinds[2].ends_with("round+add+cast"), "{kinds:?}");
+        let x: Vec<f32> = (0..128).map(|i| (i as f32 * 0.37).sin()).collect();
+        let inputs = [Tensor::from_slice(&x, &[8, 16]).unwrap()];
+        let run = |g: &Graph| crate::interp::run(g, &inputs).unwrap();
+        assert_eq!(run(&joined), run(&g));
+    }
+}
+
+#[test]
+fn the_range_of_an_operand_is_one_kernel() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [8usize, 16]);
+    let q = quantized_by_range(&mut b, x);
+    b.output("q", q);
+    let fusion = Fusion::greedy(Pricing {
+        only_cpus: true,
+        ..Pricing::default()
+    });
+    let (joined, _) = cluster(&b.finish().unwrap(), &fusion).unwrap();
+    let kinds = kinds(&joined);
+    assert_eq!(
+        (kinds.len(), &kinds[0][..]),
+        (3, "reduce+reduce"),
+        "{joined}"
+    );
 }
 
 #[test]

@@ -36,9 +36,9 @@ pub(super) enum Phase<T> {
 pub(super) struct Cover {
     /// Values that must be in memory before.
     pub(super) needs: Vec<ValueId>,
-    /// Nodes that the task computes, in order.
+    /// Nodes that the task computes.
     pub(super) nodes: Vec<NodeId>,
-    /// Values that it writes.
+    /// Values that it writes; it runs where the first is defined.
     pub(super) results: Vec<ValueId>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct MatchContext<'a> {
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
 }
 
-/// Finds the task that computes a node, and perhaps its readers, with the task's interface.
+/// Finds the task that computes a node, and perhaps others, with the task's interface.
 type Find<'f, T> = dyn FnMut(&MatchContext, NodeId, &Node) -> Option<(Cover, T)> + 'f;
 
 /// Cuts a body into phases, in order of computation.
@@ -71,7 +71,8 @@ pub(super) fn cut<T>(body: &Body, find: &mut Find<T>) -> Vec<Phase<T>> {
             node,
         ) {
             Some((cover, task)) => {
-                tasks.insert(*cover.nodes.last().expect("a task computes a node"), task);
+                let first = cover.results.first().and_then(|&v| body.graph.def_id(v));
+                tasks.insert(first.expect("a task computes a value"), task);
                 planner.take(&cover);
             }
             None => planner.visit(node),

@@ -421,8 +421,13 @@ impl Graph {
 
     /// The node that defines a value, unless it is an input.
     pub fn def_node(&self, id: ValueId) -> Option<&Node> {
+        self.def_id(id).map(|n| self.node(n))
+    }
+
+    /// The id of the node that defines a value; `None` for an input.
+    pub fn def_id(&self, id: ValueId) -> Option<NodeId> {
         match self.value(id).def {
-            Def::Node(n, _) => Some(self.node(n)),
+            Def::Node(n, _) => Some(n),
             Def::Input(_) => None,
         }
     }

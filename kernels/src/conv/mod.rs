@@ -24,12 +24,13 @@ mod lookup;
 pub(crate) mod tests;
 
 use crate::descriptor::descriptor;
-use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
+use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
 use crate::gemm::integer::{Integers, Resolved};
 use crate::gemm::tile::Lhs;
 use crate::gemm::{Product, plan_blocks};
 use crate::isa::Isa;
 use crate::pack::{pack_b, packed_len};
+use crate::quantize::Quantize;
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, WORKSPACE, output, pointer};
 use lookup::Lookup;

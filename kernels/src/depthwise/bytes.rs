@@ -5,9 +5,10 @@
 //! caller vouches for, so that they are those of integers.
 
 use super::{DepthwiseDesc, compute_row};
-use crate::epilogue::{Epilogue, Quantize, Rect, StoreBytes};
+use crate::epilogue::{Epilogue, Rect};
 use crate::gemm::integer::Resolved;
 use crate::isa::Isa;
+use crate::quantize::{Quantize, StoreBytes};
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{LHS, OUT, RHS, WORKSPACE, pointer};

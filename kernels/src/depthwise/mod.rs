@@ -14,12 +14,11 @@ mod bytes;
 pub use bytes::is_exact_in_f32;
 
 use crate::descriptor::descriptor;
-use crate::epilogue::{
-    ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Quantize, Rect,
-};
+use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Rect};
 use crate::gemm::integer::Integers;
 use crate::gemm::tile::add_epilogue;
 use crate::isa::Isa;
+use crate::quantize::Quantize;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, pointer};

@@ -4,8 +4,9 @@
 use super::amx;
 use super::integer::Resolved;
 use super::tile::{Lhs, MAX_COLS, MAX_MR, Tile, TileFn, Tiles};
-use crate::epilogue::{ApplyRest, Epilogue, Fast, Quantize, Rect, StoreBytes};
+use crate::epilogue::{ApplyRest, Epilogue, Fast, Rect};
 use crate::isa::Isa;
+use crate::quantize::{Quantize, StoreBytes};
 use crate::simd::{Simd, Task, dispatch};
 use std::ops::Range;
 

@@ -14,8 +14,9 @@
 
 use super::tile::{Tile, finish, finish_bytes};
 use crate::descriptor::plain;
-use crate::epilogue::{Fast, Quantize};
+use crate::epilogue::Fast;
 use crate::isa::Isa;
+use crate::quantize::Quantize;
 use crate::simd::Simd;
 
 /// Elements of a word.

@@ -23,8 +23,9 @@ mod tests;
 pub(crate) use block::Product;
 
 use crate::descriptor::{descriptor, plain};
-use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
+use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
 use crate::isa::Isa;
+use crate::quantize::Quantize;
 use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, output, pointer};
 use integer::Integers;
 use std::ops::Range;

@@ -218,6 +218,7 @@ fn reference_kind(kind: EpilogueKind, x: f64, t: f64, p0: f64, p1: f64) -> f64 {
         K::RDiv => t / x,
         K::Max => x.max(t),
         K::Min => x.min(t),
+        K::Range => x,
         K::AddScalar => x + p0,
         K::MulScalar => x * p0,
         K::Relu => x.max(0.0),
@@ -273,12 +274,12 @@ fn every_epilogue_kind_computes_what_it_says() {
                 };
                 assert!(op.append_to(&mut desc.epilogue, &mut desc.n_epilogue));
                 let a: Vec<f32> = rng.vec(m).iter().map(|a| a * 4.0).collect();
-                let (b, t) = (rng.vec(n), rng.vec(m * n));
+                let (b, t, next) = (rng.vec(n), rng.vec(m * n), rng.vec(1));
                 let mut case = Case {
                     desc,
                     a,
                     b,
-                    operands: vec![t],
+                    operands: vec![t, next],
                     c: vec![UNTOUCHED; m * n],
                 };
                 run(&mut case, isa, 1);
@@ -296,6 +297,33 @@ fn every_epilogue_kind_computes_what_it_says() {
                     .collect();
                 assert_close(&case.c, &want, 2e-6, &format!("{isa} {kind:?}"));
             }
+        }
+    }
+}
+
+#[test]
+fn the_range_of_all_tiles_is_noted() {
+    let mut rng = Rng(41);
+    for isa in Isa::available() {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (5, 3, 9),
+            (13, 70, 31),
+            (97, 130, 8),
+            (9, 40, 9000),
+        ] {
+            let mut case = case(&mut rng, isa, m, n, k);
+            let (epilogue, n_ops) = (&mut case.desc.epilogue, &mut case.desc.n_epilogue);
+            *n_ops = 0;
+            let add = EpilogueOp::unary(EpilogueKind::AddScalar, 0.5, 0.0);
+            let ops = [add, EpilogueOp::range(0)];
+            assert!(ops.into_iter().all(|op| op.append_to(epilogue, n_ops)));
+            case.operands = vec![vec![f32::INFINITY], vec![f32::NEG_INFINITY]];
+            run(&mut case, isa, 2);
+            let all = case.c.iter().copied().filter(|&c| c != UNTOUCHED);
+            let least = all.clone().fold(f32::INFINITY, f32::min);
+            let most = all.fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(case.operands, [[least], [most]], "{isa} {m} x {n} x {k}");
         }
     }
 }

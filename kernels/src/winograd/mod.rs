@@ -30,11 +30,12 @@ pub use price::Priced;
 pub use weights::{FilterStrides, pack_winograd, packed_winograd_len};
 
 use crate::descriptor::descriptor;
-use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize, Rect};
+use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Rect};
 use crate::gemm::Product;
 use crate::gemm::tile::Lhs;
 use crate::isa::Isa;
 use crate::pack::packed_len;
+use crate::quantize::Quantize;
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{

@@ -15,6 +15,7 @@ use super::thunk::Slot;
 use super::vector::{self, Destination, VectorMap};
 use super::{GraphCompiler, kernel_name};
 use crate::cluster::coverage::{self, is_composite};
+use crate::cluster::ranges::extreme;
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::cost::{Extents, Work, work};
@@ -24,7 +25,7 @@ use cranelift_codegen::ir::Value;
 use gristmill_kernels::Blocked;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::program::{Blocks, CpuKernel, SERIAL_NS, grain};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// One cluster being compiled.
@@ -114,7 +115,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     fn phases(&self, cluster: &Node) -> (Vec<Phase<Task>>, Vec<Miss>) {
         let mut misses = Vec::new();
         let phases = cut(&self.body, &mut |context, id, node| {
-            if !self.body.anchor.contains(&id) {
+            let is_extreme = extreme(&self.body.graph, node).is_some();
+            if !is_extreme && !self.body.anchor.contains(&id) {
                 return None;
             }
             match match_task(&self.context(cluster, context), id, node) {
@@ -213,17 +215,23 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     fn task(&mut self, task: &Task) -> Result<()> {
         let first_temp = self.placed.plan.scratch.len() as u32;
         self.placed.plan.scratch.extend(&task.temps);
-        let destination = self.destination(task.result);
+        let places = task.results.iter().map(|&v| (v, self.destination(v)));
+        let places: BTreeMap<ValueId, Arg> = places.collect();
         for call in &task.calls {
-            self.call(call, first_temp, destination)?;
+            self.call(call, first_temp, &|v| places.get(&v).copied())?;
         }
-        self.placed.location.insert(task.result, destination);
+        self.placed.location.extend(places);
         Ok(())
     }
 
     /// Appends a call of a task kernel. The generated kernel arranges the addresses and passes the items on; kernels of one symbol that
     /// arrange them alike share it.
-    fn call(&mut self, call: &Call, first_temp: u32, destination: Arg) -> Result<()> {
+    fn call(
+        &mut self,
+        call: &Call,
+        first_temp: u32,
+        place_of: &dyn Fn(ValueId) -> Option<Arg>,
+    ) -> Result<()> {
         self.graph_compiler.jit.note(call);
         let mut reads = vec![self.placed.pack(call.descriptor.clone())];
         let (mut writes, mut slots) = (Vec::new(), Vec::new());
@@ -238,7 +246,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 Ptr::Write(place, offset) => {
                     writes.push(match place {
                         Place::Temp(i) => Arg::Scratch(first_temp + *i as u32),
-                        _ => destination,
+                        Place::Value(v) => place_of(*v).ok_or_else(|| wrongly_written(call))?,
+                        Place::Packed(_) => return Err(wrongly_written(call)),
                     });
                     Slot::Write(writes.len() - 1, *offset)
                 }
@@ -304,8 +313,10 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
             return self.vector_map(map, writes);
         }
-        // Results of one node come from one loop. Other roots may have a fast path each; later ones load those before them.
-        if roots.len() > 1 && roots.iter().all(|&v| self.has_siblings(v)) {
+        // Results of one node, and single elements, come from one loop. Other roots may have a fast path each; later ones load those
+        // before them.
+        let is_together = |v: ValueId| self.has_siblings(v) || self.body.n_elements(v) == 1;
+        if roots.len() > 1 && roots.iter().all(|&v| is_together(v)) {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
             return self.store_elements("map", roots, writes);
         }
@@ -467,7 +478,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
         for part in parts {
             match part {
-                Part::Copy(call) => self.call(&call, 0, arg)?,
+                Part::Copy(call) => self.call(&call, 0, &|_| Some(arg))?,
                 Part::Map(map) => self.vector_map(*map, vec![(root, arg)])?,
             }
         }
@@ -623,6 +634,11 @@ fn written_out(body: &Graph, anchor: &Node) -> Option<Rejected> {
     }
     let why = coverage::kernels(body, anchor).err();
     Some(why.map_or(Rejected::Empty, Rejected::Uncovered))
+}
+
+/// The error of a call that writes what is no result of its task.
+fn wrongly_written(call: &Call) -> Error {
+    Error::internal(format!("{} writes what its task does not", call.symbol))
 }
 
 /// A record of a node that runs in loops, if it has a kernel for other operands. Errors when that is because a constant cannot be read.

@@ -112,10 +112,10 @@ pub(super) struct Task {
     pub(super) calls: Vec<Call>,
     /// Bytes of each intermediate buffer.
     pub(super) temps: Vec<usize>,
-    /// The computed nodes, in order; the last one's result is written.
+    /// The computed nodes.
     pub(super) nodes: Vec<NodeId>,
-    /// The written value.
-    pub(super) result: ValueId,
+    /// The written values. Calls are made where the first is defined.
+    pub(super) results: Vec<ValueId>,
     /// An op that fusion put into the kernel and that runs apart, and the reason.
     pub(super) apart: Option<(NodeId, Rejected)>,
 }
@@ -136,7 +136,7 @@ impl Task {
             calls: vec![call],
             temps: vec![],
             nodes: vec![id],
-            result,
+            results: vec![result],
             apart: None,
         })
     }
@@ -154,7 +154,7 @@ impl Task {
         Cover {
             needs: needs.collect(),
             nodes: self.nodes.clone(),
-            results: vec![self.result],
+            results: self.results.clone(),
         }
     }
 }
@@ -257,5 +257,10 @@ pub(super) fn pointers(
 
 /// The address of a node's first result.
 pub(super) fn result(node: &Node) -> Ptr {
-    Ptr::Write(Place::Value(node.outputs[0]), 0)
+    written(node.outputs[0])
+}
+
+/// The address where a value is written.
+pub(super) fn written(v: ValueId) -> Ptr {
+    Ptr::Write(Place::Value(v), 0)
 }

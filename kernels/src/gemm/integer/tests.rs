@@ -4,9 +4,10 @@
 use super::{Integers, Operands, WORD, pack_bytes, packed_words};
 use crate::conv::tests::{deep_window, pixels, taps, window};
 use crate::conv::{ConvDesc, gm_conv_f32};
-use crate::epilogue::{EpilogueKind, Quantize};
+use crate::epilogue::EpilogueKind;
 use crate::gemm::tile::{FOR_BYTES, ForBytes};
 use crate::gemm::*;
+use crate::quantize::Quantize;
 use crate::testing::Rng;
 use crate::window::Window;
 

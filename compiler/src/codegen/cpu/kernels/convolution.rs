@@ -160,7 +160,7 @@ impl<'n> Convolution<'n> {
             workspace_bytes,
             ..Call::new(calls::gm_depthwise_f32(&desc), ptrs, desc.n_items(), ns)
         };
-        Ok(chain.into_task(self.nodes_before(), id, vec![call], vec![]))
+        Ok(chain.into_task(cx, self.nodes_before(), id, vec![call], vec![]))
     }
 
     fn read_input(&self) -> Ptr {
@@ -196,7 +196,7 @@ impl<'n> Convolution<'n> {
             workspace_bytes: desc.workspace_bytes(),
             ..Call::new(desc.call(), ptrs, desc.n_items(), ns)
         };
-        Ok(Some(chain.into_task(vec![], id, vec![call], vec![])))
+        Ok(Some(chain.into_task(cx, vec![], id, vec![call], vec![])))
     }
 
     fn packed(&self, cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
@@ -216,7 +216,7 @@ impl<'n> Convolution<'n> {
             calls.insert(0, pack);
             temps.push(bytes);
         }
-        Ok(chain.into_task(self.nodes_before(), id, calls, temps))
+        Ok(chain.into_task(cx, self.nodes_before(), id, calls, temps))
     }
 
     fn packed_weights(&self, cx: &Context, node: &Node) -> Result<Packed, Rejected> {

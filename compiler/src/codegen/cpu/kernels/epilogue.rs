@@ -1,12 +1,14 @@
 //! Epilogues: the element-wise ops that follow a contraction and run on its tiles while they are hot.
 
+use super::range::Noted;
 use super::rejected::Rejected;
 use super::strided::Strided;
-use super::task::{Call, Context, Place, Ptr, Task, read};
+use super::task::{Call, Context, Place, Ptr, Task, read, written};
 use crate::cluster::bytes::Quantization;
 use crate::cluster::legal::epilogue_kind;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
-use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
+use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
+use gristmill_kernels::quantize::Quantize;
 use gristmill_runtime::{DType, Tensor};
 
 /// The second operand of an epilogue op.
@@ -18,6 +20,8 @@ pub(super) enum Term {
     Tensor(Strided),
     /// One number.
     Scalar(f32),
+    /// The values where the smallest and the largest element are noted.
+    Range([ValueId; 2]),
 }
 
 /// One op of an epilogue.
@@ -37,6 +41,8 @@ pub(super) struct Chain {
     pub(super) absorbed: Vec<NodeId>,
     /// The value that is written to memory.
     pub(super) result: ValueId,
+    /// The range of the result.
+    pub(super) noted: Option<Noted>,
     /// Quantisation of the result as it is written.
     pub(super) quantize: Quantize,
     /// An op that fusion put on the tile and that runs apart, and the reason.
@@ -53,6 +59,7 @@ impl Chain {
             terms: Vec::new(),
             absorbed: Vec::new(),
             result: node.outputs[0],
+            noted: None,
             quantize: Quantize::default(),
             apart: None,
         };
@@ -66,7 +73,22 @@ impl Chain {
                 }
             }
         }
+        chain.note_range(cx);
         chain
+    }
+
+    /// Notes the range of the result, if the body reduces it to that.
+    fn note_range(&mut self, cx: &Context) {
+        let has_form = cx.body.dtype(self.result) == DType::F32 && self.terms.len() < MAX_EPILOGUE;
+        if let Some(noted) = Noted::of(cx, self.result).filter(|_| has_form) {
+            self.terms.push(EpilogueTerm {
+                kind: EpilogueKind::Range,
+                p0: 0.0,
+                p1: 0.0,
+                term: Term::Range(noted.values),
+            });
+            self.noted = Some(noted);
+        }
     }
 
     /// Sums of 8-bit integers become `f32` before the first op.
@@ -187,19 +209,26 @@ impl Chain {
     /// The task of the contraction `id`, which also computes `before`, with this epilogue.
     pub(super) fn into_task(
         self,
+        cx: &Context,
         before: Vec<NodeId>,
         id: NodeId,
-        calls: Vec<Call>,
+        mut calls: Vec<Call>,
         temps: Vec<usize>,
     ) -> Task {
         let mut nodes = before;
         nodes.push(id);
         nodes.extend(self.absorbed);
+        let mut results = vec![self.result];
+        if let Some(noted) = self.noted {
+            calls.insert(0, noted.start(cx));
+            nodes.extend(noted.nodes);
+            results.extend(noted.values);
+        }
         Task {
             calls,
             temps,
             nodes,
-            result: self.result,
+            results,
             apart: self.apart,
         }
     }
@@ -227,6 +256,7 @@ pub(super) fn epilogue_ops(
         }
         match &t.term {
             Term::None => {}
+            Term::Range(values) => operands.extend(values.map(written)),
             Term::Scalar(c) => {
                 operands.push(Ptr::Read(Place::Packed(Tensor::scalar(*c).into()), 0))
             }

@@ -6,7 +6,9 @@ mod convolution;
 mod epilogue;
 mod pack;
 mod product;
+mod quantize;
 mod random;
+mod range;
 mod reduce;
 mod regions;
 mod rows;
@@ -24,11 +26,15 @@ use crate::cluster::coverage::{self, KernelFamily};
 use crate::ir::{Graph, Node, NodeId};
 use rejected::Rejected;
 
-/// The task that computes a node and the ops that follow on its result.
+/// The task that computes a node and ops before it, beside it, or that follow on its result.
 ///
 /// Errors tell why loops compute the node.
 pub(super) fn match_task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
     let g = &cx.body.graph;
+    let several = range::task(cx, node).or_else(|| quantize::task(cx, id, node));
+    if let Some(task) = several {
+        return Ok(task);
+    }
     // Constants are operands inside of a body: products of bytes look like those of other integers.
     let row = match left_side(g, node) {
         Some(_) => coverage::row(&node.op)?,

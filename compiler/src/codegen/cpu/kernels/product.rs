@@ -39,7 +39,7 @@ pub(super) fn task(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Reject
     let ptrs = pointers(left, right, out, false, operands);
     let (items, ns) = (desc.n_items(), product.cost_ns(&desc));
     let call = Call::new(calls::gm_gemm_f32(&desc), ptrs, items, ns);
-    Ok(product.finish(id, call))
+    Ok(product.finish(cx, id, call))
 }
 
 struct Product {
@@ -137,14 +137,14 @@ impl Product {
         contraction_ns(desc.work(), n_elements, &self.chain)
     }
 
-    fn finish(self, id: NodeId, call: Call) -> Task {
+    fn finish(self, cx: &Context, id: NodeId, call: Call) -> Task {
         let before = self.sides.integers.map_or(vec![], |b| b.nodes);
         let (mut calls, mut temps) = (vec![call], vec![]);
         if let Some((pack, bytes)) = self.sides.right.at_run_time {
             calls.insert(0, pack);
             temps.push(bytes);
         }
-        self.chain.into_task(before, id, calls, temps)
+        self.chain.into_task(cx, before, id, calls, temps)
     }
 }
 
