@@ -20,6 +20,7 @@ mod blocks;
 mod collectives;
 mod hazards;
 mod memory;
+mod once;
 mod print;
 mod replicas;
 mod state;
@@ -38,6 +39,7 @@ pub use crate::kernel_abi::KernelFn;
 pub use blocks::{Blocks, SERIAL_NS, grain};
 pub(crate) use memory::LOOP_BYTES;
 pub use memory::MemoryUse;
+pub use once::invariant_steps;
 pub use replicas::{replica_name, replica_of};
 pub(crate) use state::Resident;
 
@@ -388,6 +390,8 @@ pub struct Loop {
     pub scan_outputs: Vec<Scanned>,
     /// Values that every iteration sees unchanged.
     pub args: Vec<BufferId>,
+    /// Steps of the body, in order, which run in the first iteration alone: some of [`invariant_steps`].
+    pub once: Vec<StepId>,
 }
 
 impl Program {

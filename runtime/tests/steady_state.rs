@@ -195,6 +195,7 @@ fn everything() -> Program {
         scan_inputs: vec![],
         scan_outputs: vec![],
         args: vec![BufferId(0)],
+        once: vec![],
     };
     let there = partition(
         1,

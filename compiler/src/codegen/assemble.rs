@@ -16,7 +16,7 @@ use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Reduction;
 use gristmill_runtime::program::{
     AllReduce, Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition,
-    Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
+    Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec, invariant_steps,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -119,20 +119,21 @@ pub fn assemble(
     settings: &Settings,
 ) -> Result<Assembled> {
     let mut code = Collector::new(&settings.codegen)?;
-    let made = assemble_into(interface, parts, settings, &mut code, false)?;
+    let made = assemble_into(interface, parts, settings, &mut code, None)?;
     Ok(Assembled {
         listing: code.finish()?,
         ..made
     })
 }
 
-/// The same with the code of a program that it is a part of.
+/// The same with the code of a program that it is a part of. Of a region, the number of its last inputs that all iterations of a loop see
+/// unchanged.
 fn assemble_into(
     interface: Interface,
     parts: &mut [Part],
     settings: &Settings,
     code: &mut Collector,
-    is_region: bool,
+    n_args: Option<usize>,
 ) -> Result<Assembled> {
     let mut a = Assembler {
         settings,
@@ -142,7 +143,7 @@ fn assemble_into(
         choices: Vec::new(),
         warnings: Vec::new(),
         fallbacks: Vec::new(),
-        is_region,
+        n_args,
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -223,8 +224,8 @@ fn no_static_shape(ty: &Type) -> Error {
 struct Assembler<'s> {
     settings: &'s Settings,
     code: &'s mut Collector,
-    /// True in a sub-program.
-    is_region: bool,
+    /// In a sub-program, the number of its last inputs that are the same in all iterations.
+    n_args: Option<usize>,
     variables: Vec<VariableSpec>,
     /// The variables of a name, in any container.
     of_name: HashMap<String, Vec<u32>>,
@@ -262,14 +263,19 @@ impl Assembler<'_> {
         };
         let part = &*part;
         let limit = self.settings.memory_limits.get(&part.device).copied();
-        let has_residents = !self.is_region;
+        let has_residents = self.n_args.is_none();
         let scratch = compiled
             .plans
             .iter()
             .map(|(&id, p)| (id, p.scratch.clone()))
             .collect();
+        let kept = match (part.device.kind, self.n_args) {
+            (DeviceKind::Cpu, Some(n_args)) => kept_scratch(&part.graph, &compiled, n_args),
+            _ => BTreeMap::new(),
+        };
         let needs = Needs {
             scratch,
+            kept,
             in_place: in_place(&part.device, &compiled),
             limit_bytes: limit,
             has_residents,
@@ -295,7 +301,13 @@ impl Assembler<'_> {
                 return Ok(made);
             }
         }
-        self.scheduled(part, &compiled, &needs)
+        let made = self.scheduled(part, &compiled, &needs);
+        if made.is_ok() || needs.kept.is_empty() {
+            return made;
+        }
+        // There is no memory for what would be kept.
+        let kept = BTreeMap::new();
+        self.scheduled(part, &compiled, &Needs { kept, ..needs })
     }
 
     /// A partition, its schedule, and the node of each of its steps.
@@ -493,9 +505,21 @@ impl Assembler<'_> {
     fn control(&mut self, d: &mut Draft, node: &Node) -> Result<StepKind> {
         let args = d.values(&node.inputs)?;
         let results = d.values(&node.outputs)?;
+        let n_args = match node.op {
+            Op::Loop { carried, .. } => args.len().saturating_sub(2 + carried),
+            Op::Scan {
+                carried, scanned, ..
+            } => args.len().saturating_sub(carried + scanned),
+            _ => 0,
+        };
+        let device = &d.part.device;
         let regions = node.regions.iter();
-        let bodies = regions.map(|r| self.region(r, &d.part.device).map(Arc::new));
+        let bodies = regions.map(|r| self.region(r, device, n_args).map(Arc::new));
         let bodies = bodies.collect::<Result<Vec<_>>>()?;
+        let once = match (device.kind, &bodies[..]) {
+            (DeviceKind::Cpu, [body]) => invariant_steps(body, n_args),
+            _ => Vec::new(),
+        };
         let made = match (&node.op, bodies.as_slice()) {
             (Op::If, [then_branch, else_branch]) => StepKind::If(Box::new(If {
                 cond: args[0],
@@ -505,11 +529,13 @@ impl Assembler<'_> {
                 results,
             })),
             (Op::Loop { carried, .. }, [body]) => {
-                StepKind::Loop(Box::new(while_loop(*carried, body, &args, &results)))
+                let repeated = while_loop(*carried, body, &args, &results);
+                StepKind::Loop(Box::new(Loop { once, ..repeated }))
             }
             (Op::Scan { .. }, [body]) => {
                 let scan = scan_loop(&node.op, body, &args, &results);
-                StepKind::Loop(Box::new(scan.map_err(|e| e.at_origin(&node.origin))?))
+                let repeated = scan.map_err(|e| e.at_origin(&node.origin))?;
+                StepKind::Loop(Box::new(Loop { once, ..repeated }))
             }
             _ => {
                 let message = format!("{} with {} regions", node.op.name(), bodies.len());
@@ -519,15 +545,15 @@ impl Assembler<'_> {
         Ok(made)
     }
 
-    /// A region as a program of one partition.
-    fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
+    /// A region as a program of one partition, whose last inputs are the same in all iterations.
+    fn region(&mut self, region: &Graph, device: &DeviceName, n_args: usize) -> Result<Program> {
         let clusters = self.settings.clustered(region)?;
         let made = assemble_into(
             Interface::of(&clusters, &Bindings::new())?,
             &mut [Part::whole(device.clone(), clusters.clone())],
             &self.settings.of_regions(),
             self.code,
-            true,
+            Some(n_args),
         )?;
         self.choices.extend(made.choices);
         self.warnings.extend(made.warnings);
@@ -565,6 +591,7 @@ fn while_loop(
         scan_inputs: Vec::new(),
         scan_outputs: scanned(&results[n_carried..], false),
         args: args[2 + n_carried..].to_vec(),
+        once: Vec::new(),
     }
 }
 
@@ -598,7 +625,39 @@ fn scan_loop(
         scan_inputs: scanned(scan_inputs, *reverse),
         scan_outputs: scanned(&results[*n_carried..], *reverse),
         args: rest.to_vec(),
+        once: Vec::new(),
     })
+}
+
+/// Intermediate buffers of clusters in the body of a loop which its first iteration fills for all: packed weights, for instance. They are
+/// written by one step, of constants and the last `n_args` inputs of the body.
+fn kept_scratch(
+    g: &Graph,
+    compiled: &DeviceKernels,
+    n_args: usize,
+) -> BTreeMap<NodeId, BTreeSet<usize>> {
+    let first = g.inputs.len().saturating_sub(n_args);
+    let is_same = |v: ValueId| g.inputs[first..].contains(&v) || g.constant(v).is_some();
+    let kept = compiled.plans.iter().map(|(&id, plan)| {
+        let mut kept = BTreeSet::new();
+        for step in &plan.steps {
+            let (reads, writes) = step.reads_and_writes();
+            let reads_the_same = reads.iter().all(|arg| match *arg {
+                Arg::Operand(i) => is_same(g.node(id).inputs[i as usize]),
+                Arg::Packed(_) => true,
+                Arg::Result(_) | Arg::Scratch(_) => false,
+            });
+            let writes_to = |arg: &Arg, s: &PlanStep| s.reads_and_writes().1.contains(arg);
+            let is_alone = |arg: &Arg| plan.steps.iter().filter(|s| writes_to(arg, s)).count() == 1;
+            if let ([to @ Arg::Scratch(i)], true) = (writes, reads_the_same)
+                && is_alone(to)
+            {
+                kept.insert(*i as usize);
+            }
+        }
+        (id, kept)
+    });
+    kept.filter(|(_, kept)| !kept.is_empty()).collect()
 }
 
 /// The pairs of operands and results that kernels of the host may have in one place.

@@ -37,6 +37,14 @@ pub struct PlanStep {
     pub grain: u64,
 }
 
+impl PlanStep {
+    /// The buffers it reads alone, and those it writes.
+    pub fn reads_and_writes(&self) -> (&[Arg], &[Arg]) {
+        self.args
+            .split_at(self.args.len() - self.n_outputs as usize)
+    }
+}
+
 /// The computation of one cluster: steps in order, each of which may read results of earlier ones.
 ///
 /// Operands that no step names (weights that were packed, for instance) need no buffer. A result with no elements is written by no step.

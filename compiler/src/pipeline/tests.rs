@@ -1,10 +1,11 @@
 //! Texts of the stages of a small model, pinned. Stages that depend on the machine (predicted times, packed sizes) are not.
 
 use super::*;
-use crate::ir::{GraphBuilder, Layout, ScalarOp, Window};
+use crate::ir::{GraphBuilder, Layout, Op, ScalarOp, Window};
 use crate::place::Pin;
 use crate::testing::Setup;
 use crate::{DType, Tensor};
+use gristmill_runtime::program::{Program, StepKind};
 use std::time::Duration;
 
 fn ramp(shape: &[usize]) -> Tensor {
@@ -182,4 +183,76 @@ fn every_cluster_is_measured_and_found_again() {
         !next.adopted && next.n_moved == 0,
         "what these times say is done already: {again:?}"
     );
+}
+
+/// `h = tanh(h @ w + x)` for each of four rows of `x`, and the sum of an inner loop that multiplies by `w` too.
+fn recurrence(rows: usize) -> Graph {
+    let scan = |scanned| Op::Scan {
+        carried: 1,
+        scanned,
+        length: rows.into(),
+        reverse: false,
+    };
+    let cell = |name: &str, scanned: usize, inner: Option<Graph>| {
+        let mut b = GraphBuilder::new(name);
+        let h = b.input("h", DType::F32, [3usize, 32]);
+        let x = (scanned == 1).then(|| b.input("x", DType::F32, [3usize, 32]));
+        let w = b.input("w", DType::F32, [32usize, 32]);
+        let y = b.matmul(h, w).unwrap();
+        let mut y = x.map_or(y, |x| b.add_(y, x).unwrap());
+        if let Some(inner) = inner {
+            y = b.add_with_regions(scan(0), &[y, w], vec![inner]).unwrap()[0];
+        }
+        let y = b.map(ScalarOp::Tanh, &[y]).unwrap();
+        b.output("h", y);
+        b.finish().unwrap()
+    };
+    let outer = cell("outer", 1, Some(cell("inner", 0, None)));
+    let mut b = GraphBuilder::new("recurrence");
+    let h = b.input("h", DType::F32, [3usize, 32]);
+    let x = b.input("x", DType::F32, [rows, 3, 32]);
+    let w = b.input("w", DType::F32, [32usize, 32]);
+    let y = b
+        .add_with_regions(scan(1), &[h, x, w], vec![outer])
+        .unwrap();
+    b.output("y", y[0]);
+    b.finish().unwrap()
+}
+
+/// Steps of each loop, outer ones first, that run in its first iteration alone.
+fn steps_run_once(program: &Program) -> Vec<usize> {
+    let steps = program.partitions.iter().flat_map(|p| &p.steps);
+    let loops = steps.filter_map(|step| match &step.kind {
+        StepKind::Loop(repeated) => Some(repeated),
+        _ => None,
+    });
+    loops
+        .flat_map(|l| [vec![l.once.len()], steps_run_once(&l.body)].concat())
+        .collect()
+}
+
+#[test]
+fn weights_of_a_loop_are_packed_in_its_first_iteration() {
+    for threads in [1, 2] {
+        let setup = Setup::on("cpu", threads).with(|o| o.check = true);
+        let lowered = lower(recurrence(4), setup.config()).unwrap();
+        assert_eq!(steps_run_once(&lowered.program), [1, 1]);
+        let compiled = setup.compile(&recurrence(4)).unwrap();
+        for seed in 0..3 {
+            let tensor = |shape: &[usize]| {
+                let n = shape.iter().product::<usize>();
+                let x = (0..n).map(|i| ((i + 5 * seed) as f32 * 0.37).sin() * 0.3);
+                Tensor::from_slice(&x.collect::<Vec<f32>>(), shape).unwrap()
+            };
+            // Weights differ from run to run.
+            let inputs = [&[3, 32][..], &[4, 3, 32], &[32, 32]].map(tensor);
+            let want = crate::interp::run(&recurrence(4), &inputs).unwrap();
+            let got = compiled.run_ordered(&inputs).unwrap();
+            let pairs = got["y"]
+                .as_slice::<f32>()
+                .iter()
+                .zip(want[0].as_slice::<f32>());
+            pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-5, "{a} {b}"));
+        }
+    }
 }

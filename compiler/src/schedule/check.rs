@@ -86,6 +86,8 @@ struct Buffer {
     bytes: Range<usize>,
     writer: usize,
     users: Vec<usize>,
+    /// True where the bytes are needed in later runs.
+    is_kept: bool,
 }
 
 impl Buffer {
@@ -95,6 +97,7 @@ impl Buffer {
             bytes: at..at.saturating_add(size),
             writer,
             users: vec![writer],
+            is_kept: false,
         }
     }
 }
@@ -345,7 +348,8 @@ impl Checker<'_> {
         for (i, a) in buffers.iter().enumerate() {
             let others = buffers[i + 1..].iter();
             for b in others.take_while(|b| b.bytes.start < a.bytes.end) {
-                if !self.may_share(a, b) && !self.may_share(b, a) {
+                let shares = self.may_share(a, b) || self.may_share(b, a);
+                if a.is_kept || b.is_kept || !shares {
                     self.problem(format!(
                         "{} and {} share bytes and can be alive together",
                         a.name, b.name
@@ -388,8 +392,12 @@ impl Checker<'_> {
                 continue;
             };
             let name = format!("scratch of node {}", id.0);
-            let buffers = sizes.iter().zip(offsets);
-            all.extend(buffers.map(|(&size, &at)| Buffer::new(name.clone(), at, size, step)));
+            let kept = self.needs.kept.get(id);
+            let buffers = sizes.iter().zip(offsets).enumerate();
+            all.extend(buffers.map(|(i, (&size, &at))| Buffer {
+                is_kept: kept.is_some_and(|kept| kept.contains(&i)),
+                ..Buffer::new(name.clone(), at, size, step)
+            }));
         }
         all
     }

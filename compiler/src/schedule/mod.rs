@@ -31,6 +31,8 @@ pub(crate) use residents::{failing, has_updates, may_fail};
 pub struct Needs {
     /// Sizes in bytes of the buffers that a node needs while it runs, and only then.
     pub scratch: BTreeMap<NodeId, Vec<usize>>,
+    /// Those of them which keep their bytes from one run of the graph, an iteration of a loop, to the next: indices per node.
+    pub kept: BTreeMap<NodeId, BTreeSet<usize>>,
     /// `(operand, result)` pairs of a node whose kernel may write the result over the operand.
     pub in_place: BTreeMap<NodeId, Vec<(u32, u32)>>,
     /// Most bytes that the arena may have.
@@ -366,8 +368,14 @@ impl Storage<'_> {
         let mut plan = self.value_blocks(order);
         let n_values = plan.blocks.len();
         for (step, id) in order.iter().enumerate() {
-            for &size in self.needs.scratch.get(id).into_iter().flatten() {
-                plan.add(aligned(size), step, step);
+            let kept = self.needs.kept.get(id);
+            let sizes = self.needs.scratch.get(id).into_iter().flatten();
+            for (i, &size) in sizes.enumerate() {
+                let (start, end) = match kept.is_some_and(|kept| kept.contains(&i)) {
+                    true => (0, order.len() - 1),
+                    false => (step, step),
+                };
+                plan.add(aligned(size), start, end);
             }
         }
         plan.arena_bytes = arena::assign_offsets(&mut plan.blocks);

@@ -5,7 +5,7 @@ use crate::DType;
 use crate::ir::{GraphBuilder, Origin, ScalarOp, Type};
 use crate::testing::{Rng, random_wiring};
 
-/// Random scratch sizes and leave to overwrite operands.
+/// Random scratch sizes, some of which are kept, and leave to overwrite operands.
 fn random_needs(rng: &mut Rng, g: &Graph) -> Needs {
     let mut needs = Needs::default();
     for (id, node) in g.nodes() {
@@ -13,6 +13,9 @@ fn random_needs(rng: &mut Rng, g: &Graph) -> Needs {
             needs
                 .scratch
                 .insert(id, (0..1 + rng.below(2)).map(|_| rng.below(3000)).collect());
+            if rng.one_in(4) {
+                needs.kept.insert(id, BTreeSet::from([0]));
+            }
         }
         if matches!(node.op, Op::Map(_)) && rng.one_in(2) {
             needs.in_place.insert(id, vec![(0, 0)]);
@@ -39,6 +42,25 @@ fn random_schedules_are_right() {
         ratio = ratio.max(s.arena_ratio());
     }
     assert!(ratio < 1.5, "arena is {ratio} times the live peak");
+}
+
+#[test]
+fn the_checker_sees_kept_buffers_that_are_overwritten() {
+    let (mut rng, mut seen) = (Rng(4), 0);
+    for _ in 0..100 {
+        let g = random_wiring(&mut rng, 30);
+        let mut needs = random_needs(&mut rng, &g);
+        needs.kept.clear();
+        let unkept = schedule(&g, &needs).unwrap();
+        needs.kept = needs
+            .scratch
+            .keys()
+            .map(|&id| (id, BTreeSet::from([0])))
+            .collect();
+        seen += usize::from(check::check(&g, &needs, &unkept).is_err());
+        check::check(&g, &needs, &schedule(&g, &needs).unwrap()).unwrap();
+    }
+    assert!(seen > 50, "{seen} of 100");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::memory::{Block, Memory};
 use super::step::{Context, Stop};
 use crate::error::{Error, ErrorKind};
 use crate::program::LOOP_BYTES;
-use crate::program::{Buffer, BufferId, Carried, If, Loop, Program, Scanned, TripCount};
+use crate::program::{Buffer, BufferId, Carried, If, Loop, Program, Scanned, StepId, TripCount};
 use std::sync::Arc;
 
 /// [`If`] with both branches instantiated.
@@ -43,7 +43,7 @@ pub(crate) fn run_if(
     set(&mut branch.inputs, s.args.iter().map(at));
     set(&mut branch.outputs, s.results.iter().map(at));
     branch.bind();
-    branch.run_sub_program(context)
+    branch.run_sub_program(&[], context)
 }
 
 /// # Safety
@@ -71,6 +71,8 @@ pub(crate) struct PreparedLoop {
     scan_inputs: Vec<Slices>,
     scan_outputs: Vec<Slices>,
     args: Vec<BufferId>,
+    /// Steps of the body, in order, of the first iteration alone.
+    once: Vec<StepId>,
     /// Iteration number, condition and next condition, [`CELL_BYTES`] apart.
     cells: Block,
 }
@@ -141,6 +143,7 @@ impl PreparedLoop {
                 .map(|x| Slices::new(x, buffers))
                 .collect(),
             args: s.args.clone(),
+            once: s.once.clone(),
             cells: links.memory.allocate(LOOP_BYTES)?,
         })
     }
@@ -286,7 +289,8 @@ pub(crate) fn run_loop(
             s.write_header(i, condition, memory)?;
         }
         s.bind_iteration(i, flip, addresses);
-        s.body.run_sub_program(context)?;
+        let skipped = if i == 0 { &[][..] } else { &s.once };
+        s.body.run_sub_program(skipped, context)?;
         if ends_by_condition {
             // SAFETY: the body has just written its condition there.
             condition = unsafe { read_bool(memory, s.cell(2))? };

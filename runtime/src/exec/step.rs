@@ -10,6 +10,7 @@ use super::team::{JobFailure, Leader};
 use super::transfer::Staging;
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
+use crate::program::StepId;
 use crate::status;
 use crate::tensor::ALIGN_BYTES;
 use std::cell::UnsafeCell;
@@ -101,14 +102,26 @@ impl Scratch {
 impl Frame {
     /// Runs all steps in order. Only for partitions without `Recv`.
     pub(crate) fn run_serial(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
-        self.statuses.clear(&self.addresses.memory)?;
-        (0..self.steps.len()).try_for_each(|i| self.run_step(i, context))
+        self.run_others(&[], context)
     }
 
-    /// Runs a sub-program. Waits for the device if any of its launches can fail.
-    pub(crate) fn run_sub_program(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
+    /// Runs all steps in order, but for some, which are sorted.
+    fn run_others(&mut self, skipped: &[StepId], context: &mut Context<'_>) -> Result<(), Stop> {
+        self.statuses.clear(&self.addresses.memory)?;
+        let mut skipped = skipped.iter().peekable();
+        let is_run = |&i: &usize| skipped.next_if(|step| step.0 as usize == i).is_none();
+        let mut others = (0..self.steps.len()).filter(is_run);
+        others.try_for_each(|i| self.run_step(i, context))
+    }
+
+    /// Runs a sub-program, but for some steps, which are sorted. Waits for the device if any of its launches can fail.
+    pub(crate) fn run_sub_program(
+        &mut self,
+        skipped: &[StepId],
+        context: &mut Context<'_>,
+    ) -> Result<(), Stop> {
         context.depth += 1;
-        let ran = self.run_serial(context);
+        let ran = self.run_others(skipped, context);
         context.depth -= 1;
         ran?;
         let memory = &self.addresses.memory;

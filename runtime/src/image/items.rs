@@ -28,7 +28,7 @@ record! {
     Key { source, destination, tensor }
     AllReduce { key, rank, devices, kind, src, dst }
     If { cond, then_branch, else_branch, args, results }
-    Loop { trips, body, carried, scan_inputs, scan_outputs, args }
+    Loop { trips, body, carried, scan_inputs, scan_outputs, args, once }
     Carried { init, result }
     Scanned { buffer, reverse }
 }

@@ -32,7 +32,7 @@ use crate::error::Error;
 use codec::{Item, Reader, Writer, record};
 
 /// Version of the format that this runtime reads and writes.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// The first bytes of every image.
 pub const MAGIC: [u8; 8] = *b"GMIMAGE\0";

@@ -370,7 +370,7 @@ fn other_machines_and_formats_are_refused_by_name() {
     bytes[8] = 9;
     assert_eq!(
         refusal(&bytes),
-        "the image has format 9, this runtime reads 3"
+        "the image has format 9, this runtime reads 4"
     );
     let mut bytes = bytes_of(&about_here());
     bytes[24] ^= 1;

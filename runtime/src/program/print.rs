@@ -205,5 +205,10 @@ fn print_loop(s: &Loop, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             )?;
         }
     }
-    write!(f, " ({})", ids(s.args.iter().copied()))
+    write!(f, " ({})", ids(s.args.iter().copied()))?;
+    if !s.once.is_empty() {
+        let steps: Vec<String> = s.once.iter().map(|step| step.0.to_string()).collect();
+        write!(f, " once {}", steps.join(" "))?;
+    }
+    Ok(())
 }

@@ -25,7 +25,7 @@ use super::hazards::{check_hazards, overlap};
 use super::state::check_variables;
 use super::{
     AllReduce, Buffer, BufferId, If, IoSpec, Kernel, Key, Loc, Loop, MAX_NESTING, Partition,
-    Program, Scanned, Step, StepKind, TripCount,
+    Program, Scanned, Step, StepKind, TripCount, invariant_steps,
 };
 use crate::device::DeviceName;
 use crate::dtype::DType;
@@ -512,7 +512,22 @@ impl StepCheck<'_> {
             outputs.push(self.slice_type(x, s.trips));
         }
         inputs.extend(self.types_of(&s.args));
-        self.sub_program(&s.body, &inputs, &outputs);
+        let is_good = self.sub_program(&s.body, &inputs, &outputs);
+        if is_good {
+            self.run_once(s);
+        }
+    }
+
+    /// Steps that run in the first iteration alone are found to do so here, too.
+    fn run_once(&mut self, s: &Loop) {
+        let found = invariant_steps(&s.body, s.args.len());
+        self.expect(s.once.is_sorted_by(|a, b| a < b), || {
+            "steps of the first iteration are not in order".to_owned()
+        });
+        let other = s.once.iter().find(|step| !found.contains(step));
+        self.expect(other.is_none(), || {
+            format!("{other:?} of a loop's body must run in each iteration")
+        });
     }
 
     /// Type of one iteration's slice of a tensor, whose axis 0 is that of the iterations.
@@ -550,7 +565,7 @@ impl StepCheck<'_> {
         sub: &Program,
         inputs: &[(DType, Vec<usize>)],
         outputs: &[(DType, Vec<usize>)],
-    ) {
+    ) -> bool {
         let fits = |specs: &[IoSpec], types: &[(DType, Vec<usize>)]| {
             let same =
                 |(s, t): (&IoSpec, &(DType, Vec<usize>))| same_type(&(s.dtype, s.shape.clone()), t);
@@ -567,7 +582,9 @@ impl StepCheck<'_> {
         self.expect(one_here, || {
             "sub-program is not one partition on the same device".to_owned()
         });
+        let n_before = self.nested.len();
         check_program(sub, &mut self.nested, self.depth + 1);
+        self.nested.len() == n_before
     }
 }
 

@@ -473,6 +473,7 @@ fn control_flow_reads_its_conditions_from_the_device() {
                 scan_inputs: vec![],
                 scan_outputs: vec![],
                 args: vec![],
+                once: vec![],
             })),
             "/loop",
             &[],

@@ -533,6 +533,7 @@ fn nested_chain(depth: usize) -> Program {
             scan_inputs: vec![],
             scan_outputs: vec![],
             args: vec![],
+            once: vec![],
         };
         p.partitions[0].steps[1] = step(StepKind::Loop(Box::new(s)), &[0]);
     }
@@ -563,6 +564,16 @@ fn loops_are_checked() {
         with_loop(&|s| s.scan_inputs.push(scanned))
             .contains("scanned tensor [16] does not fit Fixed(1)")
     );
+    // The first step of the body reads the carried value, the second what the first writes.
+    for (once, problem) in [
+        (vec![0], "must run in each iteration"),
+        (vec![1], "must run in each iteration"),
+        (vec![7], "must run in each iteration"),
+        (vec![1, 0], "steps of the first iteration are not in order"),
+    ] {
+        let once: Vec<StepId> = once.into_iter().map(StepId).collect();
+        assert!(with_loop(&|s| s.once = once.clone()).contains(problem));
+    }
     let by_float = TripCount::While {
         max_trips: Some(BufferId(4)),
         condition: None,
@@ -578,6 +589,23 @@ fn loops_are_checked() {
         with_loop(&|s| s.carried[0] = overlapping)
             .contains("output \"b1\" overlaps operand \"b1\"")
     );
+}
+
+#[test]
+fn steps_of_the_same_operands_and_bytes_of_their_own_are_invariant() {
+    let found = |p: &Program, n_args| -> Vec<u32> {
+        let steps = invariant_steps(p, n_args);
+        steps.into_iter().map(|step| step.0).collect()
+    };
+    let mut p = chain();
+    assert!(found(&p, 0).is_empty());
+    assert_eq!(found(&p, 1), [0]);
+    // The last step writes an output, which is elsewhere in each iteration.
+    first(&mut p).steps[2] = call(&[4, 3], &[1]);
+    assert_eq!(found(&p, 1), [0]);
+    // The second writes a part of the same bytes.
+    first(&mut p).buffers[2].loc = at(32);
+    assert!(found(&p, 1).is_empty());
 }
 
 #[test]
