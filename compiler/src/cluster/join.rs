@@ -67,18 +67,35 @@ struct Joiner<'g> {
     kernels: Vec<Kernel>,
     /// The kernel that stores the results of each node.
     stored_by: Vec<Option<usize>>,
+    /// Of each kernel of several results, its first member and the latest node that makes an operand of it.
+    /// Other kernels wait for nothing behind their results.
+    spans: BTreeMap<usize, (NodeId, Option<NodeId>)>,
     /// True where members may read slices of larger tensors.
     takes_slices: bool,
 }
 
 impl<'g> Joiner<'g> {
     fn new(g: &'g Graph, kernels: Vec<Kernel>) -> Joiner<'g> {
-        Joiner {
+        let mut joiner = Joiner {
             g,
             ordered: g.ordered(),
             stored_by: stored_by(g, &kernels),
             kernels,
+            spans: BTreeMap::new(),
             takes_slices: false,
+        };
+        for kernel in 0..joiner.kernels.len() {
+            joiner.note_span(kernel);
+        }
+        joiner
+    }
+
+    fn note_span(&mut self, kernel: usize) {
+        let k = &self.kernels[kernel];
+        if let (Some(&first), true) = (k.members.first(), k.roots.len() > 1) {
+            let operands = self.operands(kernel);
+            let latest = operands.iter().filter_map(|&v| self.g.def_id(v)).max();
+            self.spans.insert(kernel, (first, latest));
         }
     }
 
@@ -178,11 +195,11 @@ impl<'g> Joiner<'g> {
         self.g.ty(v).shape.iter().all(|d| d.is(1))
     }
 
-    /// Operands of a kernel that it does not compute.
+    /// Operands of a kernel that it does not compute. Constants of one element, copied to every body, are none.
     fn operands(&self, kernel: usize) -> BTreeSet<ValueId> {
         let k = &self.kernels[kernel];
         let read = k.members.iter().flat_map(|&id| &self.g.node(id).inputs);
-        let outside = read.filter(|&&v| !self.is_inside(k, v));
+        let outside = read.filter(|&&v| !self.is_inside(k, v) && self.g.single(v).is_none());
         outside.copied().collect()
     }
 
@@ -228,15 +245,20 @@ impl<'g> Joiner<'g> {
     /// True if a kernel waits for something that waits for another one.
     fn waits(&self, kernel: usize, other: usize) -> bool {
         let is_far = |v: &ValueId| self.maker(*v) != Some(other);
-        // Nothing before the members of a kernel waits for it.
+        // Nothing before the members of a kernel waits for it, unless by a kernel with members on both sides.
         let first = self.kernels[other].members.first();
+        let crosses = |(&k, (from, latest)): (&usize, &(NodeId, Option<NodeId>))| {
+            k != other && Some(from) < first && latest.as_ref() >= first
+        };
+        let is_crossed = self.spans.iter().any(crosses);
         let mut todo: Vec<ValueId> = self.operands(kernel).into_iter().filter(is_far).collect();
         let mut seen: BTreeSet<NodeId> = BTreeSet::new();
         while let Some(v) = todo.pop() {
             let Def::Node(id, _) = self.g.value(v).def else {
                 continue;
             };
-            if first.is_none_or(|first| id < *first) || !seen.insert(id) {
+            let is_before = first.is_none_or(|first| id < *first);
+            if is_before && !is_crossed || !seen.insert(id) {
                 continue;
             }
             match self.stored_by[id.0 as usize] {
@@ -265,5 +287,7 @@ impl<'g> Joiner<'g> {
         k.members.extend(members);
         k.members.sort_unstable();
         k.members.dedup();
+        self.spans.remove(&a);
+        self.note_span(b);
     }
 }

@@ -5,7 +5,7 @@
 //! behind the tensor, whose kernel notes the extremes of its tiles. Ops on the two numbers are left in
 //! kernels of single elements, for [`join`](super::join) to join.
 
-use super::legal::{takes_epilogue, views_below};
+use super::legal::{may_share, takes_epilogue, views_below};
 use super::{Kernel, stored_by};
 use crate::ir::{ClusterKind, Graph, Node, NodeId, Op, OpClass, ReduceKind, ValueId};
 use gristmill_runtime::DType;
@@ -80,16 +80,26 @@ pub fn join_ranges(g: &Graph, mut kernels: Vec<Kernel>) -> Vec<Kernel> {
         return kernels;
     }
     let (computed_by, stored_by) = (computed_by(g, &kernels), stored_by(g, &kernels));
+    let ordered = g.ordered();
+    let fit = |a: NodeId, b: NodeId| may_share(g, &ordered, a, b).is_ok();
     for (of, range) in ranges {
         let reductions = [range.smallest, range.largest];
         let parts = reductions.map(|id| match computed_by[id.0 as usize][..] {
             [kernel] => Parts::of(g, &kernels[kernel], id).map(|parts| (kernel, parts)),
             _ => None,
         });
-        if let [Some(smallest), Some(largest)] = parts {
+        if let [Some(smallest), Some(largest)] = parts
+            && fit(range.smallest, range.largest)
+        {
+            let parts = [smallest, largest];
+            let reads_all = parts.iter().all(|(_, part)| part.of == of);
             let maker = g.def_id(of).and_then(|id| stored_by[id.0 as usize]);
-            let maker = maker.filter(|&i| notes(g, &kernels[i], of));
-            join_range(&mut kernels, range, maker, [smallest, largest]);
+            let maker = maker.filter(|&i| {
+                let anchor = kernels[i].anchor;
+                let fits = reductions.iter().all(|&id| fit(anchor, id));
+                reads_all && fits && notes(g, &kernels[i], of)
+            });
+            join_range(&mut kernels, range, maker, parts);
         }
     }
     kernels.retain(|kernel| !kernel.members.is_empty());
@@ -151,8 +161,10 @@ fn nothing() -> Kernel {
 
 /// The kernel of a reduction, taken apart.
 struct Parts {
-    /// The reduction and the views of its operand.
+    /// The reduction and the views of its operand in the kernel.
     reduction: Vec<NodeId>,
+    /// The tensor below these views.
+    of: ValueId,
     /// The kernel of the ops on its result.
     rest: Option<Kernel>,
 }
@@ -160,7 +172,10 @@ struct Parts {
 impl Parts {
     /// `None` for a kernel of several results, or one in which the reduced elements are computed.
     fn of(g: &Graph, kernel: &Kernel, id: NodeId) -> Option<Parts> {
-        let views = extreme(g, g.node(id))?.views;
+        let Extreme { of, views, .. } = extreme(g, g.node(id))?;
+        if g.def_id(of).is_some_and(|made| kernel.computes(made)) {
+            return None;
+        }
         let is_first = |member: &NodeId| *member == id || views.contains(member);
         let (reduction, rest): (Vec<NodeId>, Vec<NodeId>) =
             kernel.members.iter().copied().partition(is_first);
@@ -180,6 +195,13 @@ impl Parts {
             roots: vec![root],
             members: rest,
         });
-        Some(Parts { reduction, rest })
+        // A view may be another kernel's result.
+        let own = views.iter().take_while(|view| kernel.computes(**view));
+        let of = g.node(*own.last().unwrap_or(&id)).inputs[0];
+        Some(Parts {
+            reduction,
+            of,
+            rest,
+        })
     }
 }

@@ -163,6 +163,155 @@ fn the_range_of_an_operand_is_one_kernel() {
     );
 }
 
+fn only_cpus() -> Fusion {
+    Fusion::greedy(Pricing {
+        only_cpus: true,
+        ..Pricing::default()
+    })
+}
+
+/// The smallest and the largest of all elements.
+fn range_of(b: &mut GraphBuilder, x: crate::ir::ValueId) -> [crate::ir::ValueId; 2] {
+    let axes: Vec<usize> = (0..b.graph().ty(x).rank()).collect();
+    [ReduceKind::Min, ReduceKind::Max].map(|kind| b.reduce(kind, x, &axes, false).unwrap())
+}
+
+/// The clusters of a graph, which compute the same.
+fn clustered_alike(g: &Graph, inputs: &[Tensor]) -> Graph {
+    let (clusters, _) = cluster(g, &only_cpus()).unwrap_or_else(|e| panic!("{e}\n{g}"));
+    crate::ir::verify::verify(&clusters).unwrap();
+    let run = |g: &Graph| crate::interp::run(g, inputs).unwrap();
+    assert_eq!(run(&clusters), run(g));
+    clusters
+}
+
+#[test]
+fn scales_of_different_tensors_are_apart() {
+    let mut b = GraphBuilder::new("g");
+    for name in ["x", "y"] {
+        let x = b.input(name, DType::F32, [8usize, 16]);
+        let q = quantized_by_range(&mut b, x);
+        b.output(&format!("q_{name}"), q);
+    }
+    let g = b.finish().unwrap();
+    let (clusters, _) = cluster(&g, &only_cpus()).unwrap();
+    assert_eq!(kinds(&clusters).len(), 6, "{clusters}");
+}
+
+#[test]
+fn a_range_behind_an_ordered_node_stays_behind_it() {
+    for (name, is_before) in [("maker", true), ("other", false)] {
+        let mut b = GraphBuilder::new("g");
+        let [x, w] = ["x", "w"].map(|name| b.input(name, DType::F32, [4usize, 4]));
+        let y = b.matmul(x, w).unwrap();
+        let axes = [0, 1];
+        let first = b.reduce(ReduceKind::Max, y, &axes, false).unwrap();
+        // Reads what the reductions read, or the first of them.
+        let read = if is_before { y } else { first };
+        let ordered = b.map(ScalarOp::Neg, &[read]).unwrap();
+        let low =
+            b.with_control_dependencies(&[ordered], |b| b.reduce(ReduceKind::Min, y, &axes, false));
+        let low = low.unwrap();
+        for (i, v) in [y, first, ordered, low].into_iter().enumerate() {
+            b.output(&format!("{name}{i}"), v);
+        }
+        let inputs = [1.5f32, -0.5].map(|v| Tensor::from_slice(&[v; 16], &[4, 4]).unwrap());
+        clustered_alike(&b.finish().unwrap(), &inputs);
+    }
+}
+
+#[test]
+fn ranges_through_stored_views_are_found_apart() {
+    let mut b = GraphBuilder::new("g");
+    let [x, w] = ["x", "w"].map(|name| b.input(name, DType::F32, [4usize, 4]));
+    let y = b.matmul(x, w).unwrap();
+    let view = b.transpose(y, &[1, 0]).unwrap();
+    let [low, high] = range_of(&mut b, view);
+    for (name, v) in [("y", y), ("view", view), ("low", low), ("high", high)] {
+        b.output(name, v);
+    }
+    let x: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    let x = Tensor::from_slice(&x, &[4, 4]).unwrap();
+    clustered_alike(&b.finish().unwrap(), &[x.clone(), x]);
+}
+
+#[test]
+fn the_range_of_one_element_keeps_what_makes_it() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [1usize]);
+    let y = b.map(ScalarOp::Neg, &[x]).unwrap();
+    let [low, high] = range_of(&mut b, y);
+    let sum = b.add_(low, high).unwrap();
+    b.output("sum", sum);
+    let x = Tensor::from_slice(&[2.5f32], &[1]).unwrap();
+    clustered_alike(&b.finish().unwrap(), &[x]);
+}
+
+/// Joins the kernels of single ops that compute single elements, and compares the results.
+fn joined_alike(g: &Graph, inputs: &[Tensor]) {
+    let kernels = join_scalars(g, singletons(g));
+    let (clusters, _) = body::build(g, &kernels).unwrap_or_else(|e| panic!("{e}\n{g}"));
+    crate::ir::verify::verify(&clusters).unwrap();
+    let run = |g: &Graph| crate::interp::run(g, inputs).unwrap();
+    assert_eq!(run(&clusters), run(g));
+}
+
+#[test]
+fn single_elements_of_two_ranks_do_not_wait_for_each_other() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [1usize; 0]);
+    let z = b.input("z", DType::F32, [1usize]);
+    let a = b.map(ScalarOp::Exp, &[x]).unwrap();
+    let o = b.map(ScalarOp::Tanh, &[z]).unwrap();
+    let r = b.reshape(o, [1usize; 0]).unwrap();
+    let h = b.mul(x, r).unwrap();
+    let wide = b.reshape(a, [1usize]).unwrap();
+    let c = b.add_(o, wide).unwrap();
+    for (name, v) in [("a", a), ("o", o), ("r", r), ("h", h), ("c", c)] {
+        b.output(name, v);
+    }
+    let inputs = [
+        Tensor::scalar(0.5f32),
+        Tensor::from_slice(&[0.25f32], &[1]).unwrap(),
+    ];
+    joined_alike(&b.finish().unwrap(), &inputs);
+}
+
+/// Random graphs of single elements of two ranks, some read by many.
+#[test]
+fn random_single_elements_are_joined_without_cycles() {
+    let mut rng = crate::testing::Rng(91);
+    for _ in 0..300 {
+        let mut b = GraphBuilder::new("g");
+        let mut values = vec![
+            b.input("x", DType::F32, [1usize; 0]),
+            b.input("z", DType::F32, [1usize]),
+        ];
+        for i in 0..3 + rng.below(20) {
+            let [x, y] = [0, 1].map(|_| values[rng.below(values.len())]);
+            let v = match rng.below(4) {
+                0 => b.map(ScalarOp::Tanh, &[x]),
+                1 if b.graph().ty(x).rank() == 0 => b.reshape(x, [1usize]),
+                1 => b.reshape(x, [1usize; 0]),
+                2 => b.add_(x, y),
+                _ => b.mul(x, y),
+            };
+            let v = v.unwrap();
+            values.push(v);
+            if rng.one_in(2) {
+                b.output(&format!("o{i}"), v);
+            }
+        }
+        let last = *values.last().unwrap();
+        b.output("last", last);
+        let inputs = [
+            Tensor::scalar(0.5f32),
+            Tensor::from_slice(&[0.25f32], &[1]).unwrap(),
+        ];
+        joined_alike(&b.finish().unwrap(), &inputs);
+    }
+}
+
 #[test]
 fn attention_heads_are_read_and_written_by_strides() {
     let mut b = GraphBuilder::new("g");

@@ -119,21 +119,20 @@ pub fn assemble(
     settings: &Settings,
 ) -> Result<Assembled> {
     let mut code = Collector::new(&settings.codegen)?;
-    let made = assemble_into(interface, parts, settings, &mut code, None)?;
+    let made = assemble_into(interface, parts, settings, &mut code, Role::Whole)?;
     Ok(Assembled {
         listing: code.finish()?,
         ..made
     })
 }
 
-/// The same with the code of a program that it is a part of. Of a region, the number of its last inputs that all iterations of a loop see
-/// unchanged.
+/// The same with the code of a program that it is a part of.
 fn assemble_into(
     interface: Interface,
     parts: &mut [Part],
     settings: &Settings,
     code: &mut Collector,
-    n_args: Option<usize>,
+    role: Role,
 ) -> Result<Assembled> {
     let mut a = Assembler {
         settings,
@@ -143,7 +142,7 @@ fn assemble_into(
         choices: Vec::new(),
         warnings: Vec::new(),
         fallbacks: Vec::new(),
-        n_args,
+        role,
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -221,11 +220,36 @@ fn no_static_shape(ty: &Type) -> Error {
     Error::unsupported(format!("a value of type {ty} {message}"))
 }
 
+/// Place of a graph in its program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Whole,
+    Branch,
+    /// The body of a loop, whose last `n_args` inputs are the same in all iterations.
+    Body {
+        n_args: usize,
+    },
+}
+
+impl Role {
+    /// Of the regions of control flow with so many operands.
+    fn of_regions(op: &Op, n_operands: usize) -> Role {
+        let n_args = match op {
+            // The bound and the condition come first.
+            Op::Loop { carried, .. } => n_operands.checked_sub(2 + carried),
+            Op::Scan {
+                carried, scanned, ..
+            } => n_operands.checked_sub(carried + scanned),
+            _ => None,
+        };
+        n_args.map_or(Role::Branch, |n_args| Role::Body { n_args })
+    }
+}
+
 struct Assembler<'s> {
     settings: &'s Settings,
     code: &'s mut Collector,
-    /// In a sub-program, the number of its last inputs that are the same in all iterations.
-    n_args: Option<usize>,
+    role: Role,
     variables: Vec<VariableSpec>,
     /// The variables of a name, in any container.
     of_name: HashMap<String, Vec<u32>>,
@@ -263,14 +287,17 @@ impl Assembler<'_> {
         };
         let part = &*part;
         let limit = self.settings.memory_limits.get(&part.device).copied();
-        let has_residents = self.n_args.is_none();
+        let has_residents = self.role == Role::Whole;
         let scratch = compiled
             .plans
             .iter()
             .map(|(&id, p)| (id, p.scratch.clone()))
             .collect();
-        let kept = match (part.device.kind, self.n_args) {
-            (DeviceKind::Cpu, Some(n_args)) => kept_scratch(&part.graph, &compiled, n_args),
+        let kept = match self.role {
+            // What is kept may be memory that the limit has no room for.
+            Role::Body { n_args } if part.device.kind == DeviceKind::Cpu && limit.is_none() => {
+                kept_scratch(&part.graph, &compiled, n_args)
+            }
             _ => BTreeMap::new(),
         };
         let needs = Needs {
@@ -301,13 +328,7 @@ impl Assembler<'_> {
                 return Ok(made);
             }
         }
-        let made = self.scheduled(part, &compiled, &needs);
-        if made.is_ok() || needs.kept.is_empty() {
-            return made;
-        }
-        // There is no memory for what would be kept.
-        let kept = BTreeMap::new();
-        self.scheduled(part, &compiled, &Needs { kept, ..needs })
+        self.scheduled(part, &compiled, &needs)
     }
 
     /// A partition, its schedule, and the node of each of its steps.
@@ -505,19 +526,12 @@ impl Assembler<'_> {
     fn control(&mut self, d: &mut Draft, node: &Node) -> Result<StepKind> {
         let args = d.values(&node.inputs)?;
         let results = d.values(&node.outputs)?;
-        let n_args = match node.op {
-            Op::Loop { carried, .. } => args.len().saturating_sub(2 + carried),
-            Op::Scan {
-                carried, scanned, ..
-            } => args.len().saturating_sub(carried + scanned),
-            _ => 0,
-        };
-        let device = &d.part.device;
+        let role = Role::of_regions(&node.op, args.len());
         let regions = node.regions.iter();
-        let bodies = regions.map(|r| self.region(r, device, n_args).map(Arc::new));
+        let bodies = regions.map(|r| self.region(r, &d.part.device, role).map(Arc::new));
         let bodies = bodies.collect::<Result<Vec<_>>>()?;
-        let once = match (device.kind, &bodies[..]) {
-            (DeviceKind::Cpu, [body]) => invariant_steps(body, n_args),
+        let once = match (role, &bodies[..]) {
+            (Role::Body { n_args }, [body]) => invariant_steps(body, n_args),
             _ => Vec::new(),
         };
         let made = match (&node.op, bodies.as_slice()) {
@@ -545,15 +559,15 @@ impl Assembler<'_> {
         Ok(made)
     }
 
-    /// A region as a program of one partition, whose last inputs are the same in all iterations.
-    fn region(&mut self, region: &Graph, device: &DeviceName, n_args: usize) -> Result<Program> {
+    /// A region as a program of one partition.
+    fn region(&mut self, region: &Graph, device: &DeviceName, role: Role) -> Result<Program> {
         let clusters = self.settings.clustered(region)?;
         let made = assemble_into(
             Interface::of(&clusters, &Bindings::new())?,
             &mut [Part::whole(device.clone(), clusters.clone())],
             &self.settings.of_regions(),
             self.code,
-            Some(n_args),
+            role,
         )?;
         self.choices.extend(made.choices);
         self.warnings.extend(made.warnings);

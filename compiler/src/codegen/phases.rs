@@ -281,7 +281,7 @@ impl<'a> Planner<'a> {
         node.outputs.iter().copied().filter(is_root).collect()
     }
 
-    /// The phases, given tasks by their last node.
+    /// The phases, given tasks by the node of their first result.
     fn phases<T>(&self, mut tasks: BTreeMap<NodeId, T>) -> Vec<Phase<T>> {
         let mut phases = Vec::new();
         for (id, node) in self.body.graph.nodes() {

@@ -25,7 +25,7 @@ use super::hazards::{check_hazards, overlap};
 use super::state::check_variables;
 use super::{
     AllReduce, Buffer, BufferId, If, IoSpec, Kernel, Key, Loc, Loop, MAX_NESTING, Partition,
-    Program, Scanned, Step, StepKind, TripCount, invariant_steps,
+    Program, Scanned, Step, StepId, StepKind, TripCount, invariant_steps,
 };
 use crate::device::DeviceName;
 use crate::dtype::DType;
@@ -520,7 +520,11 @@ impl StepCheck<'_> {
 
     /// Steps that run in the first iteration alone are found to do so here, too.
     fn run_once(&mut self, s: &Loop) {
+        if s.once.is_empty() {
+            return;
+        }
         let found = invariant_steps(&s.body, s.args.len());
+        let found: BTreeSet<StepId> = found.into_iter().collect();
         self.expect(s.once.is_sorted_by(|a, b| a < b), || {
             "steps of the first iteration are not in order".to_owned()
         });

@@ -118,6 +118,32 @@ mod tests {
     }
 
     #[test]
+    fn batches_and_sums_of_bytes_note_one_range() {
+        let rng = &mut Rng(76);
+        for shared in [true, false] {
+            let mut b = GraphBuilder::new("batched");
+            let weights: &[usize] = if shared { &[8, 40] } else { &[3, 8, 40] };
+            let x = b.input("x", DType::F32, [3usize, 7, 8]);
+            let w = b.input("w", DType::F32, weights.iter().copied());
+            let y = b.matmul(x, w).unwrap();
+            let g = with_range(b, y, rng);
+            let inputs = [&[3, 7, 8], weights].map(|s| rng.tensor(DType::F32, s, -1.0, 1.0));
+            assert!(steps(&g).iter().all(|step| !step.contains("reduce")));
+            check(&g, &inputs, 1e-5, rng);
+        }
+        let mut b = GraphBuilder::new("bytes");
+        let x = b.input("x", DType::U8, [9usize, 16]);
+        let w = rng.tensor(DType::I32, &[16, 70], -100.0, 100.0);
+        let w = b.constant(w);
+        let x = b.cast(x, DType::I32).unwrap();
+        let y = b.matmul(x, w).unwrap();
+        let y = b.cast(y, DType::F32).unwrap();
+        let g = with_range(b, y, rng);
+        assert!(steps(&g).last().unwrap().ends_with("gm_gemm_f32"));
+        check(&g, &[rng.tensor(DType::U8, &[9, 16], 0.0, 255.0)], 0.0, rng);
+    }
+
+    #[test]
     fn a_range_costs_a_product_no_pass() {
         let rng = &mut Rng(72);
         let (g, _) = product([64, 32, 48], &[ScalarOp::Relu], rng);
