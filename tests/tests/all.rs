@@ -7,6 +7,7 @@ mod crossing;
 mod cuda;
 mod cuda_calls;
 mod cuda_libraries;
+mod cuda_sweep;
 mod decoding;
 mod distributed;
 mod emulated;

@@ -97,7 +97,7 @@ fn repeated(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Result<Tensor> {
 }
 
 /// Random inputs; 64-bit integers are indices of axis 0 of the first input.
-fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
+pub fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
     let shape_of = |v| {
         let ty: &gristmill::ir::Type = graph.ty(v);
         ty.static_shape()
@@ -124,14 +124,17 @@ fn time(family: &Family, device: u32, ceilings: &Ceilings) -> Result<String> {
     executable.run(&inputs)?;
     let times = executable.time_kernels(Duration::from_millis(50))?;
     let ns = times.iter().map(|t| t.ns).sum::<u64>().max(1) as f64;
-    Ok(match work {
+    Ok(rate(family, &work, ns, ceilings).join("\t"))
+}
+
+/// Time, rate and share of the ceiling of a family's graph.
+pub fn rate(family: &Family, work: &Work, ns: f64, ceilings: &Ceilings) -> [String; 3] {
+    let time = format!("{:.3} ms", ns / 1e6);
+    match work {
         Work::Bytes(bytes) => {
             let share = 100.0 * bytes / ns / ceilings.copy_gb_s;
-            format!(
-                "{:.3} ms\t{:.0} GB/s\t{share:.0} % of the copy",
-                ns / 1e6,
-                bytes / ns
-            )
+            let share = format!("{share:.0} % of the copy");
+            [time, format!("{:.0} GB/s", bytes / ns), share]
         }
         Work::Flops(flops) => {
             let rate = flops / ns / 1e3;
@@ -143,7 +146,7 @@ fn time(family: &Family, device: u32, ceilings: &Ceilings) -> Result<String> {
             let share = ceiling.map_or(String::new(), |(_, c)| {
                 format!("{:.0} % of cuBLASLt", 100.0 * rate / c)
             });
-            format!("{:.3} ms\t{rate:.1} TFLOP/s\t{share}", ns / 1e6)
+            [time, format!("{rate:.1} TFLOP/s"), share]
         }
-    })
+    }
 }

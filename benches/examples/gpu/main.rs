@@ -1,6 +1,6 @@
 //! Correctness and speed of gristmill's kernels on this machine's GPU.
 //!
-//! `gpu [--device N] [--quick] [--models FOLDER]`. One program, which can be built elsewhere and
+//! `gpu [--device N] [--quick] [--models FOLDER] [--sweep [--out FILE] [--resume FILE] [--peers FILE]]`. One program, which can be built elsewhere and
 //! copied: it needs the CUDA driver and NVRTC, and prints a table of
 //!
 //! - every family of kernels on the GPU against the interpreter and against the PTX emulator, on the
@@ -12,6 +12,10 @@
 //! - whole models: each `NAME/model.onnx` of the folder, on random inputs, against the CPU and timed,
 //!   as they are and with products in `bf16`.
 //!
+//! `--sweep` takes every form of the families' kernels instead (the `sweep` module): which is fastest,
+//! and by how much the predicted one is slower. `--out` keeps the rows, `--resume` names those of a
+//! run that was cut short, `--peers` those of `benches/peers/gpu.py`.
+//!
 //! `--quick` leaves the large inputs out, for an emulated GPU. `benches/peers/gpu.py` prints the same
 //! rows for PyTorch.
 
@@ -20,6 +24,7 @@ mod checks;
 mod families;
 mod models;
 mod partitions;
+mod sweep;
 
 use ceilings::Ceilings;
 use gristmill::place::DeviceSet;
@@ -34,6 +39,8 @@ struct Arguments {
     device: u32,
     quick: bool,
     models: Option<PathBuf>,
+    sweep: bool,
+    files: sweep::Files,
 }
 
 fn arguments() -> std::result::Result<Arguments, String> {
@@ -41,6 +48,8 @@ fn arguments() -> std::result::Result<Arguments, String> {
         device: 0,
         quick: false,
         models: None,
+        sweep: false,
+        files: sweep::Files::default(),
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -49,9 +58,14 @@ fn arguments() -> std::result::Result<Arguments, String> {
             "--device" => read.device = value()?.parse().map_err(|e| format!("--device: {e}"))?,
             "--models" => read.models = Some(value()?.into()),
             "--quick" => read.quick = true,
+            "--sweep" => read.sweep = true,
+            "--out" => read.files.out = Some(value()?.into()),
+            "--resume" => read.files.resume = Some(value()?.into()),
+            "--peers" => read.files.peers = Some(value()?.into()),
             _ => {
                 return Err(format!(
-                    "unknown argument {word:?}; known: --device N, --quick, --models FOLDER"
+                    "unknown argument {word:?}; known: --device N, --quick, --models FOLDER, \
+                     --sweep, --out FILE, --resume FILE, --peers FILE"
                 ));
             }
         }
@@ -129,6 +143,9 @@ fn run(arguments: &Arguments, devices: &[cuda::CudaDevice]) -> Result<bool> {
     } else {
         ceilings::print(arguments.device)?
     };
+    if arguments.sweep {
+        return sweep::run(arguments, &ceilings);
+    }
     let mut good = checks::run(arguments, &ceilings)?;
     good &= partitions::run(arguments)?;
     match &arguments.models {

@@ -7,6 +7,7 @@
 //! time of a library is kept beside those of our variants of a product (the `library` module).
 
 mod library;
+mod sweep;
 
 use crate::codegen::assemble::{Interface, Settings, assemble};
 use crate::codegen::cuda::{self, Generated};
@@ -46,6 +47,8 @@ const FORMAT: &str = concat!("gristmill/tuned/2 of ", env!("CARGO_PKG_VERSION"))
 const EACH: Duration = Duration::from_millis(20);
 /// Operations up to which the interpreter computes the expected result.
 const INTERPRETED_FLOPS: f64 = 1e9;
+
+pub use sweep::{FormTime, each_form};
 
 /// The file of winners in a cache folder.
 pub fn path(folder: &Path) -> PathBuf {
@@ -362,12 +365,7 @@ impl<'a> Bench<'a> {
         let mut expected = interpreted(g, &inputs)?;
         let (mut ns, mut wrong) = (Vec::new(), Vec::new());
         for form in 0..n {
-            let timed = self
-                .run(g, Preferred::of(form), &inputs)
-                .and_then(|(results, time)| {
-                    let expected = expected.get_or_insert_with(|| results.clone());
-                    agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
-                });
+            let timed = self.timed(g, form, &inputs, &mut expected);
             let reported = timed.map_err(|e| wrong.push(format!("form {}: {e}", form + 1)));
             ns.push(reported.ok());
         }
@@ -390,6 +388,20 @@ impl<'a> Bench<'a> {
             ns,
             library,
         })
+    }
+
+    /// Time of a form in ns. Its results must be those expected, or are from now on.
+    fn timed(
+        &mut self,
+        g: &Graph,
+        form: u8,
+        inputs: &[Tensor],
+        expected: &mut Option<Vec<Tensor>>,
+    ) -> Result<u64> {
+        let (results, ns) = self.run(g, Preferred::of(form), inputs)?;
+        let expected = expected.get_or_insert_with(|| results.clone());
+        agree(expected, &results, self.settings.gpu.tf32)?;
+        Ok(ns)
     }
 
     /// The GPU's driver.
