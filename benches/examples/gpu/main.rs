@@ -1,7 +1,8 @@
 //! Correctness and speed of gristmill's kernels on this machine's GPU.
 //!
-//! `gpu [--device N] [--quick] [--models FOLDER] [--sweep [--out FILE] [--resume FILE] [--peers FILE]]`. One program, which can be built elsewhere and
-//! copied: it needs the CUDA driver and NVRTC, and prints a table of
+//! `gpu [--device N] [--quick] [--models FOLDER | --sweep [--out FILE] [--resume FILE] [--peers FILE]]`.
+//! One program, which can be built elsewhere and copied: it needs the CUDA driver and NVRTC, and prints
+//! a table of
 //!
 //! - every family of kernels on the GPU against the interpreter and against the PTX emulator, on the
 //!   same inputs;
@@ -69,6 +70,14 @@ fn arguments() -> std::result::Result<Arguments, String> {
                 ));
             }
         }
+    }
+    let files = &read.files;
+    let has_files = files.out.is_some() || files.resume.is_some() || files.peers.is_some();
+    if has_files && !read.sweep {
+        return Err("--out, --resume and --peers need --sweep".to_owned());
+    }
+    if read.sweep && read.models.is_some() {
+        return Err("--models is no part of --sweep".to_owned());
     }
     Ok(read)
 }

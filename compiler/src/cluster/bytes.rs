@@ -2,7 +2,7 @@
 //! 32 bits. Depthwise convolutions, which sum few, are exact in `f32`.
 
 use super::legal::views_below;
-use crate::ir::{Def, Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
+use crate::ir::{Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_kernels::table::ENTRIES;
 use gristmill_runtime::{DType, Tensor};
 use std::ops::RangeInclusive;
@@ -66,10 +66,7 @@ fn shifted(g: &Graph, id: NodeId, inner: CentredBytes, zero: ValueId) -> Option<
 }
 
 fn defined(g: &Graph, v: ValueId) -> Option<(NodeId, &Node)> {
-    match g.value(v).def {
-        Def::Node(id, _) => Some((id, g.node(id))),
-        Def::Input(_) => None,
-    }
+    g.def_id(v).map(|id| (id, g.node(id)))
 }
 
 fn is_bytes(g: &Graph, v: ValueId) -> bool {

@@ -195,7 +195,8 @@ impl<'g> Joiner<'g> {
         self.g.ty(v).shape.iter().all(|d| d.is(1))
     }
 
-    /// Operands of a kernel that it does not compute. Constants of one element, copied to every body, are none.
+    /// Operands of a kernel that it does not compute. Constants of one element are none: every body has a
+    /// copy.
     fn operands(&self, kernel: usize) -> BTreeSet<ValueId> {
         let k = &self.kernels[kernel];
         let read = k.members.iter().flat_map(|&id| &self.g.node(id).inputs);

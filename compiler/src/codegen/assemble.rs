@@ -294,7 +294,7 @@ impl Assembler<'_> {
             .map(|(&id, p)| (id, p.scratch.clone()))
             .collect();
         let kept = match self.role {
-            // What is kept may be memory that the limit has no room for.
+            // A limit may have no room for kept buffers.
             Role::Body { n_args } if part.device.kind == DeviceKind::Cpu && limit.is_none() => {
                 kept_scratch(&part.graph, &compiled, n_args)
             }
@@ -643,8 +643,8 @@ fn scan_loop(
     })
 }
 
-/// Intermediate buffers of clusters in the body of a loop which its first iteration fills for all: packed weights, for instance. They are
-/// written by one step, of constants and the last `n_args` inputs of the body.
+/// Intermediate buffers of clusters in the body of a loop which its first iteration fills for all, such as
+/// packed weights: one step writes each, of constants and the last `n_args` inputs of the body.
 fn kept_scratch(
     g: &Graph,
     compiled: &DeviceKernels,

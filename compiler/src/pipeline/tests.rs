@@ -185,7 +185,7 @@ fn every_cluster_is_measured_and_found_again() {
     );
 }
 
-/// `h = tanh(h @ w + x)` for each of four rows of `x`, and the sum of an inner loop that multiplies by `w` too.
+/// A recurrence over the rows of `x` by weights `w`, which an inner loop of as many steps reads too.
 fn recurrence(rows: usize) -> Graph {
     let scan = |scanned| Op::Scan {
         carried: 1,

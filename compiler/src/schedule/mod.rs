@@ -31,7 +31,8 @@ pub(crate) use residents::{failing, has_updates, may_fail};
 pub struct Needs {
     /// Sizes in bytes of the buffers that a node needs while it runs, and only then.
     pub scratch: BTreeMap<NodeId, Vec<usize>>,
-    /// Those of them which keep their bytes from one run of the graph, an iteration of a loop, to the next: indices per node.
+    /// Buffers of `scratch`, by index, whose bytes stay from one run of the graph (an iteration of a loop) to
+    /// the next.
     pub kept: BTreeMap<NodeId, BTreeSet<usize>>,
     /// `(operand, result)` pairs of a node whose kernel may write the result over the operand.
     pub in_place: BTreeMap<NodeId, Vec<(u32, u32)>>,

@@ -1,4 +1,5 @@
-//! Every form of the kernels of a graph on a GPU, one after the other: an experiment, of which tuning keeps the fastest alone.
+//! Every form of the kernels of a graph on a GPU, one after the other: an experiment, of which tuning
+//! keeps the fastest alone.
 
 use super::{Bench, collect};
 use crate::error::Result;
@@ -22,13 +23,13 @@ pub struct FormTime {
     pub n: u8,
     /// Description; empty where there is no choice.
     pub words: String,
-    /// Time on the GPU in ns. The error of a form that fails, or gives other results than the interpreter, or than the predicted form where
-    /// interpreting would take too long.
+    /// Time on the GPU in ns. An error where the form fails, or gives other results than the interpreter
+    /// (than the predicted form where interpreting would take too long).
     pub ns: Result<u64>,
 }
 
-/// Runs every form of each cluster of a graph of static shapes on the GPU of a configuration. `inputs` makes the operands of a cluster,
-/// `see` gets each form once it is timed.
+/// Runs every form of each cluster of a graph of static shapes on the GPU of a configuration. `inputs`
+/// makes the operands of a cluster, `see` gets each form once it is timed.
 ///
 /// Errors when the graph is refused, or the GPU is not there.
 pub fn each_form(

@@ -114,7 +114,8 @@ impl Frame {
         others.try_for_each(|i| self.run_step(i, context))
     }
 
-    /// Runs a sub-program, but for some steps, which are sorted. Waits for the device if any of its launches can fail.
+    /// Runs a sub-program, but for some steps, which are sorted. Waits for the device if any of its launches
+    /// can fail.
     pub(crate) fn run_sub_program(
         &mut self,
         skipped: &[StepId],

@@ -4,8 +4,9 @@ use super::{BufferId, Kernel, Loc, Partition, Program, Step, StepId, StepKind};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The steps of a body, in order, which need to run in the first iteration alone: kernels of a CPU, of constants and of the last `n_args`
-/// inputs, the same in all iterations, where no other step writes any byte of their results.
+/// The steps of a body, in order, which need to run in the first iteration alone: CPU kernels of constants
+/// and of the last `n_args` inputs, the same in all iterations, where no other step writes any byte of their
+/// results.
 pub fn invariant_steps(body: &Program, n_args: usize) -> Vec<StepId> {
     let [partition] = &body.partitions[..] else {
         return Vec::new();

@@ -313,8 +313,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
             return self.vector_map(map, writes);
         }
-        // Results of one node, and single elements, come from one loop. Other roots may have a fast path each; later ones load those
-        // before them.
+        // Results of one node, and single elements, come from one loop. Other roots may have a fast path
+        // each; later ones load those before them.
         let is_together = |v: ValueId| self.has_siblings(v) || self.body.n_elements(v) == 1;
         if roots.len() > 1 && roots.iter().all(|&v| is_together(v)) {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
