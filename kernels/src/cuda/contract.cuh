@@ -34,6 +34,19 @@ GM_DEVICE void gm_multiply(const T* lhs, const T* rhs, T (&acc)[TM][TN]) {
     }
 }
 
+// Rows (or columns) of a tile that a thread may load: those less than so many after its first, or all of them. One number for all of a
+// thread's elements, whose distances from the first are constants: a condition for each would take a register each.
+struct gm_all_rows {};
+GM_DEVICE int gm_rows_left(int rows, int first) { return rows - first; }
+GM_DEVICE gm_all_rows gm_rows_left(gm_all_rows all, int) { return all; }
+GM_DEVICE bool gm_is_row(int distance, int left) { return distance < left; }
+GM_DEVICE bool gm_is_row(int, gm_all_rows) { return true; }
+
+// Hides how a position was computed. Compilers keep an address of 64 bits for each load of a loop when they see that all go on in even
+// steps; here they have no registers to keep them in, and one multiplication gives all addresses of an operand.
+GM_DEVICE void gm_opaque(int& position) { asm volatile("" : "+r"(position)); }
+GM_DEVICE void gm_opaque(long long& position) { asm volatile("" : "+l"(position)); }
+
 // The product of a block: what a thread sums up in `acc`. An operand whose neighbours lie along k is loaded so that neighbouring threads read them.
 template <class T, int BM, int BN, int BK, int TM, int TN, bool LHS_ALONG_K, bool RHS_ALONG_K> struct gm_thread_product {
     enum {
@@ -46,29 +59,37 @@ template <class T, int BM, int BN, int BK, int TM, int TN, bool LHS_ALONG_K, boo
     T acc[TM][TN];
 
     // Place of a thread's element number i in a tile of W rows or columns, as a sum of what the thread and what the number says.
+    template <int W, bool ALONG_K> static GM_DEVICE int distance(int i) {
+        return ALONG_K ? i * (threads / BK) : threads < W ? i % (W / threads) * threads : 0;
+    }
     template <int W, bool ALONG_K> static GM_DEVICE int along(int i) {
         const int t = threadIdx.x;
-        return ALONG_K ? i * (threads / BK) + t / BK : threads < W ? i % (W / threads) * threads + t : t % W;
+        return distance<W, ALONG_K>(i) + (ALONG_K ? t / BK : threads < W ? t : t % W);
     }
     template <int W, bool ALONG_K> static GM_DEVICE int deep(int i) {
         const int t = threadIdx.x;
         return ALONG_K ? t % BK : threads < W ? i / (W / threads) : i * (threads / W) + t / W;
     }
 
-    // Sums up `steps` tiles, the first at `k0`: `lhs(along, deep, k0)` is an element. `shared` has two stages, which no one uses before and
-    // afterwards.
-    template <class I, class L, class R> GM_DEVICE void run(T* shared, I k0, int steps, L lhs, R rhs) {
+    // Sums up `steps` tiles, the first at `k0`: `lhs(along, deep, k0)` is an element of one of `rows`, `rhs` of one of `columns`. `shared`
+    // has two stages, which no one uses before and afterwards.
+    template <class I, class L, class R, class M, class N>
+    GM_DEVICE void run(T* shared, I k0, int steps, L lhs, R rhs, M rows, N columns) {
+        const auto rows_left = gm_rows_left(rows, along<BM, LHS_ALONG_K>(0));
+        const auto columns_left = gm_rows_left(columns, along<BN, RHS_ALONG_K>(0));
         T held_lhs[lhs_each], held_rhs[rhs_each];
         const auto fetch_lhs = [&](I k) {
 #pragma unroll
             for (int i = 0; i < lhs_each; ++i) {
-                held_lhs[i] = lhs(along<BM, LHS_ALONG_K>(i), deep<BM, LHS_ALONG_K>(i), k);
+                const bool is_row = gm_is_row(distance<BM, LHS_ALONG_K>(i), rows_left);
+                held_lhs[i] = is_row ? lhs(along<BM, LHS_ALONG_K>(i), deep<BM, LHS_ALONG_K>(i), k) : T(0);
             }
         };
         const auto fetch_rhs = [&](I k) {
 #pragma unroll
             for (int i = 0; i < rhs_each; ++i) {
-                held_rhs[i] = rhs(along<BN, RHS_ALONG_K>(i), deep<BN, RHS_ALONG_K>(i), k);
+                const bool is_column = gm_is_row(distance<BN, RHS_ALONG_K>(i), columns_left);
+                held_rhs[i] = is_column ? rhs(along<BN, RHS_ALONG_K>(i), deep<BN, RHS_ALONG_K>(i), k) : T(0);
             }
         };
         const auto put_lhs = [&](T* to) {
@@ -93,20 +114,20 @@ template <class T, int BM, int BN, int BK, int TM, int TN, bool LHS_ALONG_K, boo
         put_lhs(shared);
         put_rhs(shared);
         __syncthreads();
-        int now = 0;
         for (int step = 1; step <= steps; ++step) {
             // One operand waits in registers at a time, under half of the products each.
-            const I k = k0 + I(step) * BK;
-            const T *a = shared + now, *b = a + lhs_size;
+            I k = k0 + I(step) * BK;
+            gm_opaque(k);
+            T *const now = shared + (step % 2 ? 0 : stage_size), *const next = shared + (step % 2 ? stage_size : 0);
+            const T *a = now, *b = now + lhs_size;
             if (step < steps) fetch_lhs(k);
             gm_multiply<BM, BN, BK / 2, TM, TN>(a, b, acc);
             if (step < steps) {
-                put_lhs(shared + (now ^ stage_size));
+                put_lhs(next);
                 fetch_rhs(k);
             }
             gm_multiply<BM, BN, BK / 2, TM, TN>(a + BK / 2 * gm_pitch<BM>(), b + BK / 2 * gm_pitch<BN>(), acc);
-            now ^= stage_size;
-            if (step < steps) put_rhs(shared + now);
+            if (step < steps) put_rhs(next);
             __syncthreads();
         }
     }

@@ -253,17 +253,13 @@ impl Contract {
         e: &mut Emitter,
         (side, place): (Side, Place),
         [m, n, depth]: [usize; 3],
-        [along, deep, k0]: [Ix<Value>; 3],
+        position: [Ix<Value>; 3],
     ) -> Result<(At, Option<Value>)> {
-        let (first, extent, width) = match side {
-            Side::Lhs => (place.row, self.sizes.m, m),
-            Side::Rhs => (place.column, self.sizes.n, n),
+        let (extent, width) = match side {
+            Side::Lhs => (self.sizes.m, m),
+            Side::Rhs => (self.sizes.n, n),
         };
-        let at = At {
-            batch: place.batch,
-            along: e.add(first, along),
-            k: e.add(k0, deep),
-        };
+        let at = At::in_tile(e, (side, place), position);
         let inside = within(e, [(at.along, extent, width), (at.k, self.sizes.k, depth)])?;
         Ok((at, inside))
     }

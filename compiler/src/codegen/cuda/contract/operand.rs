@@ -1,7 +1,7 @@
 //! The operands of a product: where their elements come from, one by one or 16 bytes at a time.
 
 use super::super::emit::{Emitter, Value};
-use super::{Contract, element_position};
+use super::{Contract, Place, element_position};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Puller};
 use crate::codegen::strided::Strided;
@@ -42,6 +42,26 @@ pub(super) struct At {
     pub(super) batch: Ix<Value>,
     pub(super) along: Ix<Value>,
     pub(super) k: Ix<Value>,
+}
+
+impl At {
+    /// Of an element of an operand's tile, which is of a place in the result: row or column and
+    /// depth within the tile, and where the tile begins along the summed axis.
+    pub(super) fn in_tile(
+        e: &mut Emitter,
+        (side, place): (Side, Place),
+        [along, deep, k0]: [Ix<Value>; 3],
+    ) -> At {
+        let first = match side {
+            Side::Lhs => place.row,
+            Side::Rhs => place.column,
+        };
+        At {
+            batch: place.batch,
+            along: e.add(first, along),
+            k: e.add(k0, deep),
+        }
+    }
 }
 
 /// An operand whose memory layout lets 16 contiguous bytes belong to one row or column, or to one

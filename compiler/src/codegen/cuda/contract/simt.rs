@@ -7,7 +7,7 @@ use super::super::candidates::{Resources, Work, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::Stores;
-use super::operand::{Side, k_is_inner};
+use super::operand::{At, Side, k_is_inner};
 use super::{Contract, Place, Sizes, share};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
@@ -146,7 +146,11 @@ impl Simt {
             self.load(c, p, e, Side::Lhs, place)?;
             self.load(c, p, e, Side::Rhs, place)?;
             e.line("product sums;");
-            e.line(&format!("sums.run(shared, {first}, {steps}, lhs, rhs);"));
+            let rows = rows_of_tile(e, (place.row, c.sizes.m, m));
+            let columns = rows_of_tile(e, (place.column, c.sizes.n, n));
+            e.line(&format!(
+                "sums.run(shared, {first}, {steps}, lhs, rhs, {rows}, {columns});"
+            ));
             self.epilogue(c, p, e, place, out)
         })
     }
@@ -166,7 +170,7 @@ impl Simt {
         format!("gm_thread_product<{ty}, {m}, {n}, {k}, {thread_m}, {thread_n}, {lhs}, {rhs}>")
     }
 
-    /// Writes the function that gives an element of an operand's tile, zero outside of the operand.
+    /// Writes the function that gives an element of an operand's tile, zero past the end of the sum.
     fn load(
         &self,
         c: &Contract,
@@ -180,8 +184,8 @@ impl Simt {
             "const auto {name} = [&](int along, int deep, ix k0) -> {ty}"
         ));
         let position = ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
-        let Tile { m, n, k, .. } = self.tile;
-        let (at, inside) = c.in_tile(e, (side, place), [m, n, k], position)?;
+        let at = At::in_tile(e, (side, place), position);
+        let inside = e.below(at.k, c.sizes.k, self.tile.k);
         c.give_element(p, e, (side, self.acc), at, inside)?;
         e.close_with("};");
         Ok(())
@@ -224,4 +228,13 @@ impl Simt {
         (0..2).for_each(|_| e.close());
         Ok(())
     }
+}
+
+/// Rows or columns of a tile that lie in the product, as the prelude takes them; the tile begins at
+/// a place of `extent` and is so wide.
+fn rows_of_tile(e: &mut Emitter, (first, extent, width): (Ix<Value>, usize, usize)) -> String {
+    if extent.is_multiple_of(width) {
+        return "gm_all_rows()".to_owned();
+    }
+    format!("int(gm_min(ix({width}), {extent} - {}))", e.position(first))
 }

@@ -165,7 +165,7 @@ fn weights_are_read_in_vectors() {
         let made = generate(&as_cluster(&case.body), Arch::COMMON).unwrap();
         let compiled = nvrtc.compile(&made.units[0]).unwrap();
         assert!(
-            compiled.ptx.contains("ld.global.nc.v4.u32"),
+            moves(&compiled.ptx, "ld.global.nc.v4", 32),
             "{turned}: {}",
             compiled.ptx
         );

@@ -6,7 +6,7 @@
 
 use super::run::check_with;
 use super::*;
-use crate::codegen::cuda::{Options, disassemble, generate_with};
+use crate::codegen::cuda::{Options, generate_with};
 use crate::codegen::testing::Case;
 
 /// What products of a dtype and their followers may be off by, relative to the greatest magnitude.
@@ -482,15 +482,11 @@ fn check_shares(units: &[nvrtc::Unit], made: &nvrtc::Compiled) {
 }
 
 fn check_machine_code(nvrtc: &nvrtc::Nvrtc, cubin: &[u8]) {
-    match disassemble(nvrtc, cubin) {
-        Ok(text) => {
-            let n = text.matches("HGMMA").count();
-            assert!(
-                n >= 8 && !text.contains("LDL") && !text.contains("STL"),
-                "{n} products of warp groups"
-            );
-        }
-        Err(e) if std::env::var_os("GRISTMILL_NVDISASM").is_some() => panic!("{e}"),
-        Err(e) => eprintln!("left out: machine code of tensor kernels: {e}"),
+    if let Some(text) = machine_code(nvrtc, cubin, "tensor kernels") {
+        let n = text.matches("HGMMA").count();
+        assert!(
+            n >= 8 && !text.contains("LDL") && !text.contains("STL"),
+            "{n} products of warp groups"
+        );
     }
 }
