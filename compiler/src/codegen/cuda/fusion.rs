@@ -4,7 +4,7 @@
 use super::emit::{Emitter, Value};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
-use crate::codegen::pull::{Emit, Ix, Puller};
+use crate::codegen::pull::{Emit, Ix, Puller, broadcast_index};
 use crate::error::Result;
 use crate::ir::{Node, NodeId, Op, OpClass, ValueId};
 
@@ -98,6 +98,9 @@ impl FusedNode {
     ) -> Result<Value> {
         let own = self.own(p.body);
         let value = e.cast(value, p.body.dtype(own))?;
+        // Element-wise ops ask for index 0 of an axis of one element, whatever the index in their
+        // result is called.
+        let at = &broadcast_index(p.body.shape(own), at);
         p.scoped(|p| {
             p.remember(own, at, value);
             p.value(e, self.result, at)

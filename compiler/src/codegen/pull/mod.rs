@@ -477,7 +477,7 @@ fn iota<E: Emit>(e: &mut E, i: Ix<E::Value>, dtype: DType) -> Result<E::Value> {
 }
 
 /// The index into a value of `shape` for an index of a shape that it broadcasts to.
-fn broadcast_index<V: Copy>(shape: &[usize], at: &[Ix<V>]) -> Vec<Ix<V>> {
+pub(in crate::codegen) fn broadcast_index<V: Copy>(shape: &[usize], at: &[Ix<V>]) -> Vec<Ix<V>> {
     let at = &at[at.len() - shape.len()..];
     let from = shape.iter().zip(at);
     from.map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i })

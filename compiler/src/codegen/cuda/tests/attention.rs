@@ -2,7 +2,6 @@
 
 use super::run::{check_all, check_with};
 use super::*;
-use crate::codegen::cuda::disassemble;
 
 /// Batches, queries, keys, depth, depth of the values.
 type Extents = [usize; 5];
@@ -175,6 +174,46 @@ fn neighbours_join_the_attention() {
     check_all("attention with neighbours", &cases);
 }
 
+/// `select(empty, 0, attention) * scale`, for a single query as well: its axis has one element.
+#[test]
+fn ops_of_two_operands_join_the_attention() {
+    let rng = &mut Rng(76);
+    let mut all = Vec::new();
+    for (n_queries, n_keys) in [(1, 9), (1, 700), (5, 9), (5, 700)] {
+        let mut b = GraphBuilder::new("masked");
+        let shapes = [n_queries, n_keys, n_keys].map(|n| [2, 4, n, 8]);
+        let [q, k, v] = ["q", "k", "v"].map(|name| {
+            let shape = shapes[if name == "q" { 0 } else { 1 }];
+            b.input(name, DType::F32, shape)
+        });
+        let empty = b.input("empty", DType::Bool, [2, 1, n_queries, 1]);
+        let scale = b.input("scale", DType::F32, [n_queries, 8]);
+        let attention = Op::Attention {
+            scale: Real(0.5),
+            causal: false,
+        };
+        let y = b.add1(attention, &[q, k, v]).unwrap();
+        let zero = b.scalar(DType::F32, 0.0);
+        let y = b.map(ScalarOp::Select, &[empty, zero, y]).unwrap();
+        let y = b.mul(y, scale).unwrap();
+        b.output("y", y);
+        let mut inputs = shapes
+            .map(|s| rng.tensor(DType::F32, &s, -1.0, 1.0))
+            .to_vec();
+        inputs.push(rng.tensor(DType::Bool, &[2, 1, n_queries, 1], 0.0, 1.0));
+        inputs.push(rng.tensor(DType::F32, &[n_queries, 8], -1.0, 1.0));
+        let body = b.finish().unwrap();
+        let kernels = ["gm_attention", "gm_attention_join"];
+        assert_eq!(entries(&body), kernels[..if n_keys > 9 { 2 } else { 1 }]);
+        all.push(Case {
+            body,
+            inputs,
+            tolerance: 1e-6,
+        });
+    }
+    check_all("attention with neighbours", &all);
+}
+
 #[test]
 fn canonical_attention() {
     let rng = &mut Rng(74);
@@ -294,11 +333,8 @@ fn warp_groups_multiply_and_weigh_at_once() {
         assert_eq!(r.registers, 168);
         // ptxas says so when it waits for each product by itself.
         assert!(!compiled.log.contains("(C75"), "{}", compiled.log);
-        match disassemble(nvrtc, &compiled.cubin) {
-            Ok(text) => n_loops.push(overlaps(&text)),
-            Err(e) if std::env::var_os("GRISTMILL_NVDISASM").is_some() => panic!("{e}"),
-            Err(e) => eprintln!("left out: machine code of attention: {e}"),
-        }
+        let text = machine_code(nvrtc, &compiled.cubin, "attention");
+        n_loops.extend(text.map(|text| overlaps(&text)));
     } // The first and the last case have a single tile of keys.
     assert!(
         n_loops.is_empty() || n_loops == [false, true, true, true, true, false],
