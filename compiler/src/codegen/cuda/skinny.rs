@@ -24,9 +24,9 @@ use gristmill_runtime::DType;
 
 /// Threads of a block.
 const BLOCK: usize = 256;
-/// Blocks of a multiprocessor that must have registers: 64 for each thread. Left to itself, ptxas
+/// Blocks of a multiprocessor that must have registers: 80 for each thread. Left to itself, ptxas
 /// of CUDA 13.2 spills on `sm_86` and `sm_89`, to fit a sixth block.
-const RESIDENT_BLOCKS: u32 = 4;
+const RESIDENT_BLOCKS: u32 = 3;
 /// Most lines of the operand that has few.
 const FEW: usize = 8;
 /// Smallest depth for which threads share a sum.
