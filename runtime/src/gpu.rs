@@ -55,8 +55,8 @@ pub enum GpuParam {
     TensorMap(Box<TensorMap>),
 }
 
-/// A tensor in a buffer, and the tile of it that one bulk copy moves, as `cuTensorMapEncodeTiled` takes them: axes are innermost first, and the
-/// innermost has stride 1. Elements of a tile outside of the tensor read as zero and are not written.
+/// A tensor in a buffer, and the tile of it that one bulk copy moves, as `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` take them: axes
+/// are innermost first, and the innermost has stride 1. Elements of a tile outside of the tensor read as zero and are not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Index into the arguments of the step that launches the kernel.
@@ -69,10 +69,79 @@ pub struct TensorMap {
     pub sizes: Vec<u64>,
     /// Bytes from one index to the next, for all axes but the innermost; multiples of 16.
     pub strides_bytes: Vec<u64>,
-    /// Elements of the tile along each axis: at most 256, and along the innermost a multiple of 16 bytes, no wider than the swizzle.
+    /// Elements of the tile along each axis: at most 256, and along the innermost a multiple of 16 bytes, no wider than the swizzle. In im2col mode
+    /// channels and pixels, of which there may be 1024.
     pub tile: Vec<u32>,
     /// Order of the tile's 16-byte chunks in shared memory.
     pub swizzle: Swizzle,
+    /// im2col mode: which pixels a tile has.
+    pub pixels: Option<Pixels>,
+}
+
+/// Pixels of a tensor of channels, one to three spatial axes and images that the tiles of a convolution are made of, in im2col mode.
+///
+/// The corners bound a box along the spatial axes. A tile begins at a pixel of the box and goes on in steps along the innermost axis, from its end
+/// to the box's next row, and from the last row to the next image. What is read of each pixel is that many places further, as the copy says: the
+/// place of a filter's element. Lists are innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pixels {
+    /// First pixel of the box along each spatial axis: minus the padding.
+    pub lower: Vec<i32>,
+    /// Last pixel of the box, counted from the tensor's last: the padding less what a filter spans.
+    pub upper: Vec<i32>,
+    /// Steps between pixels: the strides of a convolution, 1 to 8.
+    pub steps: Vec<u32>,
+}
+
+impl Pixels {
+    /// Bits of a corner, and of the places that copies add, by the number of spatial axes: the hardware has 16 for all of them.
+    const BITS: [u32; 3] = [16, 8, 5];
+
+    /// Largest place that a copy adds to a pixel along an axis, of so many spatial ones.
+    pub fn max_offset(n_spatial: usize) -> Option<u32> {
+        let bits = Pixels::BITS.get(n_spatial.checked_sub(1)?)?;
+        Some((1 << bits) - 1)
+    }
+
+    /// First pixel of the box along each spatial axis, and the one past its last; of a tensor of such sizes.
+    pub fn ranges(&self, sizes: &[u64]) -> Vec<(i64, i64)> {
+        let bounds = self.lower.iter().zip(&self.upper).zip(sizes.iter().skip(1));
+        bounds
+            .map(|((&low, &up), &size)| (low.into(), size as i64 + i64::from(up)))
+            .collect()
+    }
+
+    /// First violation of the rules for tensors of such sizes.
+    pub fn problem(&self, sizes: &[u64]) -> Option<String> {
+        let n = [self.lower.len(), self.upper.len(), self.steps.len()];
+        let n_spatial = sizes.len().saturating_sub(2);
+        let Some(bits) = n_spatial.checked_sub(1).and_then(|i| Pixels::BITS.get(i)) else {
+            return Some(format!(
+                "{} axes in im2col mode; 3 to 5 are possible",
+                sizes.len()
+            ));
+        };
+        if n != [n_spatial; 3] {
+            return Some(format!(
+                "{n:?} corners and steps of {n_spatial} spatial axes"
+            ));
+        }
+        let most = 1 << (bits - 1);
+        let mut corners = self.lower.iter().chain(&self.upper);
+        if let Some(corner) = corners.find(|c| !(-most..most).contains(*c)) {
+            return Some(format!(
+                "a corner of {corner}; {} to {} are possible",
+                -most,
+                most - 1
+            ));
+        }
+        if let Some(step) = self.steps.iter().find(|s| !(1..=8).contains(*s)) {
+            return Some(format!("a step of {step} pixels; 1 to 8 are possible"));
+        }
+        let is_empty = |&(low, end): &(i64, i64)| low >= end;
+        let empty = self.ranges(sizes).into_iter().find(is_empty)?;
+        Some(format!("no pixels from {} to before {}", empty.0, empty.1))
+    }
 }
 
 /// Permutation of a tile's 16-byte chunks in shared memory, by the width of the pattern in bytes.
@@ -118,8 +187,9 @@ pub enum GpuArg {
     TensorMap(EncodedTensorMap),
 }
 
-/// Most elements of a tile along one axis, and of a tensor.
+/// Most elements of a tile along one axis, most pixels of one in im2col mode, and most elements of a tensor along an axis.
 const MAX_TILE: u32 = 256;
+const MAX_PIXELS: u32 = 1024;
 const MAX_SIZE: u64 = 1 << 32;
 const MAX_STRIDE_BYTES: u64 = 1 << 40;
 /// Addresses and strides of tensors that are copied by tile are multiples of this.
@@ -135,7 +205,8 @@ impl TensorMap {
             ..
         } = self;
         let axes = sizes.len();
-        if !(1..=5).contains(&axes) || strides_bytes.len() != axes - 1 || tile.len() != axes {
+        let sides = if self.pixels.is_some() { 2 } else { axes };
+        if !(1..=5).contains(&axes) || strides_bytes.len() != axes - 1 || tile.len() != sides {
             let n = (strides_bytes.len(), tile.len());
             return Some(format!(
                 "{axes} sizes, {} strides and {} sides of a tile; 1 to 5 axes are possible",
@@ -151,8 +222,16 @@ impl TensorMap {
                 "stride {stride} is not a multiple of {CHUNK_BYTES} bytes, or not below {MAX_STRIDE_BYTES}"
             ));
         }
-        if let Some(side) = tile.iter().find(|t| !(1..=MAX_TILE).contains(*t)) {
-            return Some(format!("a tile of {side}; 1 to {MAX_TILE} are possible"));
+        let mut most = [MAX_TILE; 5];
+        if let Some(pixels) = &self.pixels {
+            if let Some(problem) = pixels.problem(sizes) {
+                return Some(problem);
+            }
+            most[1] = MAX_PIXELS;
+        }
+        let mut sides = tile.iter().zip(most);
+        if let Some((side, most)) = sides.find(|(t, most)| !(1..=*most).contains(*t)) {
+            return Some(format!("a tile of {side}; 1 to {most} are possible"));
         }
         let inner = u64::from(tile[0]) * self.dtype.size_bytes() as u64;
         if !inner.is_multiple_of(CHUNK_BYTES)
@@ -200,7 +279,57 @@ mod tests {
             strides_bytes: vec![80],
             tile: vec![64, 16],
             swizzle: Swizzle::B128,
+            pixels: None,
         }
+    }
+
+    /// 3 images of 20 x 10 pixels of 64 halves, in tiles of 128 pixels of a 3 x 3 filter that is padded by 1 and goes on by 2.
+    fn image_map() -> TensorMap {
+        TensorMap {
+            buffer: 0,
+            dtype: DType::F16,
+            offset_bytes: 0,
+            sizes: vec![64, 10, 20, 3],
+            strides_bytes: vec![128, 1280, 25600],
+            tile: vec![64, 128],
+            swizzle: Swizzle::B128,
+            pixels: Some(Pixels {
+                lower: vec![-1, -1],
+                upper: vec![-1, -1],
+                steps: vec![2, 2],
+            }),
+        }
+    }
+
+    #[test]
+    fn maps_in_im2col_mode_that_the_hardware_does_not_take() {
+        let end = 3 * 25600;
+        assert_eq!(image_map().problem(end), None);
+        let check = |change: fn(&mut Pixels, &mut TensorMap), expected: &str| {
+            let mut m = image_map();
+            let mut pixels = m.pixels.clone().unwrap_or_default();
+            change(&mut pixels, &mut m);
+            m.pixels = Some(pixels);
+            let problem = m.problem(end).unwrap_or_default();
+            assert!(problem.contains(expected), "{problem}");
+        };
+        check(|p, _| p.lower[1] = -129, "a corner of -129; -128 to 127");
+        check(|p, _| p.steps[0] = 9, "a step of 9");
+        check(|p, _| p.upper[0] = -11, "no pixels from -1 to before -1");
+        check(
+            |p, _| p.steps.truncate(1),
+            "[2, 2, 1] corners and steps of 2",
+        );
+        check(|_, m| m.tile[1] = 1025, "a tile of 1025; 1 to 1024");
+        check(|_, m| m.tile.extend([1, 1]), "4 sides of a tile");
+        check(
+            |_, m| (m.sizes, m.strides_bytes) = (vec![64, 3], vec![128]),
+            "2 axes in im2col mode",
+        );
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(Pixels::max_offset),
+            [None, Some(65535), Some(255), Some(31), None]
+        );
     }
 
     #[test]

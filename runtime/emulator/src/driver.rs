@@ -86,6 +86,7 @@ impl TensorMap {
             tile: map.tile.clone(),
             swizzle: map.swizzle,
             fills_with_nan: false,
+            pixels: map.pixels.clone(),
         }
     }
 }

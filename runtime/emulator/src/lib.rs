@@ -57,5 +57,5 @@ pub use device::{Checks, Device, LaunchConfig, Limits, Module};
 pub use driver::EmulatedGpu;
 pub use exec::Stats;
 pub use fault::{Fault, FaultKind};
-pub use gristmill_runtime::gpu::Swizzle;
+pub use gristmill_runtime::gpu::{Pixels, Swizzle};
 pub use tensor_map::{TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map};

@@ -1,8 +1,8 @@
-//! Tensor maps of `cuTensorMapEncodeTiled`, in an encoding of the emulator's own.
+//! Tensor maps of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`, in an encoding of the emulator's own.
 
 use crate::fault::{Fault, FaultKind, Result};
-use gristmill_runtime::gpu::Swizzle;
 pub use gristmill_runtime::gpu::TENSOR_MAP_BYTES;
+use gristmill_runtime::gpu::{Pixels, Swizzle};
 
 /// First bytes of an encoding, so that anything else is recognised.
 const MAGIC: u64 = 0x7061_6d5f_6c75_6d65;
@@ -78,19 +78,22 @@ pub struct TensorMap {
     pub sizes: Vec<u64>,
     /// Bytes from one index to the next, for all axes but the innermost.
     pub strides_bytes: Vec<u64>,
-    /// Elements of the tile along each axis.
+    /// Elements of the tile along each axis; in im2col mode channels and pixels.
     pub tile: Vec<u32>,
     /// Permutation in shared memory.
     pub swizzle: Swizzle,
     /// Elements outside the tensor are NaN instead of zero.
     pub fills_with_nan: bool,
+    /// im2col mode: the pixels of a tile.
+    pub pixels: Option<Pixels>,
 }
 
 /// Encodes a map for [`Device::launch`](crate::Device::launch), as a parameter of 128 bytes aligned to 64.
 ///
 /// Makes the checks of `cuTensorMapEncodeTiled`, and errors with [`FaultKind::InvalidCall`]: the address and strides are
 /// multiples of 16, sizes at most 2^32, tiles at most 256 along each axis, the innermost side of a tile a multiple of 16
-/// bytes and no wider than the swizzle. Element strides other than 1 and interleaved layouts are not there.
+/// bytes and no wider than the swizzle. In im2col mode those of `cuTensorMapEncodeIm2col`: up to 1024 pixels, of 3 to 5
+/// axes, and see [`Pixels`]. Element strides of other tiles and interleaved layouts are not there.
 pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
     map.check()?;
     let mut bytes = Vec::with_capacity(TENSOR_MAP_BYTES);
@@ -101,7 +104,7 @@ pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
         map.sizes.len() as u8,
         element,
         (width(map.swizzle) / 16) as u8,
-        u8::from(map.fills_with_nan),
+        u8::from(map.fills_with_nan) | u8::from(map.pixels.is_some()) << 1,
     ]);
     for axis in 0..5 {
         let size = map.sizes.get(axis).map_or(0, |s| (s - 1) as u32);
@@ -114,6 +117,13 @@ pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
                 .unwrap_or(0)
                 .to_le_bytes(),
         );
+    }
+    for axis in 0..map.pixels.as_ref().map_or(0, |p| p.steps.len()) {
+        let pixels = map.pixels.clone().unwrap_or_default();
+        for corner in [&pixels.lower, &pixels.upper] {
+            bytes.extend((corner[axis] as i16).to_le_bytes());
+        }
+        bytes.push(pixels.steps[axis] as u8);
     }
     let mut encoded = [0; TENSOR_MAP_BYTES];
     encoded[..bytes.len()].copy_from_slice(&bytes);
@@ -136,7 +146,9 @@ impl TensorMap {
         let mut strides = self.strides_bytes.iter();
         if !(1..=5).contains(&axes) {
             Some(format!("{axes} axes; 1 to 5 are possible"))
-        } else if self.tile.len() != axes || self.strides_bytes.len() != axes - 1 {
+        } else if self.tile.len() != self.pixels.as_ref().map_or(axes, |_| 2)
+            || self.strides_bytes.len() != axes - 1
+        {
             Some(format!(
                 "{axes} sizes, {} strides and {} sides of a tile",
                 self.strides_bytes.len(),
@@ -158,8 +170,19 @@ impl TensorMap {
     }
 
     fn tile_problem(&self) -> Option<String> {
-        if let Some(side) = self.tile.iter().find(|t| !(1..=256).contains(*t)) {
-            return Some(format!("a tile of {side}; 1 to 256 are possible"));
+        if let Some(problem) = self.pixels.as_ref().and_then(|p| p.problem(&self.sizes)) {
+            return Some(problem);
+        }
+        let most = |axis: usize| match self.pixels {
+            Some(_) if axis == 1 => 1024,
+            _ => 256,
+        };
+        let mut sides = self.tile.iter().enumerate();
+        if let Some((axis, side)) = sides.find(|(axis, t)| !(1..=most(*axis)).contains(*t)) {
+            return Some(format!(
+                "a tile of {side}; 1 to {} are possible",
+                most(axis)
+            ));
         }
         let inner = u64::from(self.tile[0]) * self.element.size_bytes() as u64;
         let width = width(self.swizzle);
@@ -193,17 +216,30 @@ impl TensorMap {
             swizzle: *swizzles
                 .iter()
                 .find(|s| width(**s) / 16 == u64::from(bytes[18]))?,
-            fills_with_nan: bytes[19] != 0,
+            fills_with_nan: bytes[19] & 1 != 0,
+            pixels: (bytes[19] & 2 != 0).then(Pixels::default),
         };
         for axis in 0..axes.min(5) {
             let at = 20 + 14 * axis;
             map.sizes
                 .push(1 + u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)));
-            map.tile.push(u32::from(u16::from_le_bytes(
-                bytes.get(at + 4..at + 6)?.try_into().ok()?,
-            )));
+            if axis < 2 || map.pixels.is_none() {
+                map.tile.push(u32::from(u16::from_le_bytes(
+                    bytes.get(at + 4..at + 6)?.try_into().ok()?,
+                )));
+            }
             if axis + 1 < axes {
                 map.strides_bytes.push(word(at + 6)?);
+            }
+        }
+        if let Some(pixels) = &mut map.pixels {
+            let half =
+                |at: usize| Some(i16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+            for axis in 0..axes.saturating_sub(2) {
+                let at = 20 + 14 * 5 + 5 * axis;
+                pixels.lower.push(half(at)?.into());
+                pixels.upper.push(half(at + 2)?.into());
+                pixels.steps.push(u32::from(*bytes.get(at + 4)?));
             }
         }
         map.check().is_ok().then_some(map)

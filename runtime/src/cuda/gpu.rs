@@ -12,7 +12,7 @@ use crate::driver::{
 };
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
+use crate::gpu::{EncodedTensorMap, GpuCode, Pixels, Swizzle, TENSOR_MAP_BYTES, TensorMap};
 use crate::product::Product;
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUmemPool_attribute, CUmemoryPool};
@@ -404,8 +404,19 @@ impl Driver for CudaGpu {
     fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error> {
         let context = self.context();
         let mut encoded = EncodedTensorMap([0; TENSOR_MAP_BYTES]);
-        let (rank, steps) = (map.sizes.len(), vec![1; map.sizes.len()]);
-        if map.strides_bytes.len() + 1 != rank || map.tile.len() != rank {
+        let rank = map.sizes.len();
+        let mut steps = vec![1; rank];
+        let pixels = map.pixels.as_ref();
+        if let Some(pixels) = pixels {
+            let spatial = steps.iter_mut().skip(1).zip(&pixels.steps);
+            spatial.for_each(|(step, own)| *step = *own);
+        }
+        let is_box = |p: &Pixels| [p.lower.len(), p.upper.len()] == [rank.saturating_sub(2); 2];
+        let sides = if pixels.is_some() { 2 } else { rank };
+        if map.strides_bytes.len() + 1 != rank
+            || map.tile.len() != sides
+            || !pixels.is_none_or(is_box)
+        {
             return Err(Error::internal(format!(
                 "a tensor map of {rank} axes is not whole: {map:?}"
             )));
@@ -417,26 +428,44 @@ impl Driver for CudaGpu {
         );
         let (element, address) = (element(map.dtype), buffer.saturating_add(map.offset_bytes));
         context.bind()?;
-        // SAFETY: the driver writes one map, and reads `rank` sizes, sides and steps and one stride less.
+        let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), swizzle(map.swizzle));
+        let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
+        // SAFETY: the driver writes one map, and reads `rank` sizes and steps, one stride less, and as many sides, or two corners of the
+        // spatial axes.
         let code = unsafe {
-            let encode = context.api.encode_tensor_map;
-            let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), swizzle(map.swizzle));
-            let promotion =
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
-            encode(
-                &mut encoded,
-                element,
-                rank,
-                address,
-                sizes,
-                strides,
-                tile,
-                steps,
-                0,
-                swizzle,
-                promotion,
-                0,
-            )
+            match pixels {
+                None => (context.api.encode_tensor_map)(
+                    &mut encoded,
+                    element,
+                    rank,
+                    address,
+                    sizes,
+                    strides,
+                    tile,
+                    steps,
+                    0,
+                    swizzle,
+                    promotion,
+                    0,
+                ),
+                Some(pixels) => (context.api.encode_pixel_map)(
+                    &mut encoded,
+                    element,
+                    rank,
+                    address,
+                    sizes,
+                    strides,
+                    pixels.lower.as_ptr(),
+                    pixels.upper.as_ptr(),
+                    map.tile[0],
+                    map.tile[1],
+                    steps,
+                    0,
+                    swizzle,
+                    promotion,
+                    0,
+                ),
+            }
         };
         match code {
             0 => Ok(encoded),

@@ -46,6 +46,7 @@ fn tensor_map(
         strides_bytes: strides.collect::<Option<_>>()?,
         tile,
         swizzle: Swizzle::B128,
+        pixels: None,
     })
 }
 

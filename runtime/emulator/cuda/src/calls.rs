@@ -5,7 +5,7 @@ use crate::log::{self, Argument};
 use crate::world::{self, Settings, World};
 use crate::{capture, execute::Op, exports, memory, modules, streams};
 use gristmill_emulator::{
-    LaunchConfig, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map,
+    LaunchConfig, Pixels, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -208,15 +208,49 @@ exports! {
         let (sizes, strides, tile, steps) = unsafe {
             (list(sizes, rank), list(strides, rank - 1), list(tile, rank), list(steps, rank))
         };
-        let element = *ELEMENTS.get(usize::try_from(element).map_err(|_| INVALID_VALUE)?).ok_or(INVALID_VALUE)?;
-        let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
-        let swizzle = *swizzles.get(usize::try_from(swizzle).map_err(|_| INVALID_VALUE)?).ok_or(INVALID_VALUE)?;
+        let (element, swizzle) = (element_of(element)?, swizzle_of(swizzle)?);
         if steps.iter().any(|&s| s != 1) {
             return Err(INVALID_VALUE);
         }
-        let made = TensorMap { element, address, sizes, strides_bytes: strides, tile, swizzle, fills_with_nan: fill != 0 };
+        let made =
+            TensorMap { element, address, sizes, strides_bytes: strides, tile, swizzle, fills_with_nan: fill != 0, pixels: None };
         give(map, encode_tensor_map(&made).map_err(|_| INVALID_VALUE)?)
     };
+    cuTensorMapEncodeIm2col(
+        map: *mut [u8; TENSOR_MAP_BYTES], element: c_int, rank: c_uint, address: u64, sizes: *const u64, strides: *const u64,
+        lower: *const c_int, upper: *const c_int, channels: c_uint, n_pixels: c_uint, steps: *const c_uint, interleave: c_int,
+        swizzle: c_int, _promotion: c_int, fill: c_int,
+    ) => {
+        if !(3..=5).contains(&rank) || interleave != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let rank = rank as usize;
+        // SAFETY: the caller's promise: `rank` sizes and steps, one stride less, and corners of two axes less.
+        let (sizes, strides, lower, upper, steps) = unsafe {
+            (list(sizes, rank), list(strides, rank - 1), list(lower, rank - 2), list(upper, rank - 2), list(steps, rank))
+        };
+        let (element, swizzle) = (element_of(element)?, swizzle_of(swizzle)?);
+        // The step along the channels has no meaning; images are not skipped.
+        if steps[rank - 1] != 1 {
+            return Err(INVALID_VALUE);
+        }
+        let pixels = Some(Pixels { lower, upper, steps: steps[1..rank - 1].to_vec() });
+        let tile = vec![channels, n_pixels];
+        let made =
+            TensorMap { element, address, sizes, strides_bytes: strides, tile, swizzle, fills_with_nan: fill != 0, pixels };
+        give(map, encode_tensor_map(&made).map_err(|_| INVALID_VALUE)?)
+    };
+}
+
+fn element_of(code: c_int) -> Outcome<TensorElement> {
+    let at = usize::try_from(code).map_err(|_| INVALID_VALUE)?;
+    ELEMENTS.get(at).copied().ok_or(INVALID_VALUE)
+}
+
+fn swizzle_of(code: c_int) -> Outcome<Swizzle> {
+    let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+    let at = usize::try_from(code).map_err(|_| INVALID_VALUE)?;
+    swizzles.get(at).copied().ok_or(INVALID_VALUE)
 }
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.

@@ -150,8 +150,9 @@ impl<'a> Decoder<'a> {
             self.emit_action(Action::BulkWait(n));
         } else if ins.has("prefetch") {
             self.emit_action(Action::Nothing);
-        } else if ins.has("im2col") || ins.has("im2col::w") {
-            return Err(unsupported("im2col mode"));
+        } else if ins.has("im2col_no_offs") || ins.parts.iter().any(|p| p.starts_with("im2col::w"))
+        {
+            return Err(unsupported("this im2col mode"));
         } else if ins.has("tensor") {
             self.bulk_tile(ins)?;
         } else {
@@ -201,6 +202,12 @@ impl<'a> Decoder<'a> {
         if axes != Some(coordinates.len()) {
             return Err(malformed(format!("{} coordinates", coordinates.len())));
         }
+        let is_im2col = ins.has("im2col");
+        let offsets = match is_im2col {
+            true if !is_load => return Err(unsupported("a store in im2col mode")),
+            true => self.pixel_offsets(ins.operand(3)?, coordinates.len())?,
+            false => Vec::new(),
+        };
         let coordinates = coordinates
             .iter()
             .map(|c| self.source(c, Type::S32))
@@ -218,11 +225,26 @@ impl<'a> Decoder<'a> {
             global,
             size: NONE,
             coordinates,
+            offsets,
             mbarrier,
-            ranks: self.multicast_ranks(ins, 3)?,
+            ranks: self.multicast_ranks(ins, if is_im2col { 4 } else { 3 })?,
         };
         self.emit_action(Action::Bulk(Box::new(bulk)));
         Ok(())
+    }
+
+    /// Places that a copy in im2col mode adds to its pixels, one for each spatial axis.
+    fn pixel_offsets(&mut self, operand: &Operand, axes: usize) -> Result<Vec<u32>> {
+        let Operand::Vector(offsets) = operand else {
+            return Err(malformed("expected the offsets of im2col mode"));
+        };
+        if axes < 3 || offsets.len() != axes - 2 {
+            return Err(malformed(format!(
+                "{} offsets of {axes} coordinates",
+                offsets.len()
+            )));
+        }
+        offsets.iter().map(|o| self.source(o, Type::U16)).collect()
     }
 
     /// Mask of ranks in operand `k`, if the copy goes to several.
@@ -257,6 +279,7 @@ impl<'a> Decoder<'a> {
             global,
             size,
             coordinates: vec![],
+            offsets: vec![],
             mbarrier,
             ranks: self.multicast_ranks(ins, 4)?,
         };

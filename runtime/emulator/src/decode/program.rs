@@ -210,6 +210,8 @@ pub(crate) struct Bulk {
     pub size: u32,
     /// Of a tile, innermost first: registers.
     pub coordinates: Vec<u32>,
+    /// Of a tile in im2col mode: registers with the places that are added to its pixels.
+    pub offsets: Vec<u32>,
     /// Barrier that loads complete on.
     pub mbarrier: Option<Address>,
     /// Register with the ranks that receive a load, or [`NONE`].

@@ -19,6 +19,7 @@ use crate::{
     tensor_map::{TENSOR_MAP_BYTES, TensorElement, TensorMap, permuted},
     types::Type,
 };
+use gristmill_runtime::gpu::Pixels;
 
 /// The end of a copy that is outside the shared memory it fills or reads.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ enum Source {
     },
     Tile {
         map: Box<TensorMap>,
-        coordinates: [i32; 5],
+        start: TileStart,
     },
     /// Shared memory of a block.
     Across {
@@ -46,6 +47,13 @@ impl Source {
             Source::Tile { map, .. } => map.tile_bytes(),
         }
     }
+}
+
+/// Where a tile begins, innermost axis first, and in im2col mode what is added to the places of its pixels.
+#[derive(Clone, Copy, Debug, Default)]
+struct TileStart {
+    at: [i32; 5],
+    offsets: [u16; 3],
 }
 
 /// A copy under way.
@@ -149,11 +157,17 @@ impl Gang<'_> {
         if matches!(bulk.kind, BulkKind::Reduce(..)) && map.element.size_bytes() == 1 {
             return Err(self.misuse(warp, at, "a reduction of bytes".to_owned()));
         }
-        let mut coordinates = [0; 5];
-        for (to, slot) in coordinates.iter_mut().zip(&bulk.coordinates) {
+        let mut start = TileStart::default();
+        for (to, slot) in start.at.iter_mut().zip(&bulk.coordinates) {
             *to = warp.file.narrow(*slot)[lane] as i32;
         }
-        Ok(Source::Tile { map, coordinates })
+        for (to, slot) in start.offsets.iter_mut().zip(&bulk.offsets) {
+            *to = warp.file.narrow(*slot)[lane] as u16;
+        }
+        match pixel_problem(&map, bulk, &start) {
+            Some(what) => Err(self.misuse(warp, at, what)),
+            None => Ok(Source::Tile { map, start }),
+        }
     }
 
     /// Reads a tensor map in parameter or global memory.
@@ -341,7 +355,7 @@ impl Gang<'_> {
                 let word = |k: u64| view.load(address + 8 * k, 8).to_le_bytes();
                 Ok((0..*bytes / 8).flat_map(word).collect())
             }
-            Source::Tile { map, coordinates } => self.read_tile(copy, map, coordinates),
+            Source::Tile { map, start } => self.read_tile(copy, map, start),
             Source::Across {
                 block,
                 address,
@@ -363,7 +377,7 @@ impl Gang<'_> {
     }
 
     /// The elements of a tile in order; those outside the tensor are filled.
-    fn read_tile(&self, copy: &BulkCopy, map: &TensorMap, first: &[i32; 5]) -> Result<Vec<u8>> {
+    fn read_tile(&self, copy: &BulkCopy, map: &TensorMap, first: &TileStart) -> Result<Vec<u8>> {
         let size = map.element.size_bytes();
         let fill = if map.fills_with_nan {
             nan(map.element)
@@ -383,15 +397,14 @@ impl Gang<'_> {
         &self,
         copy: &BulkCopy,
         map: &TensorMap,
-        first: &[i32; 5],
+        first: &TileStart,
         mut f: impl FnMut(Option<(&View, u64)>),
     ) -> Result<()> {
         let size = map.element.size_bytes() as u64;
-        let rows: u32 = map.tile[1..].iter().product();
-        for row in 0..rows {
-            let (address, inside) = tile_row(map, first, row);
+        for place in row_places(map, first) {
+            let (address, inside) = tile_row(map, &place);
             // The part of the row that is in the tensor is in one buffer.
-            let start = i64::from(first[0]);
+            let start = i64::from(first.at[0]);
             let end = start + i64::from(map.tile[0]);
             let (low, high) = (start.max(0), end.min(map.sizes[0] as i64));
             let view = match inside && low < high {
@@ -431,10 +444,10 @@ impl Gang<'_> {
                     put(&view, address + k, ty, copy.kind, value);
                 }
             }
-            Source::Tile { map, coordinates } => {
+            Source::Tile { map, start: first } => {
                 let (size, mut k) = (map.element.size_bytes(), 0);
                 let ty = element_type(map.element);
-                self.each_of_tile(copy, map, coordinates, |element| {
+                self.each_of_tile(copy, map, first, |element| {
                     if let Some((view, address)) = element {
                         put(view, address, ty, copy.kind, word(k, size));
                     }
@@ -455,14 +468,79 @@ fn swizzled(source: &Source, address: u64) -> u64 {
     }
 }
 
-/// Address of the elements with innermost index 0 of a row of a tile, and true if its other indices are in the tensor.
-fn tile_row(map: &TensorMap, first: &[i32; 5], row: u32) -> (u64, bool) {
-    let (mut rest, mut address, mut inside) = (row, map.address, true);
-    for (axis, side) in map.tile.iter().enumerate().skip(1) {
-        let index = i64::from(rest % side) + i64::from(first[axis]);
-        rest /= side;
-        inside &= index >= 0 && (index as u64) < map.sizes[axis];
-        let offset = (index as u64).wrapping_mul(map.strides_bytes[axis - 1]);
+/// What is wrong with a copy's mode, or with where it begins in im2col mode. A start outside of the box, or between its steps, is nothing that
+/// NVIDIA documents.
+fn pixel_problem(map: &TensorMap, bulk: &Bulk, start: &TileStart) -> Option<String> {
+    let Some(pixels) = &map.pixels else {
+        let is_im2col = !bulk.offsets.is_empty();
+        return is_im2col.then(|| "a copy in im2col mode by a map of tiles".to_owned());
+    };
+    if bulk.offsets.is_empty() {
+        return Some("a copy of a tile by a map in im2col mode".to_owned());
+    }
+    let most = Pixels::max_offset(pixels.steps.len())?;
+    if let Some(offset) = start.offsets.iter().find(|o| u32::from(**o) > most) {
+        return Some(format!("an offset of {offset}; 0 to {most} are possible"));
+    }
+    let ranges = pixels.ranges(&map.sizes).into_iter().zip(&pixels.steps);
+    for (((low, end), step), &at) in ranges.zip(&start.at[1..]) {
+        let at = i64::from(at);
+        if !(low..end).contains(&at) || (at - low) % i64::from(*step) != 0 {
+            return Some(format!(
+                "a copy that begins at pixel {at}, which is none of {low}, in steps of {step}, to before {end}"
+            ));
+        }
+    }
+    None
+}
+
+/// Indices along all axes but the innermost of a tile's rows, in order.
+fn row_places(map: &TensorMap, first: &TileStart) -> Vec<Vec<i64>> {
+    let axes = map.sizes.len();
+    let mut at: Vec<i64> = first.at[1..axes].iter().map(|&i| i.into()).collect();
+    let Some(pixels) = &map.pixels else {
+        let rows: u32 = map.tile[1..].iter().product();
+        let place = |row: u32| {
+            let mut rest = row;
+            let sides = map.tile[1..].iter().zip(&at);
+            let index = |(side, start): (&u32, &i64)| {
+                let i = i64::from(rest % side) + start;
+                rest /= side;
+                i
+            };
+            sides.map(index).collect()
+        };
+        return (0..rows).map(place).collect();
+    };
+    let ranges = pixels.ranges(&map.sizes);
+    let mut places = Vec::with_capacity(map.tile[1] as usize);
+    for _ in 0..map.tile[1] {
+        let offsets = first.offsets.iter().map(|&o| i64::from(o));
+        // The axis of images has none.
+        let offsets = offsets.take(axes - 2).chain([0]);
+        places.push(at.iter().zip(offsets).map(|(i, o)| i + o).collect());
+        let mut axis = 0;
+        while let Some((low, end)) = ranges.get(axis) {
+            at[axis] += i64::from(pixels.steps[axis]);
+            if at[axis] < *end {
+                break;
+            }
+            at[axis] = *low;
+            axis += 1;
+        }
+        if axis == ranges.len() {
+            at[axis] += 1;
+        }
+    }
+    places
+}
+
+/// Address of the elements with innermost index 0 of a row of a tile at such indices along the other axes, and true if these are in the tensor.
+fn tile_row(map: &TensorMap, place: &[i64]) -> (u64, bool) {
+    let (mut address, mut inside) = (map.address, true);
+    for (axis, &index) in place.iter().enumerate() {
+        inside &= index >= 0 && (index as u64) < map.sizes[axis + 1];
+        let offset = (index as u64).wrapping_mul(map.strides_bytes[axis]);
         address = address.wrapping_add(offset);
     }
     (address, inside)

@@ -6,6 +6,7 @@ mod instructions;
 mod kernels;
 mod malformed;
 mod math;
+mod pixels;
 mod products;
 mod support;
 mod tensor;

@@ -471,6 +471,7 @@ fn check_wgmma(l: Layout) {
                 tile: layouts[which].1.to_vec(),
                 swizzle: l.swizzle,
                 fills_with_nan: false,
+                pixels: None,
             })
             .unwrap_or_else(|e| panic!("{what}: {e}"))
         })

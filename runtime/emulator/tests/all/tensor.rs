@@ -82,6 +82,7 @@ fn map(
         tile,
         swizzle,
         fills_with_nan: false,
+        pixels: None,
     };
     encode_tensor_map(&map).unwrap()
 }
@@ -357,6 +358,7 @@ fn tensor_maps_are_checked_as_cuda_does() {
         tile: vec![32, 8],
         swizzle: Swizzle::B128,
         fills_with_nan: false,
+        pixels: None,
     };
     assert!(encode_tensor_map(&good).is_ok());
     let cases = [

@@ -309,6 +309,7 @@ fn tensor_maps_are_encoded_for_their_buffers() {
             strides_bytes: vec![],
             tile: vec![4],
             swizzle: Swizzle::None,
+            pixels: None,
         }))
     };
     let with = |sizes: &[u64]| {
