@@ -45,6 +45,9 @@
 
 struct gm_wgmma_f16 {
     typedef f16 element;
+    template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[32], u64 a, u64 b, int keeps) {
+        GM_WGMMA("64", "f16", GM_NAMES_32, GM_SUMS_32, "32", "33", "34", "35", "36");
+    }
     template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[64], u64 a, u64 b, int keeps) {
         GM_WGMMA("128", "f16", GM_NAMES_64, GM_SUMS_64(0), "64", "65", "66", "67", "68");
     }
@@ -60,6 +63,9 @@ struct gm_wgmma_f16 {
 };
 struct gm_wgmma_bf16 {
     typedef bf16 element;
+    template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[32], u64 a, u64 b, int keeps) {
+        GM_WGMMA("64", "bf16", GM_NAMES_32, GM_SUMS_32, "32", "33", "34", "35", "36");
+    }
     template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[64], u64 a, u64 b, int keeps) {
         GM_WGMMA("128", "bf16", GM_NAMES_64, GM_SUMS_64(0), "64", "65", "66", "67", "68");
     }
@@ -168,6 +174,23 @@ GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares,
 }
 GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares, int x, int y, int z, int w, int v) {
     GM_LOAD_TILE("5d", "%4, %5, %6, %7, %8", "r"(x), "r"(y), "r"(z), "r"(w), "r"(v))
+}
+
+// Asks for a tile of pixels in im2col mode: channel, spatial axes and image of the first, then what an element of the filter adds to the
+// places of all of them.
+#define GM_LOAD_PIXELS(DIMS, AT, OFFSETS, ...)                                                                                         \
+    asm volatile("cp.async.bulk.tensor." DIMS                                                                                          \
+                 ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {" AT "}], [%2], {" OFFSETS "};" ::"r"(to),      \
+                 "l"(map), "r"(barrier), __VA_ARGS__                                                                                    \
+                 : "memory");
+GM_DEVICE void gm_load_pixels(u32 to, const gm_map* map, u32 barrier, int c, int x, int n, u16 dx) {
+    GM_LOAD_PIXELS("3d", "%3, %4, %5", "%6", "r"(c), "r"(x), "r"(n), "h"(dx))
+}
+GM_DEVICE void gm_load_pixels(u32 to, const gm_map* map, u32 barrier, int c, int x, int y, int n, u16 dx, u16 dy) {
+    GM_LOAD_PIXELS("4d", "%3, %4, %5, %6", "%7, %8", "r"(c), "r"(x), "r"(y), "r"(n), "h"(dx), "h"(dy))
+}
+GM_DEVICE void gm_load_pixels(u32 to, const gm_map* map, u32 barrier, int c, int x, int y, int z, int n, u16 dx, u16 dy, u16 dz) {
+    GM_LOAD_PIXELS("5d", "%3, %4, %5, %6, %7", "%8, %9, %10", "r"(c), "r"(x), "r"(y), "r"(z), "r"(n), "h"(dx), "h"(dy), "h"(dz))
 }
 
 // What `wgmma` is told of a tile: eight rows every 1024 bytes and, across k, 64 columns every `across` bytes; 128-byte permutation.

@@ -11,6 +11,7 @@ mod epilogue;
 mod library;
 mod mma;
 mod operand;
+mod pixels;
 mod simt;
 mod tensor;
 mod wgmma;
@@ -58,7 +59,7 @@ struct Contract {
 enum Variant {
     Simt(Simt),
     Mma(Mma),
-    Wgmma(Wgmma),
+    Wgmma(Box<Wgmma>),
 }
 
 /// Extents of a product: batches, rows, columns and the summed axis.
@@ -203,7 +204,8 @@ pub(super) fn find(
         Some((operands, needs)) => {
             let wgmma = Wgmma::all(body, options, node, &operands, sizes).into_iter();
             let mma = Mma::all(options, operands, sizes).into_iter();
-            let all = wgmma.map(Variant::Wgmma).chain(mma.map(Variant::Mma));
+            let wgmma = wgmma.map(|w| Variant::Wgmma(Box::new(w)));
+            let all = wgmma.chain(mma.map(Variant::Mma));
             (all.collect::<Vec<_>>(), needs)
         }
         None => {

@@ -1,5 +1,5 @@
-//! Products by warp groups on `sm_90a`, for large matrix products of half types whose operands both lie in memory in runs of 16 bytes: see
-//! `wgmma.cuh`. Rates on a real GPU have not been measured.
+//! Products by warp groups on `sm_90a`, for large matrix products and channels-last convolutions of
+//! half types whose operands both lie in memory in runs of 16 bytes: see `wgmma.cuh`.
 
 use super::super::Options;
 use super::super::candidates::{MULTIPROCESSORS, Resources, Work};
@@ -8,6 +8,7 @@ use super::super::groups::{self, BARRIER_BYTES, LEAST_TILES};
 use super::super::mapped::{COLUMNS, Mapped};
 use super::epilogue::{self, Slabs};
 use super::operand::{Chunks, Side};
+use super::pixels::Implicit;
 use super::tensor::{Instruction, Operands};
 use super::{Contract, Place, Sizes};
 use crate::codegen::body::Body;
@@ -16,14 +17,15 @@ use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
 use gristmill_runtime::gpu::TensorMap;
 
-/// Extents of a tile: rows, columns of the wide and of the narrow variant, and depth of a step.
+/// Extents of a tile: rows, columns of the wide variant and of the narrower ones, and depth of a step.
 const ROWS: usize = 128;
 const WIDE: usize = 256;
 const NARROW: usize = 128;
+const NARROWEST: usize = 64;
 const DEPTH: usize = COLUMNS;
 /// Columns of a tile and stages of the ring, per variant. For each width, the first is taken by
 /// prediction.
-const RINGS: [(usize, usize); 3] = [(WIDE, 4), (NARROW, 4), (NARROW, 6)];
+const RINGS: [(usize, usize); 4] = [(WIDE, 4), (NARROW, 4), (NARROW, 6), (NARROWEST, 6)];
 /// Sums of warps on their way through shared memory: see `gm_group_product`.
 const SLABS_BYTES: usize = 8 * 16 * (64 + 4) * 4;
 /// Multiplications in the time of a byte.
@@ -37,8 +39,15 @@ pub(super) struct Wgmma {
     stages: usize,
     /// Blocks that share the columns they load.
     cluster: usize,
-    lhs: Operand,
+    lhs: Lhs,
     rhs: Operand,
+}
+
+/// The left-hand side: rows of a matrix, or pixels.
+#[derive(Clone, Debug)]
+enum Lhs {
+    Matrix(Operand),
+    Pixels(Implicit),
 }
 
 /// An operand that the copy engine brings.
@@ -66,14 +75,23 @@ impl Operand {
 /// Columns, stages and blocks of a cluster of all variants, best predicted first.
 fn shapes(sizes: Sizes) -> Vec<(usize, usize, usize)> {
     let is_wide = sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS;
-    let columns = if is_wide { WIDE } else { NARROW };
+    let columns = match sizes.n {
+        ..=NARROWEST => NARROWEST,
+        _ if is_wide => WIDE,
+        _ => NARROW,
+    };
     let rows = sizes.m.div_ceil(ROWS);
     // An odd row of tiles leaves half a pair without work.
     let is_paired = rows.is_multiple_of(2) || rows > 8;
-    let cluster = if is_paired { 2 } else { 1 };
+    let cluster = if is_paired && columns > NARROWEST {
+        2
+    } else {
+        1
+    };
     let clusters = [cluster, 3 - cluster].into_iter().filter(|&c| c <= rows);
     let all = clusters.flat_map(|c| RINGS.map(|(columns, stages)| (columns, stages, c)));
-    let mut all: Vec<_> = all.collect();
+    // Half of the narrowest tile is less than the engine brings at a time across the summed axis.
+    let mut all: Vec<_> = all.filter(|t| t.0 > NARROWEST || t.2 == 1).collect();
     all.sort_by_key(|&(own, _, c)| (c != cluster, own != columns));
     all
 }
@@ -90,23 +108,30 @@ impl Wgmma {
     ) -> Vec<Wgmma> {
         let is_large = sizes.n_tiles(ROWS, NARROW) >= LEAST_TILES && sizes.k >= DEPTH;
         let is_half = operands.instruction.size_bytes() == 2;
-        let is_matrix = matches!(node.op, Op::MatMul);
-        if !is_large || !options.arch.has_wgmma() || !is_matrix || !is_half {
+        let is_known = match node.op {
+            Op::MatMul => options.arch.has_wgmma(),
+            _ => Implicit::suits(options, node),
+        };
+        if !is_large || !is_known || !is_half {
             return Vec::new();
         }
         let shapes = shapes(sizes).into_iter();
         shapes
-            .filter_map(|shape| Wgmma::new(body, operands, shape))
+            .filter_map(|shape| Wgmma::new(body, node, operands, shape))
             .collect()
     }
 
     fn new(
         body: &Body,
+        node: &Node,
         operands: &Operands,
         (columns, stages, cluster): (usize, usize, usize),
     ) -> Option<Wgmma> {
         let [lhs, rhs] = operands.copied()?;
-        let lhs = Operand::new(body, Side::Lhs, lhs, ROWS)?;
+        let lhs = match node.op {
+            Op::MatMul => Lhs::Matrix(Operand::new(body, Side::Lhs, lhs, ROWS)?),
+            _ => Lhs::Pixels(Implicit::new(body, node, lhs, ROWS)?),
+        };
         let rhs = Operand::new(body, Side::Rhs, rhs, columns / cluster)?;
         Some(Wgmma {
             instruction: operands.instruction,
@@ -137,6 +162,9 @@ impl Wgmma {
 
     pub(super) fn work(&self, sizes: Sizes) -> Work {
         let pair = [ROWS * self.cluster, self.columns];
+        // Channels may end within a tile.
+        let k = self.steps(sizes) * DEPTH;
+        let sizes = Sizes { k, ..sizes };
         let work = sizes.work(pair, 1, self.instruction.size_bytes(), PRODUCTS_PER_BYTE);
         Work {
             n_tiles: work.n_tiles * self.cluster,
@@ -154,9 +182,20 @@ impl Wgmma {
     }
 
     pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        [&self.lhs, &self.rhs]
-            .map(|o| (o.mapped.base, o.mapped.map.clone()))
-            .into()
+        let of = |o: &Operand| (o.mapped.base, o.mapped.map.clone());
+        let lhs = match &self.lhs {
+            Lhs::Matrix(lhs) => of(lhs),
+            Lhs::Pixels(pixels) => pixels.map(),
+        };
+        vec![lhs, of(&self.rhs)]
+    }
+
+    /// Steps of the sum.
+    fn steps(&self, sizes: Sizes) -> usize {
+        match &self.lhs {
+            Lhs::Matrix(_) => sizes.k.div_ceil(DEPTH),
+            Lhs::Pixels(pixels) => pixels.steps(),
+        }
     }
 
     /// The prelude's type of the product.
@@ -169,7 +208,11 @@ impl Wgmma {
             lhs,
             rhs,
         } = self;
-        let (name, lhs, rhs) = (instruction.name, lhs.along_k, rhs.along_k);
+        let lhs = match lhs {
+            Lhs::Matrix(lhs) => lhs.along_k,
+            Lhs::Pixels(_) => true,
+        };
+        let (name, rhs) = (instruction.name, rhs.along_k);
         format!("gm_group_product<gm_wgmma_{name}, {columns}, {stages}, {lhs}, {rhs}, {cluster}>")
     }
 
@@ -192,10 +235,18 @@ impl Wgmma {
 
     /// Code of the fetching thread.
     fn fetch_all(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter) -> Result<()> {
-        let steps = c.sizes.k.div_ceil(DEPTH);
+        let steps = self.steps(c.sizes);
         self.tiles(c, e, |e, place| {
-            self.fetch(c, p, e, Side::Lhs, place);
-            self.fetch(c, p, e, Side::Rhs, place);
+            match &self.lhs {
+                Lhs::Matrix(lhs) => {
+                    fetch(c, p, e, (Side::Lhs, lhs), place);
+                    fetch(c, p, e, (Side::Rhs, &self.rhs), place);
+                }
+                Lhs::Pixels(pixels) => {
+                    pixels.fetch_pixels(c, e, place);
+                    pixels.fetch_filter(e, place, (&self.rhs.mapped, self.rhs.along_k));
+                }
+            }
             e.line(&format!("product::fetch(ring, {steps}, lhs, rhs);"));
             Ok(())
         })
@@ -209,7 +260,7 @@ impl Wgmma {
         e: &mut Emitter,
         out: Value,
     ) -> Result<()> {
-        let steps = c.sizes.k.div_ceil(DEPTH);
+        let steps = self.steps(c.sizes);
         self.tiles(c, e, |e, place| {
             e.line("product sums;");
             e.line(&format!("sums.run(ring, {steps});"));
@@ -254,30 +305,40 @@ impl Wgmma {
             f(e, place)
         })
     }
+}
 
-    /// Writes the function that asks for a tile of an operand.
-    fn fetch(&self, c: &Contract, p: &Puller<Value>, e: &mut Emitter, side: Side, place: Place) {
-        let (operand, start, map) = match side {
-            Side::Lhs => (&self.lhs, place.row, "map0"),
-            Side::Rhs => (&self.rhs, place.column, "map1"),
-        };
-        let name = side.name();
-        e.open(&format!(
-            "const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"
-        ));
-        let node = c.node.of(p.body);
-        let out = p.body.shape(node.outputs[0]);
-        let index = e.delinearise(place.batch, &out[..out.len() - 2]);
-        // Leading axes of an operand are the last of the result's.
-        let skip = out.len() - p.body.shape(side.operand(node)).len();
-        let along = format!("int({}) + first", e.position(start));
-        let at = if operand.along_k {
-            ["k0", &along]
-        } else {
-            [&along, "k0"]
-        };
-        let at = operand.mapped.coordinates(e, at, &index[skip..]);
-        e.line(&format!("gm_load_tile(to, &{map}, barrier, shares{at});"));
-        e.close_with("};");
-    }
+/// Opens the function that asks for a tile of an operand.
+pub(super) fn open_fetch(e: &mut Emitter, name: &str) {
+    e.open(&format!(
+        "const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"
+    ));
+}
+
+/// Writes the function that asks for a tile of a matrix product's operand.
+fn fetch(
+    c: &Contract,
+    p: &Puller<Value>,
+    e: &mut Emitter,
+    (side, operand): (Side, &Operand),
+    place: Place,
+) {
+    let (start, map) = match side {
+        Side::Lhs => (place.row, "map0"),
+        Side::Rhs => (place.column, "map1"),
+    };
+    open_fetch(e, side.name());
+    let node = c.node.of(p.body);
+    let out = p.body.shape(node.outputs[0]);
+    let index = e.delinearise(place.batch, &out[..out.len() - 2]);
+    // Leading axes of an operand are the last of the result's.
+    let skip = out.len() - p.body.shape(side.operand(node)).len();
+    let along = format!("int({}) + first", e.position(start));
+    let at = if operand.along_k {
+        ["k0", &along]
+    } else {
+        [&along, "k0"]
+    };
+    let at = operand.mapped.coordinates(e, at, &index[skip..]);
+    e.line(&format!("gm_load_tile(to, &{map}, barrier, shares{at});"));
+    e.close_with("};");
 }

@@ -7,6 +7,7 @@ mod contract;
 mod forms;
 mod library;
 mod lines;
+mod pixels;
 mod rows;
 mod run;
 mod skinny;

@@ -10,7 +10,7 @@ use crate::codegen::cuda::{Options, generate_with};
 use crate::codegen::testing::Case;
 
 /// What products of a dtype and their followers may be off by, relative to the greatest magnitude.
-fn tolerance(dtype: DType) -> f64 {
+pub(super) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 | DType::F32 => 0.5f64.powi(10),
         DType::BF16 => 0.5f64.powi(7),
@@ -153,7 +153,7 @@ fn large_tiles(rng: &mut Rng) -> Vec<Case> {
     ]
 }
 
-fn listing_with(options: Options, case: &Case) -> String {
+pub(super) fn listing_with(options: Options, case: &Case) -> String {
     generate_with(&as_cluster(&case.body), options)
         .unwrap()
         .listing
