@@ -213,25 +213,10 @@ impl TensorMap {
                 n.0, n.1
             ));
         }
-        if let Some(size) = sizes.iter().find(|s| !(1..=MAX_SIZE).contains(*s)) {
-            return Some(format!("size {size}; 1 to {MAX_SIZE} are possible"));
-        }
-        let good_stride = |s: &u64| s.is_multiple_of(CHUNK_BYTES) && *s < MAX_STRIDE_BYTES;
-        if let Some(stride) = strides_bytes.iter().find(|s| !good_stride(s)) {
-            return Some(format!(
-                "stride {stride} is not a multiple of {CHUNK_BYTES} bytes, or not below {MAX_STRIDE_BYTES}"
-            ));
-        }
-        let mut most = [MAX_TILE; 5];
-        if let Some(pixels) = &self.pixels {
-            if let Some(problem) = pixels.problem(sizes) {
-                return Some(problem);
-            }
-            most[1] = MAX_PIXELS;
-        }
-        let mut sides = tile.iter().zip(most);
-        if let Some((side, most)) = sides.find(|(t, most)| !(1..=*most).contains(*t)) {
-            return Some(format!("a tile of {side}; 1 to {most} are possible"));
+        let of_pixels = || self.pixels.as_ref()?.problem(sizes);
+        let problem = self.extent_problem().or_else(of_pixels);
+        if let Some(problem) = problem.or_else(|| self.side_problem()) {
+            return Some(problem);
         }
         let inner = u64::from(tile[0]) * self.dtype.size_bytes() as u64;
         if !inner.is_multiple_of(CHUNK_BYTES)
@@ -251,6 +236,38 @@ impl TensorMap {
         let end = self.end_bytes();
         (end > u128::from(buffer_bytes))
             .then(|| format!("ends at byte {end} of a buffer of {buffer_bytes}"))
+    }
+
+    /// First violation among sizes and strides.
+    fn extent_problem(&self) -> Option<String> {
+        if let Some(size) = self.sizes.iter().find(|s| !(1..=MAX_SIZE).contains(*s)) {
+            return Some(format!("size {size}; 1 to {MAX_SIZE} are possible"));
+        }
+        let good_stride = |s: &u64| s.is_multiple_of(CHUNK_BYTES) && *s < MAX_STRIDE_BYTES;
+        let stride = self.strides_bytes.iter().find(|s| !good_stride(s))?;
+        Some(format!(
+            "stride {stride} is not a multiple of {CHUNK_BYTES} bytes, or not below {MAX_STRIDE_BYTES}"
+        ))
+    }
+
+    /// First violation among the sides of a tile.
+    fn side_problem(&self) -> Option<String> {
+        let mut most = [MAX_TILE; 5];
+        if self.pixels.is_some() {
+            most[1] = MAX_PIXELS;
+        }
+        let mut sides = self.tile.iter().zip(most);
+        let (side, most) = sides.find(|(side, most)| !(1..=*most).contains(*side))?;
+        Some(format!("a tile of {side}; 1 to {most} are possible"))
+    }
+
+    /// Steps along each axis: 1 but for the pixels of a map in im2col mode.
+    pub fn steps(&self) -> Vec<u32> {
+        let mut steps = vec![1; self.sizes.len()];
+        let pixels = self.pixels.iter().flat_map(|p| &p.steps);
+        let spatial = steps.iter_mut().skip(1).zip(pixels);
+        spatial.for_each(|(step, own)| *step = *own);
+        steps
     }
 
     /// One past the last byte of the last element.
@@ -305,6 +322,10 @@ mod tests {
     fn maps_in_im2col_mode_that_the_hardware_does_not_take() {
         let end = 3 * 25600;
         assert_eq!(image_map().problem(end), None);
+        assert_eq!(
+            (image_map().steps(), map().steps()),
+            (vec![1, 2, 2, 1], vec![1, 1])
+        );
         let check = |change: fn(&mut Pixels, &mut TensorMap), expected: &str| {
             let mut m = image_map();
             let mut pixels = m.pixels.clone().unwrap_or_default();

@@ -201,7 +201,7 @@ impl TensorMap {
 
     /// Reads an encoding; `None` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<TensorMap> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let word = |at: usize| Some(u64::from_le_bytes(number(bytes, at)?));
         if word(0)? != MAGIC {
             return None;
         }
@@ -217,29 +217,21 @@ impl TensorMap {
                 .iter()
                 .find(|s| width(**s) / 16 == u64::from(bytes[18]))?,
             fills_with_nan: bytes[19] & 1 != 0,
-            pixels: (bytes[19] & 2 != 0).then(Pixels::default),
+            pixels: match bytes[19] & 2 {
+                0 => None,
+                _ => Some(decoded_pixels(bytes, axes.saturating_sub(2))?),
+            },
         };
         for axis in 0..axes.min(5) {
             let at = 20 + 14 * axis;
             map.sizes
-                .push(1 + u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)));
+                .push(1 + u64::from(u32::from_le_bytes(number(bytes, at)?)));
             if axis < 2 || map.pixels.is_none() {
-                map.tile.push(u32::from(u16::from_le_bytes(
-                    bytes.get(at + 4..at + 6)?.try_into().ok()?,
-                )));
+                map.tile
+                    .push(u16::from_le_bytes(number(bytes, at + 4)?).into());
             }
             if axis + 1 < axes {
                 map.strides_bytes.push(word(at + 6)?);
-            }
-        }
-        if let Some(pixels) = &mut map.pixels {
-            let half =
-                |at: usize| Some(i16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
-            for axis in 0..axes.saturating_sub(2) {
-                let at = 20 + 14 * 5 + 5 * axis;
-                pixels.lower.push(half(at)?.into());
-                pixels.upper.push(half(at + 2)?.into());
-                pixels.steps.push(u32::from(*bytes.get(at + 4)?));
             }
         }
         map.check().is_ok().then_some(map)
@@ -249,4 +241,21 @@ impl TensorMap {
     pub(crate) fn tile_bytes(&self) -> u64 {
         self.tile.iter().map(|t| u64::from(*t)).product::<u64>() * self.element.size_bytes() as u64
     }
+}
+
+/// Bytes of a number in an encoding.
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+/// Pixels of an encoding in im2col mode, behind the five axes.
+fn decoded_pixels(bytes: &[u8], n_spatial: usize) -> Option<Pixels> {
+    let mut pixels = Pixels::default();
+    for at in (0..n_spatial).map(|axis| 20 + 14 * 5 + 5 * axis) {
+        let [lower, upper] = [at, at + 2].map(|at| number(bytes, at).map(i16::from_le_bytes));
+        pixels.lower.push(lower?.into());
+        pixels.upper.push(upper?.into());
+        pixels.steps.push(u32::from(*bytes.get(at + 4)?));
+    }
+    Some(pixels)
 }

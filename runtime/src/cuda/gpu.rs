@@ -404,66 +404,31 @@ impl Driver for CudaGpu {
     fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error> {
         let context = self.context();
         let mut encoded = EncodedTensorMap([0; TENSOR_MAP_BYTES]);
-        let rank = map.sizes.len();
-        let mut steps = vec![1; rank];
-        let pixels = map.pixels.as_ref();
-        if let Some(pixels) = pixels {
-            let spatial = steps.iter_mut().skip(1).zip(&pixels.steps);
-            spatial.for_each(|(step, own)| *step = *own);
+        if let Some(problem) = map.problem(u64::MAX) {
+            return Err(Error::internal(format!("{map:?}: {problem}")));
         }
-        let is_box = |p: &Pixels| [p.lower.len(), p.upper.len()] == [rank.saturating_sub(2); 2];
-        let sides = if pixels.is_some() { 2 } else { rank };
-        if map.strides_bytes.len() + 1 != rank
-            || map.tile.len() != sides
-            || !pixels.is_none_or(is_box)
-        {
-            return Err(Error::internal(format!(
-                "a tensor map of {rank} axes is not whole: {map:?}"
-            )));
-        }
-        let (sizes, strides, tile) = (
+        let (element, address) = (element(map.dtype), buffer.saturating_add(map.offset_bytes));
+        let (rank, steps) = (map.sizes.len() as u32, map.steps());
+        let (sizes, strides, steps) = (
             map.sizes.as_ptr(),
             map.strides_bytes.as_ptr(),
-            map.tile.as_ptr(),
+            steps.as_ptr(),
         );
-        let (element, address) = (element(map.dtype), buffer.saturating_add(map.offset_bytes));
-        context.bind()?;
-        let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), swizzle(map.swizzle));
+        let (tile, swizzle) = (&map.tile, swizzle(map.swizzle));
         let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
+        let (api, to) = (&context.api, &mut encoded);
+        context.bind()?;
         // SAFETY: the driver writes one map, and reads `rank` sizes and steps, one stride less, and as many sides, or two corners of the
-        // spatial axes.
+        // spatial axes: a map without problems has them.
+        #[rustfmt::skip]
         let code = unsafe {
-            match pixels {
-                None => (context.api.encode_tensor_map)(
-                    &mut encoded,
-                    element,
-                    rank,
-                    address,
-                    sizes,
-                    strides,
-                    tile,
-                    steps,
-                    0,
-                    swizzle,
-                    promotion,
-                    0,
+            match &map.pixels {
+                None => (api.encode_tensor_map)(
+                    to, element, rank, address, sizes, strides, tile.as_ptr(), steps, 0, swizzle, promotion, 0,
                 ),
-                Some(pixels) => (context.api.encode_pixel_map)(
-                    &mut encoded,
-                    element,
-                    rank,
-                    address,
-                    sizes,
-                    strides,
-                    pixels.lower.as_ptr(),
-                    pixels.upper.as_ptr(),
-                    map.tile[0],
-                    map.tile[1],
-                    steps,
-                    0,
-                    swizzle,
-                    promotion,
-                    0,
+                Some(Pixels { lower, upper, .. }) => (api.encode_pixel_map)(
+                    to, element, rank, address, sizes, strides, lower.as_ptr(), upper.as_ptr(), tile[0], tile[1],
+                    steps, 0, swizzle, promotion, 0,
                 ),
             }
         };

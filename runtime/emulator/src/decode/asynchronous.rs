@@ -202,12 +202,7 @@ impl<'a> Decoder<'a> {
         if axes != Some(coordinates.len()) {
             return Err(malformed(format!("{} coordinates", coordinates.len())));
         }
-        let is_im2col = ins.has("im2col");
-        let offsets = match is_im2col {
-            true if !is_load => return Err(unsupported("a store in im2col mode")),
-            true => self.pixel_offsets(ins.operand(3)?, coordinates.len())?,
-            false => Vec::new(),
-        };
+        let offsets = self.pixel_offsets(ins, is_load, coordinates.len())?;
         let coordinates = coordinates
             .iter()
             .map(|c| self.source(c, Type::S32))
@@ -225,17 +220,23 @@ impl<'a> Decoder<'a> {
             global,
             size: NONE,
             coordinates,
-            offsets,
             mbarrier,
-            ranks: self.multicast_ranks(ins, if is_im2col { 4 } else { 3 })?,
+            ranks: self.multicast_ranks(ins, if offsets.is_empty() { 3 } else { 4 })?,
+            offsets,
         };
         self.emit_action(Action::Bulk(Box::new(bulk)));
         Ok(())
     }
 
-    /// Places that a copy in im2col mode adds to its pixels, one for each spatial axis.
-    fn pixel_offsets(&mut self, operand: &Operand, axes: usize) -> Result<Vec<u32>> {
-        let Operand::Vector(offsets) = operand else {
+    /// What a copy in im2col mode adds to the places of its pixels, a number for each spatial axis; empty in another mode.
+    fn pixel_offsets(&mut self, ins: &Ins<'a>, is_load: bool, axes: usize) -> Result<Vec<u32>> {
+        if !ins.has("im2col") {
+            return Ok(Vec::new());
+        }
+        if !is_load {
+            return Err(unsupported("a store in im2col mode"));
+        }
+        let Operand::Vector(offsets) = ins.operand(3)? else {
             return Err(malformed("expected the offsets of im2col mode"));
         };
         if axes < 3 || offsets.len() != axes - 2 {

@@ -210,7 +210,7 @@ pub(crate) struct Bulk {
     pub size: u32,
     /// Of a tile, innermost first: registers.
     pub coordinates: Vec<u32>,
-    /// Of a tile in im2col mode: registers with the places that are added to its pixels.
+    /// Of a tile in im2col mode: registers with what is added to the places of its pixels.
     pub offsets: Vec<u32>,
     /// Barrier that loads complete on.
     pub mbarrier: Option<Address>,

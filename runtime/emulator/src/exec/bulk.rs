@@ -497,28 +497,43 @@ fn pixel_problem(map: &TensorMap, bulk: &Bulk, start: &TileStart) -> Option<Stri
 /// Indices along all axes but the innermost of a tile's rows, in order.
 fn row_places(map: &TensorMap, first: &TileStart) -> Vec<Vec<i64>> {
     let axes = map.sizes.len();
-    let mut at: Vec<i64> = first.at[1..axes].iter().map(|&i| i.into()).collect();
-    let Some(pixels) = &map.pixels else {
-        let rows: u32 = map.tile[1..].iter().product();
-        let place = |row: u32| {
-            let mut rest = row;
-            let sides = map.tile[1..].iter().zip(&at);
-            let index = |(side, start): (&u32, &i64)| {
-                let i = i64::from(rest % side) + start;
-                rest /= side;
-                i
+    let at: Vec<i64> = first.at[1..axes].iter().map(|&i| i.into()).collect();
+    match &map.pixels {
+        Some(pixels) => pixel_places(map, pixels, at, first.offsets),
+        None => {
+            let rows: u32 = map.tile[1..].iter().product();
+            let place = |row: u32| {
+                let mut rest = row;
+                let sides = map.tile[1..].iter().zip(&at);
+                let index = |(side, start): (&u32, &i64)| {
+                    let i = i64::from(rest % side) + start;
+                    rest /= side;
+                    i
+                };
+                sides.map(index).collect()
             };
-            sides.map(index).collect()
-        };
-        return (0..rows).map(place).collect();
-    };
+            (0..rows).map(place).collect()
+        }
+    }
+}
+
+/// The same in im2col mode, from the pixel `at` on.
+fn pixel_places(
+    map: &TensorMap,
+    pixels: &Pixels,
+    mut at: Vec<i64>,
+    offsets: [u16; 3],
+) -> Vec<Vec<i64>> {
     let ranges = pixels.ranges(&map.sizes);
+    // The axis of images has none.
+    let offsets: Vec<i64> = offsets[..ranges.len()]
+        .iter()
+        .map(|&o| i64::from(o))
+        .chain([0])
+        .collect();
     let mut places = Vec::with_capacity(map.tile[1] as usize);
     for _ in 0..map.tile[1] {
-        let offsets = first.offsets.iter().map(|&o| i64::from(o));
-        // The axis of images has none.
-        let offsets = offsets.take(axes - 2).chain([0]);
-        places.push(at.iter().zip(offsets).map(|(i, o)| i + o).collect());
+        places.push(at.iter().zip(&offsets).map(|(i, o)| i + o).collect());
         let mut axis = 0;
         while let Some((low, end)) = ranges.get(axis) {
             at[axis] += i64::from(pixels.steps[axis]);

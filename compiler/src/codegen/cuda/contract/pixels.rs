@@ -1,6 +1,6 @@
-//! Convolutions as implicit products by warp groups: the copy engine gathers the pixels that an
-//! element of the filter meets (im2col mode of tensor maps), so that their tiles are those of a
-//! matrix with a row for each pixel of the result.
+//! Convolutions as implicit products by warp groups: the copy engine gathers the pixels under an
+//! element of the filter (im2col mode of tensor maps) to tiles of a matrix with a row for each pixel
+//! of the result.
 //!
 //! The summed axis goes through the elements of the filter and, for each, through the channels in
 //! tiles of 64. Channels past the last are zero in both operands.
@@ -16,7 +16,7 @@ use crate::codegen::pull::{Emit, Ix, Kind};
 use crate::ir::{Layout, Node, Op, ValueId, Window};
 use gristmill_runtime::gpu::{Pixels, Swizzle, TensorMap};
 
-/// Share of a tile's channels that must be there: with fewer, `mma.sync` takes shorter tiles.
+/// Least share of a tile's channels: with fewer, `mma.sync` takes shorter tiles.
 const LEAST_CHANNELS: (usize, usize) = (2, 3);
 
 /// A convolution whose operands the copy engine brings.
@@ -91,7 +91,7 @@ impl Implicit {
         self.taps.iter().product::<usize>() * self.blocks()
     }
 
-    /// Writes the function that asks for a tile of pixels.
+    /// Writes the function of the fetching thread for a tile of pixels.
     pub(super) fn fetch_pixels(&self, c: &Contract, e: &mut Emitter, place: Place) {
         let m = c.sizes.m;
         // Of a pair of tiles the second may lie outside as a whole: it gets the first pixels.
@@ -129,7 +129,7 @@ impl Implicit {
         e.close_with("};");
     }
 
-    /// Writes the function that asks for a tile of the filter.
+    /// Writes the function of the fetching thread for a tile of the filter.
     pub(super) fn fetch_filter(
         &self,
         e: &mut Emitter,
@@ -152,7 +152,7 @@ impl Implicit {
         e.close_with("};");
     }
 
-    /// Place in the filter, and first channel of the group, of the step that begins at `k0`.
+    /// Place in the filter, and first channel of the group, of the step at `k0`.
     fn tap_and_channel(&self, e: &mut Emitter) -> (Vec<Ix<Value>>, Ix<Value>) {
         let k0 = e.named(Kind::Index, "ix(k0)");
         let (tap, channel) = e.div_rem(Ix::V(k0), self.blocks() * COLUMNS);
