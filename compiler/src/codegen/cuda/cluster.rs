@@ -10,7 +10,7 @@ use super::lines::{self, Lines};
 use super::map::{self, Map};
 use super::source::{Parameters, source};
 use super::transposed::{self, Transposed};
-use super::{GraphCompiler, Options, attention, contract, rows, skinny};
+use super::{GraphCompiler, Options, attention, contract, rows, skinny, windows};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
 use crate::codegen::kernel_forms::{Choice, Preferred, Why};
@@ -63,6 +63,7 @@ fn find(
         .or_else(|| attention::find(body, around, id, node, options.arch))
         .or_else(|| skinny::find(body, around, id, node))
         .or_else(|| contract::find(body, around, options, id, node))
+        .or_else(|| windows::find(body, around, id, node))
 }
 
 /// A kernel's parameters and their values in its body: operands in memory, then buffers beside them.

@@ -27,6 +27,7 @@ mod tests;
 mod text;
 mod transposed;
 mod vector_access;
+mod windows;
 
 use super::kernel_forms::{Choice, Forms, LibraryForm, Preferred};
 use super::plan::KernelPlan;

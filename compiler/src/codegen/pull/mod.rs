@@ -23,6 +23,7 @@ use heavy::no_code;
 pub(super) use reduce::{accumulator, beats, extreme_bits, mean, reduced_index};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
+pub(super) use window::{activation_index, average, channel_axis, spatial_axes};
 
 /// Values by tensor and index.
 type Scope<V> = HashMap<(ValueId, Vec<Ix<V>>), V>;

@@ -300,7 +300,7 @@ pub(super) fn windows_over(size: &[usize], window: &Window, d: usize) -> usize {
 }
 
 /// Entries of the spatial axes of activations.
-pub(super) fn spatial_axes<T>(layout: Layout, axes: &[T]) -> &[T] {
+pub(in crate::codegen) fn spatial_axes<T>(layout: Layout, axes: &[T]) -> &[T] {
     match layout {
         Layout::ChannelsFirst => &axes[2..],
         Layout::ChannelsLast => &axes[1..axes.len() - 1],
@@ -308,7 +308,7 @@ pub(super) fn spatial_axes<T>(layout: Layout, axes: &[T]) -> &[T] {
 }
 
 /// Entry of the channel axis of activations.
-pub(super) fn channel_axis<T: Copy>(layout: Layout, axes: &[T]) -> T {
+pub(in crate::codegen) fn channel_axis<T: Copy>(layout: Layout, axes: &[T]) -> T {
     match layout {
         Layout::ChannelsFirst => axes[1],
         Layout::ChannelsLast => axes[axes.len() - 1],
@@ -316,7 +316,7 @@ pub(super) fn channel_axis<T: Copy>(layout: Layout, axes: &[T]) -> T {
 }
 
 /// Index into activations.
-pub(super) fn activation_index<V: Copy>(
+pub(in crate::codegen) fn activation_index<V: Copy>(
     layout: Layout,
     batch: Ix<V>,
     channel: Ix<V>,
@@ -329,7 +329,7 @@ pub(super) fn activation_index<V: Copy>(
 }
 
 /// A sum divided by an index that counts its terms; a sum of no integers is 0.
-fn average<E: Emit>(
+pub(in crate::codegen) fn average<E: Emit>(
     e: &mut E,
     acc: DType,
     sum: ValueOf<E>,

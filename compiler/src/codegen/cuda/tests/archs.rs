@@ -177,6 +177,7 @@ fn kinds_compile_for_every_architecture() {
         "skinny",
         "skinny_join",
         "turned",
+        "windows",
     ];
     own.iter().for_each(|k| {
         assert!(

@@ -12,6 +12,7 @@ mod rows;
 mod run;
 mod skinny;
 mod tensor;
+mod windows;
 
 use super::{disassemble, generate, nvrtc};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
