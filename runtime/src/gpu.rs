@@ -81,8 +81,8 @@ pub struct TensorMap {
 /// Pixels of a tensor of channels, one to three spatial axes and images that the tiles of a convolution are made of, in im2col mode.
 ///
 /// The corners bound a box along the spatial axes. A tile begins at a pixel of the box and goes on in steps along the innermost axis, from its end
-/// to the box's next row, and from the last row to the next image. What is read of each pixel is that many places further, as the copy says: the
-/// place of a filter's element. Lists are innermost first.
+/// to the box's next row, and from the last row to the next image. A copy adds an offset along each spatial axis to every pixel: the place of an
+/// element of the filter. Lists are innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pixels {
     /// First pixel of the box along each spatial axis: minus the padding.

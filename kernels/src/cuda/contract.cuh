@@ -34,16 +34,16 @@ GM_DEVICE void gm_multiply(const T* lhs, const T* rhs, T (&acc)[TM][TN]) {
     }
 }
 
-// Rows (or columns) of a tile that a thread may load: those less than so many after its first, or all of them. One number for all of a
-// thread's elements, whose distances from the first are constants: a condition for each would take a register each.
+// A thread may load its element at a distance from its first row (or column) if that is less than the rows left from there on. It is one
+// number for all of its elements, whose distances are constants: a condition for each would take a register each.
 struct gm_all_rows {};
 GM_DEVICE int gm_rows_left(int rows, int first) { return rows - first; }
 GM_DEVICE gm_all_rows gm_rows_left(gm_all_rows all, int) { return all; }
 GM_DEVICE bool gm_is_row(int distance, int left) { return distance < left; }
 GM_DEVICE bool gm_is_row(int, gm_all_rows) { return true; }
 
-// Hides how a position was computed. Compilers keep an address of 64 bits for each load of a loop when they see that all go on in even
-// steps; here they have no registers to keep them in, and one multiplication gives all addresses of an operand.
+// Hides how a position was computed. Otherwise the compiler sees that all addresses grow by a constant and keeps one of 64 bits for each
+// load, for which there are no registers; one multiplication gives all addresses of an operand.
 GM_DEVICE void gm_opaque(int& position) { asm volatile("" : "+r"(position)); }
 GM_DEVICE void gm_opaque(long long& position) { asm volatile("" : "+l"(position)); }
 

@@ -25,6 +25,13 @@ pub(super) fn resources(n_tiles: usize, shared_bytes: usize, cluster: usize) -> 
     }
 }
 
+/// Opens the function of the fetching thread for a tile of an operand.
+pub(super) fn open_fetch(e: &mut Emitter, name: &str) {
+    e.open(&format!(
+        "const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"
+    ));
+}
+
 /// Writes the code of the fetching thread and of the computing groups; `of` is the prelude's type
 /// that tells a thread its group.
 pub(super) fn split(

@@ -24,18 +24,13 @@ pub(super) struct Mapped {
     axes: Vec<usize>,
 }
 
-/// The map of a view in tiles of `rows` x [`COLUMNS`], with rows along axis `inner` and such leading axes.
-fn tensor_map(
+/// The map of a view in tiles of so many elements along such axes, innermost first.
+pub(super) fn tensor_map(
     view: &Strided,
     dtype: DType,
-    (inner, lead): (usize, &[usize]),
-    rows: usize,
+    axes: &[usize],
+    tile: Vec<u32>,
 ) -> Option<TensorMap> {
-    // `inner` is one of the last two axes, and this the other.
-    let outer = 2 * view.shape.len() - 3 - inner;
-    let axes: Vec<usize> = [inner, outer].iter().chain(lead).copied().collect();
-    let mut tile = vec![1; axes.len()];
-    tile[..2].copy_from_slice(&[COLUMNS as u32, rows as u32]);
     let bytes = |n: i64| Some(u64::try_from(n).ok()? * dtype.size_bytes() as u64);
     let strides = axes[1..].iter().map(|&a| bytes(view.strides[a]));
     Some(TensorMap {
@@ -58,7 +53,12 @@ impl Mapped {
         let rank = view.shape.len();
         let moves = |a: &usize| view.shape[*a] != 1 && view.strides[*a] != 0;
         let axes: Vec<usize> = (0..rank - 2).rev().filter(moves).collect();
-        let map = tensor_map(view, dtype, (inner, &axes), rows)?;
+        // `inner` is one of the last two axes, and this the other.
+        let outer = 2 * rank - 3 - inner;
+        let all = [&[inner, outer], &axes[..]].concat();
+        let mut tile = vec![1; all.len()];
+        tile[..2].copy_from_slice(&[COLUMNS as u32, rows as u32]);
+        let map = tensor_map(view, dtype, &all, tile)?;
         // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
         let lies = view.strides[inner] == 1 && buffer_bytes.is_multiple_of(CHUNK_BYTES);
         let fits = lies && map.problem(buffer_bytes as u64).is_none();

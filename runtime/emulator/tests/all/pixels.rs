@@ -224,6 +224,13 @@ fn maps_and_copies_have_one_mode() {
         fault.to_string().contains("im2col mode by a map of tiles"),
         "{fault}"
     );
+    let map = encode_tensor_map(&plane.map(address)).unwrap();
+    let args = Args::new().value(64, &map).u64(device.alloc(4096).unwrap());
+    let fault = try_run(&device, &module, "tile_4d", &line(1, 128), &args).unwrap_err();
+    assert!(
+        fault.to_string().contains("a tile by a map in im2col mode"),
+        "{fault}"
+    );
     let mut wrong = plane.map(address);
     wrong.pixels = Some(Pixels {
         steps: vec![9, 1],

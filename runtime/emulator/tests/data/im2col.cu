@@ -47,6 +47,17 @@ extern "C" __global__ void pixels_4d(const __grid_constant__ Map map, const int*
   finish(at, tile, y);
 }
 
+// A tile of four axes: a map in im2col mode does not fit it.
+extern "C" __global__ void tile_4d(const __grid_constant__ Map map, float* y) {
+  __shared__ __align__(128) float tile[1024];
+  __shared__ __align__(8) u64 bar;
+  const u32 at = begin(&bar);
+  if (threadIdx.x == 0)
+    asm volatile(LOAD "4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %3, %3, %3}], [%2];"
+                 ::"r"(shared_address(tile)), "l"(&map), "r"(at), "r"(0) : "memory");
+  finish(at, tile, y);
+}
+
 extern "C" __global__ void pixels_5d(const __grid_constant__ Map map, const int* starts, u16 x, u16 y_offset, u16 z, float* y) {
   __shared__ __align__(128) float tile[1024];
   __shared__ __align__(8) u64 bar;

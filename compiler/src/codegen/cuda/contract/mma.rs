@@ -16,6 +16,7 @@ use super::tensor::{Loading, Operands};
 use super::{Contract, Place, Sizes, both, share};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
+use crate::ir::{Node, Op};
 use crate::target::Arch;
 use gristmill_runtime::DType;
 
@@ -113,13 +114,23 @@ fn give_source(
     Ok(())
 }
 
+/// True for convolutions over three axes, whose places in the operand take registers, too.
+fn is_spatial(node: &Node) -> bool {
+    matches!(&node.op, Op::Conv { window, .. } if window.strides.len() > 2)
+}
+
 impl Mma {
     /// One variant per tile that fits the operands, best suited to the sizes first.
-    pub(super) fn all(options: &Options, operands: Operands, sizes: Sizes) -> Vec<Mma> {
+    pub(super) fn all(
+        options: &Options,
+        node: &Node,
+        operands: Operands,
+        sizes: Sizes,
+    ) -> Vec<Mma> {
         let size_bytes = operands.instruction.size_bytes();
         let is_copied = operands.copied().is_some() && options.arch.capability() >= 80;
         let mut fitting = TILES.to_vec();
-        fitting.retain(|t| t.waits_in_registers() || is_copied);
+        fitting.retain(|t| t.waits_in_registers() || is_copied && !is_spatial(node));
         let divisions = sizes.divisions(&fitting, |t| [t.m, t.n, t.k_bytes / size_bytes]);
         let stages = stages(options.arch);
         let of = |(tile, n_parts)| Mma {

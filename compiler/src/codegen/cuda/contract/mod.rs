@@ -203,7 +203,7 @@ pub(super) fn find(
     let (variants, needs) = match Operands::find(body, around, options, node, sizes) {
         Some((operands, needs)) => {
             let wgmma = Wgmma::all(body, options, node, &operands, sizes).into_iter();
-            let mma = Mma::all(options, operands, sizes).into_iter();
+            let mma = Mma::all(options, node, operands, sizes).into_iter();
             let wgmma = wgmma.map(|w| Variant::Wgmma(Box::new(w)));
             let all = wgmma.chain(mma.map(Variant::Mma));
             (all.collect::<Vec<_>>(), needs)

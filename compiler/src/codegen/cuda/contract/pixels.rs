@@ -7,14 +7,14 @@
 
 use super::super::Options;
 use super::super::emit::{Emitter, Value};
-use super::super::mapped::{COLUMNS, Mapped};
+use super::super::groups::open_fetch;
+use super::super::mapped::{COLUMNS, Mapped, tensor_map};
 use super::operand::Chunks;
-use super::wgmma::open_fetch;
 use super::{Contract, Place};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind};
 use crate::ir::{Layout, Node, Op, ValueId, Window};
-use gristmill_runtime::gpu::{Pixels, Swizzle, TensorMap};
+use gristmill_runtime::gpu::{Pixels, TensorMap};
 
 /// Least share of a tile's channels: with fewer, `mma.sync` takes shorter tiles.
 const LEAST_CHANNELS: (usize, usize) = (2, 3);
@@ -35,8 +35,8 @@ pub(super) struct Implicit {
 }
 
 impl Implicit {
-    /// Of a channels-last convolution whose pixels lie so, in tiles of so many; `None` if the copy
-    /// engine does not take it, or channels fill too little of a tile.
+    /// Of a channels-last convolution with pixels in this layout, `n_pixels` to a tile; `None` if
+    /// the copy engine does not take it, or channels fill too little of a tile.
     pub(super) fn new(
         body: &Body,
         node: &Node,
@@ -57,7 +57,7 @@ impl Implicit {
         let (least, of) = LEAST_CHANNELS;
         // The tile of one group's last channels would have another's.
         let is_whole = *groups == 1 || padded == c_in;
-        if !pixels.along_k || !is_whole || c_in * of < padded * least {
+        if !is_whole || c_in * of < padded * least {
             return None;
         }
         let map = pixel_map(body, pixels, (window, taps), n_pixels)?;
@@ -73,8 +73,14 @@ impl Implicit {
 
     /// True if a convolution may be one.
     pub(super) fn suits(options: &Options, node: &Node) -> bool {
-        let is_last = |layout: &Layout| *layout == Layout::ChannelsLast;
-        options.arch.has_wgmma() && matches!(&node.op, Op::Conv { layout, .. } if is_last(layout))
+        let is_last = matches!(
+            node.op,
+            Op::Conv {
+                layout: Layout::ChannelsLast,
+                ..
+            }
+        );
+        options.arch.has_wgmma() && is_last
     }
 
     pub(super) fn map(&self) -> (ValueId, TensorMap) {
@@ -169,10 +175,16 @@ fn pixel_map(
 ) -> Option<TensorMap> {
     let (view, rank) = (pixels.view(), pixels.view().shape.len());
     let dtype = body.dtype(view.base);
-    let bytes = |n: i64| Some(u64::try_from(n).ok()? * dtype.size_bytes() as u64);
-    // Channels, spatial axes and images.
+    // Channels, spatial axes and images. Each must be as far apart as all before it: that is what
+    // NVIDIA's description has.
     let axes: Vec<usize> = [rank - 1].into_iter().chain((0..rank - 1).rev()).collect();
-    let strides = axes[1..].iter().map(|&a| bytes(view.strides[a]));
+    let mut end = 1;
+    for &a in axes.iter().filter(|&&a| view.shape[a] != 1) {
+        if view.strides[a] < end {
+            return None;
+        }
+        end = view.strides[a] * view.shape[a] as i64;
+    }
     let spatial = || (0..taps.len()).rev();
     let span = |d: usize| (taps[d] - 1) * window.dilations[d];
     let most = Pixels::max_offset(taps.len())?;
@@ -183,20 +195,12 @@ fn pixel_map(
     let lower = spatial().map(|d| Some(-corner(window.pads_low[d])?));
     let upper = spatial().map(|d| Some(corner(window.pads_high[d])? - corner(span(d))?));
     let steps = spatial().map(|d| u32::try_from(window.strides[d]).ok());
-    let map = TensorMap {
-        buffer: 0,
-        dtype,
-        offset_bytes: bytes(view.offset)?,
-        sizes: axes.iter().map(|&a| view.shape[a] as u64).collect(),
-        strides_bytes: strides.collect::<Option<_>>()?,
-        tile: vec![COLUMNS as u32, n_pixels as u32],
-        swizzle: Swizzle::B128,
-        pixels: Some(Pixels {
-            lower: lower.collect::<Option<_>>()?,
-            upper: upper.collect::<Option<_>>()?,
-            steps: steps.collect::<Option<_>>()?,
-        }),
-    };
+    let mut map = tensor_map(view, dtype, &axes, vec![COLUMNS as u32, n_pixels as u32])?;
+    map.pixels = Some(Pixels {
+        lower: lower.collect::<Option<_>>()?,
+        upper: upper.collect::<Option<_>>()?,
+        steps: steps.collect::<Option<_>>()?,
+    });
     let buffer_bytes = (body.n_elements(view.base) * dtype.size_bytes()) as u64;
     map.problem(buffer_bytes).is_none().then_some(map)
 }

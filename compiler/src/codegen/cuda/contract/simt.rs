@@ -230,8 +230,8 @@ impl Simt {
     }
 }
 
-/// Rows or columns of a tile that lie in the product, as the prelude takes them; the tile begins at
-/// a place of `extent` and is so wide.
+/// Rows (or columns) of a tile in the product, as the prelude takes them: `first` is the tile's first
+/// of `extent`, `width` their number.
 fn rows_of_tile(e: &mut Emitter, (first, extent, width): (Ix<Value>, usize, usize)) -> String {
     if extent.is_multiple_of(width) {
         return "gm_all_rows()".to_owned();

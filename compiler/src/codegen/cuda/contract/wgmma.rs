@@ -307,14 +307,7 @@ impl Wgmma {
     }
 }
 
-/// Opens the function that asks for a tile of an operand.
-pub(super) fn open_fetch(e: &mut Emitter, name: &str) {
-    e.open(&format!(
-        "const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"
-    ));
-}
-
-/// Writes the function that asks for a tile of a matrix product's operand.
+/// Writes the function of the fetching thread for a tile of a matrix product's operand.
 fn fetch(
     c: &Contract,
     p: &Puller<Value>,
@@ -326,7 +319,7 @@ fn fetch(
         Side::Lhs => (place.row, "map0"),
         Side::Rhs => (place.column, "map1"),
     };
-    open_fetch(e, side.name());
+    groups::open_fetch(e, side.name());
     let node = c.node.of(p.body);
     let out = p.body.shape(node.outputs[0]);
     let index = e.delinearise(place.batch, &out[..out.len() - 2]);

@@ -211,7 +211,7 @@ fn ops_of_two_operands_join_the_attention() {
             tolerance: 1e-6,
         });
     }
-    check_all("attention with neighbours", &all);
+    check_all("ops of two operands after attention", &all);
 }
 
 #[test]

@@ -76,6 +76,36 @@ impl Conv<'_> {
     }
 }
 
+/// The same of a part of larger images: there are other elements in the place of the padding, and
+/// on either side of the channels.
+fn sliced(rng: &mut Rng) -> Case {
+    let mut b = GraphBuilder::new("sliced");
+    let (shape, filter) = ([3, 61, 60, 128], [2, 2, 64, 64]);
+    let x = b.input("x", DType::F16, shape);
+    let w = b.input("w", DType::F16, filter);
+    let rows = b.slice_axis(x, 1, 2, 58).unwrap();
+    let part = b.slice_axis(rows, 3, 32, 64).unwrap();
+    let op = Op::Conv {
+        window: Window {
+            pads_low: vec![1, 1],
+            pads_high: vec![0, 1],
+            ..plain(2)
+        },
+        groups: 1,
+        layout: Layout::ChannelsLast,
+    };
+    let y = b.add1(op, &[part, w]).unwrap();
+    b.output("y", y);
+    Case {
+        body: b.finish().unwrap(),
+        inputs: vec![
+            rng.tensor(DType::F16, &shape, -1.0, 1.0),
+            rng.tensor(DType::F16, &filter, -1.0, 1.0),
+        ],
+        tolerance: tolerance(DType::F16),
+    }
+}
+
 /// Images of every rank; strides, dilations and paddings that differ; groups; channels that end
 /// within a tile; a last pair of tiles of which one is outside; filters stored either way.
 fn cases(rng: &mut Rng) -> Vec<Case> {
@@ -133,7 +163,9 @@ fn cases(rng: &mut Rng) -> Vec<Case> {
         line.case(rng, false, false),
         grouped.case(rng, false, true),
         ragged.case(rng, true, false),
+        ragged.case(rng, false, true),
         space.case(rng, false, true),
+        sliced(rng),
     ]
 }
 
@@ -153,9 +185,29 @@ fn convolutions_of_warp_groups() {
     check_with(hopper, "convolutions of warp groups", &cases);
 }
 
-/// Convolutions that stay with `mma.sync`: channels that fill half a tile, or that end within a
-/// tile of one of several groups; filters that span more than the copy engine reaches; strides that
-/// it does not have.
+/// An image for all batches lies nowhere as the copy engine wants it.
+#[test]
+fn broadcast_pixels_stay_with_other_kernels() {
+    let mut b = GraphBuilder::new("broadcast");
+    let x = b.input("x", DType::F16, [1, 8, 3200, 64]);
+    let w = b.input("w", DType::F16, [1, 2, 64, 64]);
+    let x = b.broadcast(x, [2, 8, 3200, 64]).unwrap();
+    let op = Op::Conv {
+        window: plain(2),
+        groups: 1,
+        layout: Layout::ChannelsLast,
+    };
+    let y = b.add1(op, &[x, w]).unwrap();
+    b.output("y", y);
+    let made = generate(
+        &as_cluster(&b.finish().unwrap()),
+        Arch::parse("sm_90a").unwrap(),
+    );
+    assert!(!made.unwrap().listing.contains("gm_load_pixels("));
+}
+
+/// Convolutions that stay with `mma.sync`: channels that fill too little of a tile, or end within
+/// one of several groups; filters that span more than the copy engine reaches; its strides.
 #[test]
 fn convolutions_that_the_copy_engine_does_not_take() {
     let hopper = Arch::parse("sm_90a").unwrap().into();
@@ -180,11 +232,21 @@ fn convolutions_that_the_copy_engine_does_not_take() {
     };
     assert!(gathers(|_| ()));
     assert!(gathers(|c| c.channels[0] = 96));
-    assert!(!gathers(|c| c.channels[0] = 32));
+    assert!(gathers(|c| c.channels[0] = 48));
+    assert!(!gathers(|c| c.channels[0] = 40));
     assert!(!gathers(|c| (c.channels[0], c.groups) = (96, 2)));
     assert!(gathers(|c| (c.channels[0], c.groups) = (128, 2)));
     assert!(gathers(|c| c.window.dilations[1] = 128));
     assert!(!gathers(|c| c.window.dilations[1] = 129));
+    // With padding behind, the corner of the box is near enough.
+    assert!(gathers(|c| (
+        c.window.dilations[1],
+        c.window.pads_high[1]
+    ) = (255, 128)));
+    assert!(!gathers(|c| (
+        c.window.dilations[1],
+        c.window.pads_high[1]
+    ) = (256, 128)));
     assert!(gathers(|c| {
         c.window.strides[0] = 8;
         c.pixels = &[16, 3200];

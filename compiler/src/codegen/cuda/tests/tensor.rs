@@ -360,6 +360,8 @@ fn group_products(rng: &mut Rng) -> Vec<Case> {
         .case(rng),
         product(DType::BF16, [&[32], &[32]], [250, 328, 128], [Rows, Rows]).case(rng),
         product(DType::F16, [&[24], &[24]], [270, 72, 128], [Rows, Columns]).case(rng),
+        product(DType::BF16, weights, [130, 72, 64], [Rows, Rows]).case(rng),
+        product(DType::F16, weights, [136, 72, 56], [Columns, Columns]).case(rng),
     ]
 }
 
@@ -382,6 +384,8 @@ fn products_of_warp_groups() {
     gm_wgmma_f16, 128, 4, false, true, 1
     gm_wgmma_bf16, 128, 4, true, false, 2
     gm_wgmma_f16, 128, 4, true, true, 1
+    gm_wgmma_bf16, 64, 6, true, false, 1
+    gm_wgmma_f16, 64, 6, false, true, 1
     ");
     check_with(hopper, "products of warp groups", &cases);
 }
