@@ -28,7 +28,7 @@ template <class M, int D, int V, int STAGES> struct gm_group_attention {
         GM_DEVICE u32 query_empty() const { return query_full() + 8; }
     };
 
-    static GM_DEVICE int group() { return int(threadIdx.x) / 128 - 1; }
+    static GM_DEVICE int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1; }
 
     // Sets the barriers up. Shared memory has the queries, then the ring, then barriers.
     static GM_DEVICE tiles begin(u8* shared) {
@@ -48,7 +48,7 @@ template <class M, int D, int V, int STAGES> struct gm_group_attention {
     // column, first)`, in each case, for 64 columns of the rows from `first` on.
     template <class I, class Q, class K, class W>
     static GM_DEVICE void fetch(tiles& t, I start, I end, Q queries, K keys, W values) {
-        gm_barrier_wait<1>(t.query_empty(), t.query_parity ^ 1);
+        gm_barrier_wait(t.query_empty(), t.query_parity ^ 1);
         t.query_parity ^= 1;
         gm_barrier_expect(t.query_full(), query_bytes);
         for (int c = 0; c < D / 64; ++c) queries(t.queries + c * box_bytes, t.query_full(), c * 64, 0);
@@ -58,7 +58,7 @@ template <class M, int D, int V, int STAGES> struct gm_group_attention {
         }
     }
     template <int WIDTH, class I, class F> static GM_DEVICE void ask(gm_ring<STAGES, stage_bytes>& r, F load, I first) {
-        gm_barrier_wait<1>(r.empty(), r.parity ^ 1);
+        gm_barrier_wait(r.empty(), r.parity ^ 1);
         gm_barrier_expect(r.full(), WIDTH / 64 * box_bytes);
         for (int c = 0; c < WIDTH / 64; ++c) load(r.tile() + c * box_bytes, r.full(), c * 64, int(first));
         r.go_on();
@@ -83,7 +83,7 @@ template <class M, int D, int V, int STAGES> struct gm_group_attention {
         u32 tile, empty;
     };
     static GM_DEVICE taken take(gm_ring<STAGES, stage_bytes>& r) {
-        gm_barrier_wait<1>(r.full(), r.parity);
+        gm_barrier_wait(r.full(), r.parity);
         const taken t = {r.tile(), r.empty()};
         r.go_on();
         return t;
@@ -135,7 +135,7 @@ template <class M, int D, int V, int STAGES> struct gm_group_attention {
         // The loop stays one, whatever is known of its length: see below.
         int left = int((end - start + rows - 1) / rows) - 1;
         asm volatile("" : "+r"(left));
-        gm_barrier_wait<1>(t.query_full(), t.query_parity);
+        gm_barrier_wait(t.query_full(), t.query_parity);
         t.query_parity ^= 1;
         taken keys = take(t.ring);
         take_turn();

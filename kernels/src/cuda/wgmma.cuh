@@ -107,33 +107,27 @@ GM_DEVICE void gm_barrier_init(u32 at, u32 arrivals) {
 GM_DEVICE void gm_barrier_expect(u32 at, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-// Of this block, or of another in the cluster.
+// Of this block, or of another in the cluster. Barriers order copies and products, which are asynchronous and have ended by then; no thread
+// reads what another wrote. So all scopes are the block's: in that of the cluster, an arrival would wait for all memory of the GPU, and a wait
+// would empty the first-level cache, in each step.
 GM_DEVICE void gm_barrier_arrive(u32 at) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 GM_DEVICE void gm_barrier_arrive(u32 at, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(at),
+        "mbarrier.arrive.release.cta.shared::cluster.b64 _, [there];\n}\n" ::"r"(at),
         "r"(rank)
         : "memory");
 }
-template <int CLUSTER> GM_DEVICE void gm_barrier_wait(u32 at, u32 parity) {
+GM_DEVICE void gm_barrier_wait(u32 at, u32 parity) {
     u32 done = 0;
     while (!done) {
-        if (CLUSTER > 1) {
-            asm volatile(
-                "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-                : "=r"(done)
-                : "r"(at), "r"(parity)
-                : "memory");
-        } else {
-            asm volatile(
-                "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-                : "=r"(done)
-                : "r"(at), "r"(parity)
-                : "memory");
-        }
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+            : "=r"(done)
+            : "r"(at), "r"(parity)
+            : "memory");
     }
 }
 GM_DEVICE int gm_cluster_rank() {
@@ -241,7 +235,8 @@ template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int C
 
     typedef gm_ring<STAGES, stage_bytes> ring;
 
-    static GM_DEVICE int group() { return int(threadIdx.x) / 128 - 1; }
+    // The same number in all lanes, as the compiler can see: what follows from it is computed once for a warp.
+    static GM_DEVICE int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1; }
     static GM_DEVICE int warp_row() { return int(threadIdx.x) / 32 * 16 - 64; }
     static GM_DEVICE int block_row() { return CLUSTER > 1 ? gm_cluster_rank() : 0; }
 
@@ -271,7 +266,7 @@ template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int C
     template <class L, class R> static GM_DEVICE void fetch(ring& r, int steps, L lhs, R rhs) {
         const int rank = block_row();
         for (int step = 0; step < steps; ++step) {
-            gm_barrier_wait<CLUSTER>(r.empty(), r.parity ^ 1);
+            gm_barrier_wait(r.empty(), r.parity ^ 1);
             gm_barrier_expect(r.full(), stage_bytes);
             const u32 to = r.tile();
             for (int i = 0; i < (LHS_ALONG_K ? 1 : 2); ++i) lhs(to + i * 8192, r.full(), false, i * 64, step * 64);
@@ -294,14 +289,16 @@ template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int C
     // Sums up `steps` tiles; a tile is free once the product after its own has been started and its own has ended.
     GM_DEVICE void run(ring& r, int steps) {
         u32 before = 0;
+        const u64 lhs = gm_descriptor(r.stages + group() * 8192, 8192), rhs = gm_descriptor(r.stages + lhs_bytes, 8192);
         for (int step = 0; step < steps; ++step) {
-            gm_barrier_wait<CLUSTER>(r.full(), r.parity);
-            const u32 lhs = r.tile() + group() * 8192, rhs = r.tile() + lhs_bytes;
+            gm_barrier_wait(r.full(), r.parity);
+            // Descriptors count chunks of 16 bytes.
+            const u32 tile = r.stage * (stage_bytes / 16);
             gm_products_begin();
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
-                const u64 a = gm_descriptor(lhs + q * (LHS_ALONG_K ? 32 : 2048), 8192);
-                const u64 b = gm_descriptor(rhs + q * (RHS_ALONG_K ? 32 : 2048), 8192);
+                const u64 a = lhs + tile + q * ((LHS_ALONG_K ? 32 : 2048) / 16);
+                const u64 b = rhs + tile + q * ((RHS_ALONG_K ? 32 : 2048) / 16);
                 M::template add<!LHS_ALONG_K, !RHS_ALONG_K>(sum, a, b, step | q);
             }
             gm_products_end();

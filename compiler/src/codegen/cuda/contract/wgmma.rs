@@ -74,7 +74,9 @@ impl Operand {
 
 /// Columns, stages and blocks of a cluster of all variants, best predicted first.
 fn shapes(sizes: Sizes) -> Vec<(usize, usize, usize)> {
-    let is_wide = sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS;
+    // At most a ninth of wide tiles' columns may be outside, where narrow ones have none there.
+    let is_full = sizes.n.next_multiple_of(WIDE) * 8 <= sizes.n.next_multiple_of(NARROW) * 9;
+    let is_wide = is_full && sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS;
     let columns = match sizes.n {
         ..=NARROWEST => NARROWEST,
         _ if is_wide => WIDE,

@@ -492,5 +492,20 @@ fn check_machine_code(nvrtc: &nvrtc::Nvrtc, cubin: &[u8]) {
             n >= 8 && !text.contains("LDL") && !text.contains("STL"),
             "{n} products of warp groups"
         );
+        text.split(".text.").for_each(check_waits);
+    }
+}
+
+/// From the first product or copy of a kernel to the last, no one waits for the GPU's memory or
+/// empties the first-level cache, as barriers with the scope of a cluster do.
+fn check_waits(kernel: &str) {
+    let marks = ["HGMMA", "UTMALDG"];
+    let first = marks.iter().filter_map(|m| kernel.find(m)).min();
+    let last = marks.iter().filter_map(|m| kernel.rfind(m)).max();
+    let (Some(first), Some(last)) = (first, last) else {
+        return;
+    };
+    for wait in ["MEMBAR", "CCTL"] {
+        assert!(!kernel[first..last].contains(wait), "{wait}: {kernel}");
     }
 }
