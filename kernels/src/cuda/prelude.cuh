@@ -178,12 +178,16 @@ GM_DEVICE f16 gm_f16(f64 x) {
     asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
     return r;
 }
-// NaN keeps its sign and upper bits and becomes quiet.
+// One instruction from sm_80 on, as for f16; NaN has one representation there. Without it, NaN keeps its sign and upper bits and becomes quiet.
 GM_DEVICE bf16 gm_bf16(f32 x) {
+    bf16 r;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
+#else
     u32 bits = __float_as_uint(x);
     u32 upper = bits >> 16;
-    bf16 r;
     r.bits = u16(x != x ? upper | 0x40u : (bits + 0x7fffu + (upper & 1u)) >> 16);
+#endif
     return r;
 }
 // f32 rounded to odd: what is cut off leaves a mark, so that a second rounding to fewer bits goes as the only one would.

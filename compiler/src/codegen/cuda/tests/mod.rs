@@ -203,6 +203,35 @@ fn contiguous_elements_move_in_vectors() {
     assert!(!listing(&b.finish().unwrap()).contains("gm_store<"));
 }
 
+/// `x * tanh(x)` rounds twice, by one instruction each: eight more would take as long as the memory
+/// does.
+#[test]
+fn half_types_are_rounded_by_one_instruction() {
+    let Some(nvrtc) = nvrtc_or_left_out("conversions to half types") else {
+        return;
+    };
+    for (dtype, name, arch, n) in [
+        (DType::F16, "f16", "sm_75", 16),
+        (DType::F16, "f16", "sm_90a", 16),
+        (DType::BF16, "bf16", "sm_80", 16),
+        (DType::BF16, "bf16", "sm_90a", 16),
+        // There is none.
+        (DType::BF16, "bf16", "sm_75", 0),
+    ] {
+        let mut b = GraphBuilder::new("map");
+        let x = b.input("x", dtype, [1024]);
+        let t = b.map(ScalarOp::Tanh, &[x]).unwrap();
+        let y = b.mul(x, t).unwrap();
+        b.output("y", y);
+        let g = as_cluster(&b.finish().unwrap());
+        let made = generate(&g, Arch::parse(arch).unwrap()).unwrap();
+        let compiled = nvrtc.compile(&made.units[0]).unwrap();
+        let conversions = format!("cvt.rn.{name}.f32");
+        let found = compiled.ptx.matches(&conversions).count();
+        assert_eq!(found, n, "{arch}: {}", compiled.ptx);
+    }
+}
+
 /// Equal kernels are one source, whatever they are for.
 #[test]
 fn repeated_layers_share_their_source() {
