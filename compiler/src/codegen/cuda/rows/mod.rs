@@ -21,7 +21,7 @@ use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
 use gristmill_runtime::DType;
 use reduce::Reduction;
 pub(super) use reduce::exchanged;
@@ -132,6 +132,11 @@ pub(super) fn find(
 fn layout(body: &Body, node: &Node, run_width: &dyn Fn() -> usize) -> Option<Layout> {
     let x = node.inputs[0];
     match &node.op {
+        // Infinities of 8-bit floats do not survive a conversion to `f32` and back.
+        Op::Reduce {
+            kind: ReduceKind::Max | ReduceKind::Min,
+            ..
+        } if body.dtype(x).is_float8() => None,
         Op::Reduce { axes, .. } => plain(body, node, axes, run_width()),
         Op::ArgReduce { axis, .. } => {
             let mut layout = plain(body, node, &[*axis], run_width())?;
