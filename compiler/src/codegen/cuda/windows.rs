@@ -3,9 +3,9 @@
 //! With channels last, they are of neighbouring channels, which are loaded and stored in vectors of
 //! up to 16 bytes, and lie along the last spatial axis; with channels first, one below the other:
 //! neighbouring threads load neighbouring pixels. Either way a pixel is loaded once for all
-//! windows over it, and an element of the filter once for all results. Sums are in `f32`, or in
-//! `f64` for operands of that dtype. Operands are pulled and the epilogue is computed from the
-//! result, as in [`super::contract`].
+//! windows over it, and an element of the filter once for all results. Averages are summed up as
+//! reductions are, products as in [`super::contract`]; as there, operands are pulled and the
+//! epilogue is computed from the result.
 
 use super::candidates::{Candidate, Candidates, MULTIPROCESSORS, Resources, Work};
 use super::emit::{Emitter, Value};
@@ -16,13 +16,15 @@ use super::vector_access::{Runs, is_dense};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{
-    Emit, Ix, Kind, Order, Puller, activation_index, average, channel_axis, extreme_bits,
-    spatial_axes,
+    Emit, Ix, Kind, Order, Puller, accumulator, activation_index, average, channel_axis,
+    extreme_bits, spatial_axes,
 };
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Layout, Node, NodeId, Op, PoolKind, ScalarOp, ValueId, Window};
 use gristmill_runtime::DType;
 
+/// Bytes of the widest access.
+const WIDEST: usize = 16;
 /// Threads of a block.
 const BLOCK: usize = 256;
 /// Numbers of results of a thread along an axis.
@@ -85,16 +87,14 @@ pub(super) fn find(
     let (operand, result) = (body.shape(node.inputs[0]), body.shape(node.outputs[0]));
     let dtype = body.dtype(node.inputs[0]);
     let axis = parts.axis()?;
-    let fits = parts.size[axis] <= MOST_ALONG
-        && (dtype.is_float() || parts.combination == Combination::Greatest)
-        && dtype != DType::Bool
-        && !result.contains(&0);
-    if !fits {
+    if parts.size[axis] > MOST_ALONG || !parts.suits(dtype) || result.contains(&0) {
         return None;
     }
     let needs = parts.needs(body, around, node);
     let width = parts.width(body, node, &|v| (around.in_memory)(v) || needs.contains(&v))?;
     let (node, cover) = FusedNode::find(body, around, id, needs);
+    // Widths are powers of two; the epilogue may widen results.
+    let width = width.min(WIDEST / body.dtype(node.result).size_bytes());
     let layout = parts.layout;
     let one = Windows {
         node,
@@ -108,7 +108,10 @@ pub(super) fn find(
         layout,
         axis,
         dtype,
-        acc: exchanged(dtype),
+        acc: match parts.combination {
+            Combination::Average { .. } => accumulator(dtype),
+            _ => exchanged(dtype),
+        },
         width,
         n_results: 1,
     };
@@ -159,6 +162,20 @@ impl Parts {
             window: window.clone(),
             layout,
         })
+    }
+
+    /// True if sums or extremes of such elements can be held. Infinities of 8-bit floats do not
+    /// survive a conversion there and back, and the code that counts an average's elements is
+    /// written out.
+    fn suits(&self, dtype: DType) -> bool {
+        let is_wide_float = dtype.is_float() && !dtype.is_float8();
+        match self.combination {
+            Combination::Greatest => dtype != DType::Bool && !dtype.is_float8(),
+            Combination::Average { .. } => {
+                is_wide_float && self.size.iter().all(|&n| n <= MOST_ALONG)
+            }
+            Combination::Weighted => is_wide_float,
+        }
     }
 
     /// Spatial axis of a thread's results: the last, or with channels first the one before it.
@@ -516,19 +533,22 @@ impl Windows {
     }
 
     /// Declares a thread's sums or extremes so far.
-    fn declare(&self, e: &mut Emitter) {
+    fn declare(&self, e: &mut Emitter) -> Result<()> {
         let (ty, n, width) = (element_type(self.acc), self.n_results, self.width);
-        let identity = match self.combination {
-            Combination::Greatest => extreme_bits(self.acc, Extremum::Max),
-            _ => 0,
+        let (dtype, bits) = match self.combination {
+            // The least of the operand's elements: a window may lie in the padding alone.
+            Combination::Greatest => (self.dtype, extreme_bits(self.dtype, Extremum::Max)),
+            _ => (self.acc, 0),
         };
-        let identity = e.constant(self.acc, identity);
+        let identity = e.constant(dtype, bits);
+        let identity = e.convert(identity, dtype, self.acc)?;
         e.line(&format!("{ty} sum[{n}][{width}];"));
         let r = e.open_unrolled(n);
         let k = e.open_unrolled(width);
         let name = format!("sum[{}][{}]", e.text(r), e.text(k));
         e.set(&name, identity);
         (0..2).for_each(|_| e.close());
+        Ok(())
     }
 }
 
@@ -607,7 +627,7 @@ impl Candidate for Windows {
                 x: (inputs[0], &runs[0]),
                 weights: inputs.get(1).map(|&w| (w, &runs[1])),
             };
-            self.declare(e);
+            self.declare(e)?;
             self.each_row(p, e, &thread, &[])?;
             let store = |r| p.scoped(|p| self.store(p, e, &thread, r, out));
             (0..self.n_results).try_for_each(store)

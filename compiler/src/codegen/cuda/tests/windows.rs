@@ -180,7 +180,9 @@ fn poolings() {
             Layout::ChannelsFirst => ([2, 3, 30, 4], [3, 30]),
         };
         let plain: &[Axis] = &[[1, 1, 0, 0], [1, 1, 0, 0]];
-        all.push(pool(rng, f32, &shape, &size, (plain, false, false)));
+        if kind == PoolKind::Max {
+            all.push(pool(rng, f32, &shape, &size, (plain, false, false)));
+        }
     }
     for dtype in [DType::I8, DType::U8, DType::I32, DType::U64] {
         for layout in LAYOUTS {
@@ -193,6 +195,18 @@ fn poolings() {
                 (usual, false, false),
             ));
         }
+    }
+    // The first window lies in the padding.
+    let alone: &[Axis] = &[[1, 1, 2, 0], [1, 1, 2, 0]];
+    for dtype in [DType::I8, DType::I16, DType::U8, DType::I64, DType::F16] {
+        let what = (PoolKind::Max, dtype, Layout::ChannelsLast);
+        all.push(pool(
+            rng,
+            what,
+            &[1, 4, 5, 16],
+            &[2, 2],
+            (alone, false, false),
+        ));
     }
     for case in &all {
         assert_eq!(entries(&case.body), ["gm_windows"], "{}", case.body);
@@ -240,6 +254,22 @@ fn depthwise_convolutions() {
     );
 }
 
+/// The sum of large numbers is no infinity before it is divided.
+#[test]
+fn averages_of_large_numbers() {
+    let axes: &[Axis] = &[[1, 1, 1, 1], [1, 1, 1, 1]];
+    let what = (PoolKind::Avg, DType::F32, Layout::ChannelsLast);
+    let mut case = pool(
+        &mut Rng(107),
+        what,
+        &[1, 5, 5, 4],
+        &[3, 3],
+        (axes, false, false),
+    );
+    case.inputs[0] = Tensor::from_slice(&[1e38f32; 100], &[1, 5, 5, 4]).unwrap();
+    check_with(Arch::COMMON.into(), "averages of large numbers", &[case]);
+}
+
 /// NaN is the greatest of a window, as in the interpreter; the padding has no part in it.
 #[test]
 fn extremes_of_windows() {
@@ -262,7 +292,35 @@ fn extremes_of_windows() {
     check_with(Arch::COMMON.into(), "extremes of windows", &cases);
 }
 
-/// Windows that other kernels keep: long along the axis of a thread's results; sums of integers.
+/// Results that are wider or narrower than what they are made of.
+#[test]
+fn results_of_another_dtype() {
+    let rng = &mut Rng(106);
+    let axes: &[Axis] = &[[1, 1, 1, 1], [1, 1, 1, 1]];
+    let cases = [
+        (DType::F16, DType::F32),
+        (DType::BF16, DType::F64),
+        (DType::F32, DType::F16),
+        (DType::U8, DType::I64),
+        (DType::F32, DType::Bool),
+    ]
+    .map(|(from, to)| {
+        let what = (PoolKind::Max, from, Layout::ChannelsLast);
+        let case = pool(rng, what, &[1, 6, 7, 32], &[3, 3], (axes, false, false));
+        let mut g = case.body;
+        let y = g.outputs.remove(0).value;
+        let cast = Op::Map(ScalarOp::Cast(to));
+        let y = g.add1(cast, &[y], &Origin::new("cast")).unwrap();
+        g.add_output("y", y);
+        Case { body: g, ..case }
+    });
+    for case in &cases {
+        assert_eq!(entries(&case.body), ["gm_windows"], "{}", case.body);
+    }
+    check_with(Arch::COMMON.into(), "windows with another dtype", &cases);
+}
+
+/// Windows that other kernels keep: long ones, sums of integers, 8-bit floats.
 #[test]
 fn windows_of_other_kernels() {
     let rng = &mut Rng(104);
@@ -271,9 +329,11 @@ fn windows_of_other_kernels() {
     for (kind, dtype, size) in [
         (PoolKind::Max, DType::F32, [2, 12]),
         (PoolKind::Avg, DType::I32, [2, 2]),
+        (PoolKind::Avg, DType::F32, [12, 2]),
+        (PoolKind::Max, DType::F8E5M2, [2, 2]),
     ] {
         let what = (kind, dtype, last);
-        let case = pool(rng, what, &[1, 4, 20, 8], &size, (axes, false, false));
+        let case = pool(rng, what, &[1, 14, 20, 8], &size, (axes, false, false));
         assert_eq!(entries(&case.body), ["gm_pool"]);
     }
 }
