@@ -73,6 +73,11 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let sum = self.loops(e, &extents, &[init], &mut |s, e, inner, carried| {
             let from = reduced_index(at, inner, axes, shape.len(), *keepdims);
             let element = s.value(e, x, &from)?;
+            // A result of 8-bit floats that is computed in `f32` saturates; a chosen one does not.
+            if let Some(extremum) = extremum(*kind).filter(|_| dtype.is_float8()) {
+                let better = beats(e, element, carried[0], dtype, extremum)?;
+                return Ok(vec![e.choose(better, element, carried[0])]);
+            }
             let element = e.convert(element, dtype, acc)?;
             Ok(vec![e.scalar_op(
                 op,
@@ -123,6 +128,15 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             })
         })?;
         Ok(e.index_to_i64(best[1]))
+    }
+}
+
+/// The extremum of a reduction to one.
+fn extremum(kind: ReduceKind) -> Option<Extremum> {
+    match kind {
+        ReduceKind::Max => Some(Extremum::Max),
+        ReduceKind::Min => Some(Extremum::Min),
+        _ => None,
     }
 }
 

@@ -177,7 +177,28 @@ pub fn special_selections(rng: &mut Rng) -> Vec<Case> {
             all.push(Case::of_table(&op, operands));
         }
     }
+    all.extend(extremes_of_8_bit_floats());
     all
+}
+
+/// Extremes that are infinities in a dtype to which conversions saturate, along rows and across.
+fn extremes_of_8_bit_floats() -> Vec<Case> {
+    let of = |(kind, bits, axis): (ReduceKind, u8, usize)| {
+        let mut x = vec![0x3c_u8; 70 * 70];
+        x[33 * 70 + 21] = bits;
+        let op = Op::Reduce {
+            kind,
+            axes: vec![axis],
+            keepdims: false,
+        };
+        let x = Tensor::from_bytes(DType::F8E5M2, &[70, 70], &x).unwrap();
+        Case::of_op(&op, vec![x], 0.0)
+    };
+    let kinds = [(ReduceKind::Max, 0x7c), (ReduceKind::Min, 0xfc)];
+    let both = kinds
+        .into_iter()
+        .flat_map(|(kind, bits)| [0, 1].map(|axis| (kind, bits, axis)));
+    both.map(of).collect()
 }
 
 /// Attention and softmax of rows whose mask hides everything, some of a row, or is NaN.

@@ -360,21 +360,3 @@ fn kept_rows_stay_in_registers() {
         );
     }
 }
-
-/// The extreme of 8-bit floats is one of them, an infinity as well.
-#[test]
-fn extremes_of_8_bit_floats() {
-    let mut cases = Vec::new();
-    for (kind, bits) in [(ReduceKind::Max, 0x7c), (ReduceKind::Min, 0xfc)] {
-        let mut x = vec![0x3c_u8; 2 * 70];
-        x[33] = bits;
-        let op = Op::Reduce {
-            kind,
-            axes: vec![1],
-            keepdims: false,
-        };
-        let x = Tensor::from_bytes(DType::F8E5M2, &[2, 70], &x).unwrap();
-        cases.push(Case::of_op(&op, vec![x], 0.0));
-    }
-    check_all("extremes of 8-bit floats", &cases);
-}
