@@ -55,8 +55,9 @@ pub enum GpuParam {
     TensorMap(Box<TensorMap>),
 }
 
-/// A tensor in a buffer, and the tile of it that one bulk copy moves, as `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` take them: axes
-/// are innermost first, and the innermost has stride 1. Elements of a tile outside of the tensor read as zero and are not written.
+/// A tensor in a buffer, and the tile of it that one bulk copy moves, as `cuTensorMapEncodeTiled`
+/// and `cuTensorMapEncodeIm2col` take them: axes are innermost first, elements along the innermost
+/// side by side. Elements of a tile outside of the tensor read as zero and are not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Index into the arguments of the step that launches the kernel.
@@ -69,8 +70,8 @@ pub struct TensorMap {
     pub sizes: Vec<u64>,
     /// Bytes from one index to the next, for all axes but the innermost; multiples of 16.
     pub strides_bytes: Vec<u64>,
-    /// Elements of the tile along each axis: at most 256, and along the innermost a multiple of 16 bytes, no wider than the swizzle. In im2col mode
-    /// channels and pixels, of which there may be 1024.
+    /// Elements of the tile along each axis: at most 256, and along the innermost a multiple of 16
+    /// bytes, no wider than the swizzle. In im2col mode channels and up to 1024 pixels.
     pub tile: Vec<u32>,
     /// Order of the tile's 16-byte chunks in shared memory.
     pub swizzle: Swizzle,
@@ -78,10 +79,12 @@ pub struct TensorMap {
     pub pixels: Option<Pixels>,
 }
 
-/// Pixels of a tensor of channels, one to three spatial axes and images that the tiles of a convolution are made of, in im2col mode.
+/// Pixels of a tensor of channels, one to three spatial axes and images that the tiles of a
+/// convolution are made of, in im2col mode.
 ///
-/// The corners bound a box along the spatial axes. A tile begins at a pixel of the box and goes on in steps along the innermost axis, from its end
-/// to the box's next row, and from the last row to the next image. A copy adds an offset along each spatial axis to every pixel: the place of an
+/// The corners bound a box along the spatial axes. A tile begins at a pixel of the box and goes on
+/// in steps along the innermost axis, from its end to the box's next row, and from the last row to
+/// the next image. A copy adds an offset along each spatial axis to every pixel: the place of an
 /// element of the filter. Lists are innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pixels {
@@ -94,7 +97,8 @@ pub struct Pixels {
 }
 
 impl Pixels {
-    /// Bits of a corner, and of the places that copies add, by the number of spatial axes: the hardware has 16 for all of them.
+    /// Bits of a corner, and of the places that copies add, by the number of spatial axes: the
+    /// hardware has 16 for all of them.
     const BITS: [u32; 3] = [16, 8, 5];
 
     /// Largest place that a copy adds to a pixel along an axis, of so many spatial ones.
@@ -187,7 +191,8 @@ pub enum GpuArg {
     TensorMap(EncodedTensorMap),
 }
 
-/// Most elements of a tile along one axis, most pixels of one in im2col mode, and most elements of a tensor along an axis.
+/// Most elements of a tile along one axis, most pixels of one in im2col mode, and most elements of
+/// a tensor along an axis.
 const MAX_TILE: u32 = 256;
 const MAX_PIXELS: u32 = 1024;
 const MAX_SIZE: u64 = 1 << 32;
@@ -300,7 +305,8 @@ mod tests {
         }
     }
 
-    /// 3 images of 20 x 10 pixels of 64 halves, in tiles of 128 pixels of a 3 x 3 filter that is padded by 1 and goes on by 2.
+    /// 3 images of 20 x 10 pixels of 64 halves, in tiles of 128 pixels of a 3 x 3 filter that is
+    /// padded by 1 and goes on by 2.
     fn image_map() -> TensorMap {
         TensorMap {
             buffer: 0,

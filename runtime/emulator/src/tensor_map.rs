@@ -1,4 +1,5 @@
-//! Tensor maps of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`, in an encoding of the emulator's own.
+//! Tensor maps of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`, in an encoding of the
+//! emulator's own.
 
 use crate::fault::{Fault, FaultKind, Result};
 pub use gristmill_runtime::gpu::TENSOR_MAP_BYTES;
@@ -90,10 +91,11 @@ pub struct TensorMap {
 
 /// Encodes a map for [`Device::launch`](crate::Device::launch), as a parameter of 128 bytes aligned to 64.
 ///
-/// Makes the checks of `cuTensorMapEncodeTiled`, and errors with [`FaultKind::InvalidCall`]: the address and strides are
-/// multiples of 16, sizes at most 2^32, tiles at most 256 along each axis, the innermost side of a tile a multiple of 16
-/// bytes and no wider than the swizzle. In im2col mode those of `cuTensorMapEncodeIm2col`: up to 1024 pixels, of 3 to 5
-/// axes, and see [`Pixels`]. Element strides in the other mode and interleaved layouts are refused.
+/// Makes the checks of `cuTensorMapEncodeTiled`, and errors with [`FaultKind::InvalidCall`]: the
+/// address and strides are multiples of 16, sizes at most 2^32, tiles at most 256 along each axis,
+/// the innermost side of a tile a multiple of 16 bytes and no wider than the swizzle. In im2col
+/// mode those of `cuTensorMapEncodeIm2col`: up to 1024 pixels, of 3 to 5 axes, and see [`Pixels`].
+/// Element strides in the other mode and interleaved layouts are refused.
 pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
     map.check()?;
     let mut bytes = Vec::with_capacity(TENSOR_MAP_BYTES);

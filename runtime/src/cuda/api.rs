@@ -101,7 +101,8 @@ functions! {
         *mut EncodedTensorMap, c_int, c_uint, CUdeviceptr, *const u64, *const u64, *const c_uint,
         *const c_uint, c_int, c_int, c_int, c_int,
     ) -> Code;
-    /// Map, type, rank, address, sizes, strides, lower and upper corner, channels, pixels, element strides, then as above.
+    /// Map, type, rank, address, sizes, strides, lower and upper corner, channels, pixels, element
+    /// strides, then as above.
     encode_pixel_map = "cuTensorMapEncodeIm2col" fn(
         *mut EncodedTensorMap, c_int, c_uint, CUdeviceptr, *const u64, *const u64, *const c_int,
         *const c_int, c_uint, c_uint, *const c_uint, c_int, c_int, c_int, c_int,

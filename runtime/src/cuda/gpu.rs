@@ -418,8 +418,8 @@ impl Driver for CudaGpu {
         let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
         let (api, to) = (&context.api, &mut encoded);
         context.bind()?;
-        // SAFETY: the driver writes one map, and reads `rank` sizes and steps, one stride less, and as many sides, or two corners of the
-        // spatial axes: a map without problems has them.
+        // SAFETY: the driver writes one map, and reads `rank` sizes and steps, one stride less, and
+        // as many sides, or two corners of the spatial axes: a map without problems has them.
         #[rustfmt::skip]
         let code = unsafe {
             match &map.pixels {

@@ -225,7 +225,8 @@ exports! {
             return Err(INVALID_VALUE);
         }
         let rank = rank as usize;
-        // SAFETY: the caller's promise: `rank` sizes and steps, one stride less, and corners of two axes less.
+        // SAFETY: the caller's promise: `rank` sizes and steps, one stride less, and corners of two
+        // axes less.
         let (sizes, strides, lower, upper, steps) = unsafe {
             (list(sizes, rank), list(strides, rank - 1), list(lower, rank - 2), list(upper, rank - 2), list(steps, rank))
         };

@@ -468,8 +468,8 @@ fn swizzled(source: &Source, address: u64) -> u64 {
     }
 }
 
-/// What is wrong with a copy's mode, or with where it begins in im2col mode. A start outside of the box, or between its steps, is nothing that
-/// NVIDIA documents.
+/// What is wrong with a copy's mode, or with where it begins in im2col mode. A start outside of the
+/// box, or between its steps, is nothing that NVIDIA documents.
 fn pixel_problem(map: &TensorMap, bulk: &Bulk, start: &TileStart) -> Option<String> {
     let Some(pixels) = &map.pixels else {
         let is_im2col = !bulk.offsets.is_empty();
@@ -550,7 +550,8 @@ fn pixel_places(
     places
 }
 
-/// Address of the elements with innermost index 0 of a row of a tile at such indices along the other axes, and true if these are in the tensor.
+/// Address of the elements with innermost index 0 of a row of a tile at such indices along the
+/// other axes, and true if these are in the tensor.
 fn tile_row(map: &TensorMap, place: &[i64]) -> (u64, bool) {
     let (mut address, mut inside) = (map.address, true);
     for (axis, &index) in place.iter().enumerate() {

@@ -10,7 +10,8 @@ use super::support::{device, download, line, ptx, try_run, upload};
 const CHANNELS: usize = 16;
 const PIXELS: usize = 64;
 
-/// Images of some channels, lists innermost first: a filter of `size` elements `dilation` apart, strides, and padding before and behind.
+/// Images of some channels, lists innermost first: a filter of `size` elements `dilation` apart,
+/// strides, and padding before and behind.
 struct Images {
     channels: usize,
     sizes: Vec<usize>,
@@ -31,7 +32,8 @@ impl Images {
         axes.map(of).collect()
     }
 
-    /// Places along the spatial axes, then the image, of the result's pixel number `p` for an element of the filter.
+    /// Places along the spatial axes, then the image, of the result's pixel number `p` for an
+    /// element of the filter.
     fn place(&self, p: usize, element: &[usize]) -> Vec<i64> {
         let mut rest = p;
         let mut at: Vec<i64> = Vec::new();
@@ -97,7 +99,8 @@ impl Images {
         (0..n).map(|i| i as f32 + 1.0).collect()
     }
 
-    /// Copies all pixels of the result for one element of the filter, with channels from `first` on, and compares.
+    /// Copies all pixels of the result for one element of the filter, with channels from `first`
+    /// on, and compares.
     fn check(&self, kernel: &str, element: &[usize], first: usize) {
         let x = self.elements();
         // One tile more than there are pixels: it lies outside as a whole.
