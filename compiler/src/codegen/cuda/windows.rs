@@ -16,7 +16,7 @@ use super::vector_access::{Runs, is_dense};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{
-    Emit, Ix, Kind, Order, Puller, accumulator, activation_index, average, channel_axis,
+    Emit, Ix, Kind, Order, Puller, Weights, accumulator, activation_index, average, channel_axis,
     extreme_bits, spatial_axes,
 };
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ const CHEAP_FLOPS: u32 = 4;
 /// Multiplications in the time of a byte.
 const PRODUCTS_PER_BYTE: f64 = 8.0;
 
-/// What becomes of a window's elements.
+/// Result of a window's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Combination {
     Greatest,
@@ -149,9 +149,9 @@ impl Parts {
                 groups,
                 layout,
             } => {
-                let (taps, c_in, c_out) = filter_extents(*layout, body.shape(node.inputs[1]));
-                let is_depthwise = c_in == 1 && c_out == *groups && c_out > 1;
-                let parts = (Combination::Weighted, taps, window, *layout);
+                let w = Weights::new(*layout, body.shape(node.inputs[1]));
+                let is_depthwise = w.c_in == 1 && w.c_out == *groups && w.c_out > 1;
+                let parts = (Combination::Weighted, w.taps, window, *layout);
                 is_depthwise.then_some(parts)?
             }
             _ => return None,
@@ -217,17 +217,8 @@ impl Parts {
     }
 }
 
-/// Extents of a filter: spatial axes, input channels of a group, output channels.
-fn filter_extents(layout: Layout, shape: &[usize]) -> (&[usize], usize, usize) {
-    match (layout, shape) {
-        (Layout::ChannelsFirst, [c_out, c_in, taps @ ..]) => (taps, *c_in, *c_out),
-        (Layout::ChannelsLast, [taps @ .., c_in, c_out]) => (taps, *c_in, *c_out),
-        _ => (&[], 0, 0),
-    }
-}
-
-/// What a thread's code refers to: its image, first channel and first spatial position, and the
-/// runs of the operands.
+/// Place of a thread, which is its image, first channel and first spatial position, and the runs of
+/// the operands.
 struct Thread<'a> {
     image: Ix<Value>,
     channel: Ix<Value>,
@@ -373,13 +364,11 @@ impl Windows {
         let (n, width) = (self.size[self.axis], self.width);
         let ty = element_type(self.acc);
         e.line(&format!("{ty} weight[{n}][{width}];"));
+        let filter = Weights::new(self.layout, p.body.shape(weights));
         let mut taps = taps.to_vec();
         for t in 0..n {
             taps[self.axis] = Ix::C(t as i64);
-            let at = match self.layout {
-                Layout::ChannelsFirst => [&[thread.channel, Ix::C(0)], &taps[..]].concat(),
-                Layout::ChannelsLast => [&taps[..], &[Ix::C(0), thread.channel]].concat(),
-            };
+            let at = filter.index(&taps, Ix::C(0), thread.channel);
             runs.each(p, e, weights, &at, |e, k, value| {
                 let value = e.convert(value, self.dtype, self.acc)?;
                 e.set(&format!("weight[{t}][{}]", e.position(k)), value);

@@ -221,15 +221,15 @@ fn batch_axes(matrices: &[usize]) -> &[usize] {
 
 /// Axes of a convolution's weights: output channels, input channels of a group, and taps; for
 /// channels last in the opposite order.
-struct Weights<'a> {
+pub(in crate::codegen) struct Weights<'a> {
     layout: Layout,
-    taps: &'a [usize],
-    c_in: usize,
-    c_out: usize,
+    pub(in crate::codegen) taps: &'a [usize],
+    pub(in crate::codegen) c_in: usize,
+    pub(in crate::codegen) c_out: usize,
 }
 
 impl<'a> Weights<'a> {
-    fn new(layout: Layout, shape: &'a [usize]) -> Weights<'a> {
+    pub(in crate::codegen) fn new(layout: Layout, shape: &'a [usize]) -> Weights<'a> {
         let n = shape.len();
         let (taps, c_in, c_out) = match layout {
             Layout::ChannelsFirst => (&shape[2..], shape[1], shape[0]),
@@ -243,7 +243,12 @@ impl<'a> Weights<'a> {
         }
     }
 
-    fn index<V: Copy>(&self, tap: &[Ix<V>], c_in: Ix<V>, c_out: Ix<V>) -> Vec<Ix<V>> {
+    pub(in crate::codegen) fn index<V: Copy>(
+        &self,
+        tap: &[Ix<V>],
+        c_in: Ix<V>,
+        c_out: Ix<V>,
+    ) -> Vec<Ix<V>> {
         match self.layout {
             Layout::ChannelsFirst => [&[c_out, c_in], tap].concat(),
             Layout::ChannelsLast => [tap, &[c_in, c_out]].concat(),

@@ -16,6 +16,7 @@ mod window;
 use super::body::{Body, const_dim};
 use crate::error::{Error, Result};
 use crate::ir::{ConstData, Dim, Node, Op, PadMode, ScalarOp, ValueId};
+pub(super) use contract::Weights;
 pub(super) use emit::{Emit, Ix, Kind, Order};
 use gristmill_runtime::{DType, status};
 pub(super) use heavy::inner_iterations;

@@ -228,8 +228,8 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// What a copy in im2col mode adds to the places of its pixels, a number for each spatial axis;
-    /// empty in another mode.
+    /// Offsets of a copy in im2col mode from its pixels, one for each spatial axis; empty in another
+    /// mode.
     fn pixel_offsets(&mut self, ins: &Ins<'a>, is_load: bool, axes: usize) -> Result<Vec<u32>> {
         if !ins.has("im2col") {
             return Ok(Vec::new());

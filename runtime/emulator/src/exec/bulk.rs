@@ -468,7 +468,7 @@ fn swizzled(source: &Source, address: u64) -> u64 {
     }
 }
 
-/// What is wrong with a copy's mode, or with where it begins in im2col mode. A start outside of the
+/// Problem of a copy's mode, or of where it begins in im2col mode. A start outside of the
 /// box, or between its steps, is nothing that NVIDIA documents.
 fn pixel_problem(map: &TensorMap, bulk: &Bulk, start: &TileStart) -> Option<String> {
     let Some(pixels) = &map.pixels else {
