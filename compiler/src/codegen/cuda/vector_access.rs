@@ -3,10 +3,10 @@
 use super::emit::{Emitter, Value, truth_test};
 use crate::codegen::access::{Expression, Leaf, expression};
 use crate::codegen::body::Body;
-use crate::codegen::pull::{Emit, Ix, Kind, Puller};
+use crate::codegen::pull::{Emit, Ix, Kind, Puller, broadcast_index};
 use crate::error::Result;
-use crate::ir::ValueId;
 use crate::ir::vecprog::VecOp;
+use crate::ir::{Op, ValueId};
 use gristmill_runtime::DType;
 
 /// Bytes of the widest access.
@@ -242,5 +242,100 @@ impl RunStore {
         let line = format!("gm_store<{n}>({to}, {name}[{}]);", e.text(i));
         e.line(&line);
         e.close();
+    }
+}
+
+/// Operands of an epilogue that are loaded for a whole run of results, in accesses of up to 16 bytes.
+pub(super) struct RunLoads(Vec<LoadedRun>);
+
+/// A run in registers: accesses of so many elements.
+struct LoadedRun {
+    value: ValueId,
+    name: String,
+    per_access: usize,
+}
+
+impl RunLoads {
+    /// Loads what `roots` are computed from element by element and what lies side by side along the
+    /// last axis. The run begins at `at`, an index into the shape that they broadcast to, whose last
+    /// component is a multiple of `width`; `known` need not be loaded.
+    pub(super) fn new(
+        p: &Puller<Value>,
+        e: &mut Emitter,
+        roots: &[ValueId],
+        known: ValueId,
+        at: &[Ix<Value>],
+        width: usize,
+    ) -> RunLoads {
+        let mut found = Vec::new();
+        if width > 1 {
+            roots
+                .iter()
+                .for_each(|&v| side_by_side(p, v, known, &mut found));
+        }
+        let fits = |v: &ValueId| {
+            p.body
+                .shape(*v)
+                .last()
+                .is_some_and(|d| d.is_multiple_of(width))
+        };
+        let load = |v: ValueId| {
+            let (dtype, shape) = (p.body.dtype(v), p.body.shape(v));
+            let per_access = width.min(WIDEST / dtype.size_bytes());
+            let n = width / per_access;
+            let name = e.declare_vectors(dtype, per_access, n);
+            let from = e.linearise(&broadcast_index(shape, at), shape);
+            for i in 0..n {
+                let from = e.add(from, Ix::C((i * per_access) as i64));
+                let from = format!("{} + {}", e.text(p.stored[&v]), e.position(from));
+                e.line(&format!("{name}[{i}] = gm_load<{per_access}>({from});"));
+            }
+            LoadedRun {
+                value: v,
+                name,
+                per_access,
+            }
+        };
+        RunLoads(found.into_iter().filter(fits).map(load).collect())
+    }
+
+    /// Lets element `k` of each operand, an index of an unrolled loop, be found where it is pulled
+    /// for the result at `at`.
+    pub(super) fn remember(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        k: Value,
+        at: &[Ix<Value>],
+    ) {
+        for run in &self.0 {
+            let (dtype, n) = (p.body.dtype(run.value), run.per_access);
+            let k = e.text(k);
+            let element = format!("{}[{k} / {n}].v[{k} % {n}]{}", run.name, truth_test(dtype));
+            let element = e.define(Kind::Element(dtype), &element);
+            let at = broadcast_index(p.body.shape(run.value), at);
+            p.remember(run.value, &at, element);
+        }
+    }
+}
+
+/// Adds the values in memory that `v` is computed from element by element, but for those of one
+/// element along the last axis.
+fn side_by_side(p: &Puller<Value>, v: ValueId, known: ValueId, found: &mut Vec<ValueId>) {
+    if v == known || found.contains(&v) {
+        return;
+    }
+    if p.stored.contains_key(&v) {
+        let moves = p.body.shape(v).last().is_some_and(|&d| d > 1);
+        found.extend(moves.then_some(v));
+    } else if let Some(node) = p
+        .body
+        .graph
+        .def_node(v)
+        .filter(|n| matches!(n.op, Op::Map(_)))
+    {
+        node.inputs
+            .iter()
+            .for_each(|&x| side_by_side(p, x, known, found));
     }
 }

@@ -12,7 +12,7 @@ use super::emit::{Emitter, Value};
 use super::fusion::{FusedNode, stored_before};
 use super::rows::exchanged;
 use super::text::element_type;
-use super::vector_access::{Runs, is_dense};
+use super::vector_access::{RunLoads, Runs, is_dense};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{
@@ -502,6 +502,9 @@ impl Windows {
             };
             let (dtype, width) = (p.body.dtype(self.node.result), self.width);
             let name = e.declare_vectors(dtype, width, 1);
+            let first = activation_index(self.layout, thread.image, thread.channel, &at);
+            let (own, roots) = (self.node.own(p.body), [self.node.result]);
+            let loads = RunLoads::new(p, e, &roots, own, &first, width);
             let k = e.open_unrolled(width);
             let sum = format!("sum[{r}][{}]", e.text(k));
             let mut value = e.named(Kind::Element(self.acc), sum);
@@ -509,12 +512,12 @@ impl Windows {
                 value = average(e, self.acc, value, count)?;
             }
             let channel = e.add(thread.channel, Ix::V(k));
-            let own = activation_index(self.layout, thread.image, channel, &at);
-            let y = self.node.epilogue(p, e, &own, value)?;
+            let at = activation_index(self.layout, thread.image, channel, &at);
+            loads.remember(p, e, k, &at);
+            let y = self.node.epilogue(p, e, &at, value)?;
             e.set(&format!("{name}[0].v[{}]", e.text(k)), y);
             e.close();
-            let at = activation_index(self.layout, thread.image, thread.channel, &at);
-            let linear = e.linearise(&at, p.body.shape(self.node.result));
+            let linear = e.linearise(&first, p.body.shape(self.node.result));
             let to = format!("{} + {}", e.text(out), e.position(linear));
             e.line(&format!("gm_store<{width}>({to}, {name}[0]);"));
             Ok(())

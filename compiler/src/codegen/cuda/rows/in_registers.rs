@@ -31,14 +31,20 @@ pub(super) fn exponential(acc: DType) -> &'static str {
     if acc == DType::F64 { "exp" } else { "expf" }
 }
 
+/// `1 / x`, by which a row is multiplied: a division per element is a branch and ten instructions.
+fn reciprocal(e: &mut Emitter, x: Value, acc: DType) -> Result<Value> {
+    let one = e.constant(acc, real_bits(acc, 1.0));
+    e.combine(ScalarOp::Div, one, x)
+}
+
 /// The last operand of a softmax, from the sum of exponentials, and the op that takes it.
 pub(super) fn divisor(e: &mut Emitter, sum: Value, log: bool) -> Result<(Value, ScalarOp)> {
-    if !log {
-        return Ok((sum, ScalarOp::Div));
-    }
     let Kind::Element(acc) = e.kind(sum) else {
         return Err(Error::internal("a sum is an element"));
     };
+    if !log {
+        return Ok((reciprocal(e, sum, acc)?, ScalarOp::Mul));
+    }
     let logarithm = e.scalar_op(ScalarOp::Log, &[acc], &[sum])?;
     Ok((logarithm, ScalarOp::Sub))
 }
@@ -215,13 +221,14 @@ impl Rows {
             self.centre(e, here, acc)?;
         }
         let root = self.deviation(e, here, acc, epsilon)?;
+        let root = reciprocal(e, root, acc)?;
         let inputs = &self.node.of(p.body).inputs;
         self.store_each(p, e, here, acc, out, |p, e, x, at| {
             let factor = |p: &mut Puller<Value>, e: &mut Emitter, i: usize| {
                 let v = p.broadcast_value(e, inputs[i], at)?;
                 e.convert(v, self.dtype, acc)
             };
-            let unit = e.combine(ScalarOp::Div, x, root)?;
+            let unit = e.combine(ScalarOp::Mul, x, root)?;
             let gamma = factor(p, e, 1)?;
             let scaled = e.combine(ScalarOp::Mul, unit, gamma)?;
             if !centred {

@@ -2,7 +2,7 @@
 
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
-use super::super::vector_access::RunStore;
+use super::super::vector_access::{RunLoads, RunStore};
 use super::in_registers::{divisor, exponential};
 use super::{Layout, Rows, ThreadPosition, wide};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
@@ -68,12 +68,16 @@ impl Rows {
         let width = self.layout.width;
         let linear = e.linearise(at, p.body.shape(self.node.own(p.body)));
         let store = RunStore::new(e, p.body.dtype(self.node.result), width);
+        let own = self.node.own(p.body);
+        let roots = [&self.node.of(p.body).inputs[1..], &[self.node.result]].concat();
+        let loads = RunLoads::new(p, e, &roots, own, at, width);
         let w = e.open_unrolled(width);
         let mut at = at.to_vec();
         if let Some(last) = at.last_mut().filter(|_| width > 1) {
             *last = e.add(*last, Ix::V(w));
         }
         p.scoped(|p| {
+            loads.remember(p, e, w, &at);
             let value = value(p, e, w, &at)?;
             let value = self.node.epilogue(p, e, &at, value)?;
             store.set(e, w, value);

@@ -338,6 +338,55 @@ fn neighbours_join_the_row() {
     check_all("rows with neighbours", &cases);
 }
 
+/// `cast(layer_norm(x)) + r * scale` in rows of 96: `x` of `f16`, so that 8 elements are loaded at once, `r` of `f32`.
+fn norm_and_residual(rng: &mut Rng, gain: [usize; 1]) -> Case {
+    let mut b = GraphBuilder::new("block");
+    let x = b.input("x", DType::F16, [9, 96]);
+    let [gamma, beta] = ["gamma", "beta"].map(|name| b.input(name, DType::F16, [96usize]));
+    let r = b.input("r", DType::F32, [9, 96]);
+    let scale = b.input("scale", DType::F32, gain);
+    let epsilon = Real(1e-5);
+    let y = b.add1(Op::LayerNorm { axis: 1, epsilon }, &[x, gamma, beta]);
+    let y = b.map(ScalarOp::Cast(DType::F32), &[y.unwrap()]).unwrap();
+    let scaled = b.mul(r, scale).unwrap();
+    let y = b.add_(y, scaled).unwrap();
+    b.output("y", y);
+    let [row, half] = [[9, 96].as_slice(), &[96]];
+    let mut inputs: Vec<Tensor> = [row, half, half]
+        .map(|s| rng.tensor(DType::F16, s, -1.0, 1.0))
+        .into();
+    inputs.push(rng.tensor(DType::F32, row, -1.0, 1.0));
+    inputs.push(rng.tensor(DType::F32, &gain, -1.0, 1.0));
+    Case {
+        body: b.finish().unwrap(),
+        inputs,
+        tolerance: 1e-5,
+    }
+}
+
+/// What joins a row is loaded as the row is, and nothing is divided for each element.
+#[test]
+fn operands_beside_a_row_move_in_vectors() {
+    let rng = &mut Rng(64);
+    let cases = [96, 1].map(|n| norm_and_residual(rng, [n]));
+    check_all("operands beside rows", &cases);
+    let Some(nvrtc) = nvrtc_or_left_out("machine code of rows") else {
+        return;
+    };
+    let made = generate(&as_cluster(&cases[0].body), Arch::parse("sm_90a").unwrap()).unwrap();
+    let cubin = nvrtc.compile(&made.units[0]).unwrap().cubin;
+    let Some(code) = machine_code(nvrtc, &cubin, "rows with operands beside them") else {
+        return;
+    };
+    let loads: Vec<&str> = code.lines().filter(|l| l.contains(" LDG.")).collect();
+    // x, gamma and beta by one each, r and scale by two.
+    let wide = loads.iter().filter(|l| l.contains("LDG.E.128")).count();
+    assert_eq!([wide, loads.len()], [7, 7], "{}", loads.join("\n"));
+    // Of the two means and the root; dividing each of 8 elements took 7 more.
+    let n_divisions = code.matches(" MUFU.RCP ").count();
+    assert!(n_divisions <= 6, "{n_divisions} divisions:\n{code}");
+}
+
 #[test]
 fn kept_rows_stay_in_registers() {
     let Some(nvrtc) = nvrtc_or_left_out("resources of kept rows") else {

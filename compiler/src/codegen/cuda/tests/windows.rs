@@ -352,9 +352,9 @@ fn pixels_are_loaded_once() {
         (DType::F16, [64, 28, 28, 192], [3, 3], usual),
         (DType::F32, [16, 28, 28, 384], [7, 7], wide),
     ] {
-        // Rows of a window by the pixels over four results, and by the elements of the filter.
+        // Rows of a window by the pixels over four results, and by the elements of the filter; the bias.
         let [rows, along] = size;
-        let loads = rows * (along + 3 + along);
+        let loads = rows * (along + 3 + along) + 1;
         let case = depthwise(rng, (dtype, LAYOUTS[0]), &shape, &size, axes);
         for arch in ARCHS {
             let options: Options = Arch::parse(arch).unwrap().into();
