@@ -148,10 +148,11 @@ fn clustered(
             report.missed = std::mem::take(&mut fused.missed);
             let kernels = std::mem::take(&mut fused.kernels);
             report.fused = Some(fused);
-            match pricing.only_cpus {
-                true => join(g, join_scalars(g, ranges::join_ranges(g, kernels))),
+            let kernels = match pricing.only_cpus {
+                true => ranges::join_ranges(g, kernels),
                 false => kernels,
-            }
+            };
+            join(g, join_scalars(g, kernels))
         }
     };
     let (graph, owners) = body::build(g, &kernels)?;
