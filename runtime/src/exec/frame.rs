@@ -85,6 +85,8 @@ unsafe impl Send for Frame {}
 pub(crate) struct Variables {
     /// Where the value of each is, and its next value; set before [`Frame::bind`].
     pub(crate) places: Vec<[*mut u8; 2]>,
+    /// Which of the two turns these are for, on a device where they alternate.
+    pub(crate) turn: usize,
     /// True for steps that change a variable where it is.
     pub(crate) changes: Vec<bool>,
     /// True when such a step has begun in the last run.
@@ -96,6 +98,7 @@ impl Variables {
         let steps = partition.steps.iter();
         Variables {
             places: vec![[std::ptr::null_mut(); 2]; program.variables.len()],
+            turn: 0,
             changes: steps.map(|s| changes(program, partition, s)).collect(),
             is_changing: false,
         }

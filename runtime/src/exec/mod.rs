@@ -78,7 +78,7 @@ use rendezvous::Rendezvous;
 use resident::Residents;
 use resources::Variable;
 use setup::{Setup, check_devices};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -342,6 +342,7 @@ impl Executor {
     /// Errors with the device's message. The next run is not disturbed.
     pub fn time_launches(&self, at_least: Duration) -> Result<Vec<LaunchTime>, Error> {
         let _turn = lock(&self.turn);
+        self.shared.place(&self.residents);
         self.residents.spare_next()?;
         let mut times = Vec::new();
         for (partition, worker) in self.shared.workers.iter().enumerate() {
@@ -362,7 +363,7 @@ impl Executor {
         self.shared
             .workers
             .iter()
-            .map(|w| lock(w).replay.n_captured())
+            .map(|w| lock(w).n_captured())
             .collect()
     }
 
@@ -498,6 +499,7 @@ impl Executor {
         for worker in workers {
             lock(worker).frame.variables.is_changing = false;
         }
+        self.shared.place(&self.residents);
         self.residents.bind(|variable, addresses| {
             for worker in workers {
                 lock(worker).frame.variables.places[variable as usize] = addresses;
@@ -595,12 +597,25 @@ impl Shared {
         let memory_of = |i: usize| lock(&self.workers[i]).frame.addresses.memory.clone();
         let residents = Residents::of(&self.program, resources, &memory_of)
             .map_err(|(partition, e)| shortage::explain(e, &self.program, partition))?;
-        residents.places(|partition, variable, addresses| {
-            let frame = &mut lock(&self.workers[partition]).frame;
-            frame.variables.places[variable as usize] = addresses;
-            frame.bind();
-        });
+        self.place(&residents);
         Ok(residents)
+    }
+
+    /// Tells the frames of devices where variables are in the next run.
+    fn place(&self, residents: &Residents) {
+        let turn = residents.turn();
+        let mut partitions = BTreeSet::new();
+        residents.place(|partition, variable, addresses| {
+            let variables = &mut lock(&self.workers[partition]).frame.variables;
+            variables.places[variable as usize] = addresses;
+            if !addresses[1].is_null() {
+                variables.turn = turn;
+            }
+            partitions.insert(partition);
+        });
+        for partition in partitions {
+            lock(&self.workers[partition]).frame.bind();
+        }
     }
 
     /// Leases the memory of a run and gives it back: errors belong to the constructor.

@@ -1,8 +1,9 @@
 //! Resident variables: used in place, on the host or in memory of a device, and kept there between runs.
 //!
 //! A device's partition has fixed memory for each of them, so that its requests can be captured: for the value that a run reads, and
-//! for the one that it assigns. The next run begins with a copy on the device from the second to the first. A value crosses to the
-//! host when someone there asks for it, and from there when the host, or another device, has assigned it.
+//! for the one that it assigns. The two take turns: the next run reads what this one assigns where it is, and its requests are captured
+//! for either turn. A value crosses to the host when someone there asks for it, and from there when the host, or another device, has
+//! assigned it.
 
 use super::memory::{Block, Memory};
 use super::resources::{Resources, Variable};
@@ -11,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::program::{Program, Resident};
 use crate::sync::lock;
 use crate::tensor::Tensor;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A value of a variable.
@@ -182,6 +183,7 @@ impl OnDevice {
 }
 
 /// Memory of a device for a resident variable.
+#[derive(Clone)]
 pub(super) struct Place {
     /// Memory of the current value, or of the previous one if the run only assigns.
     pub(super) value: Arc<OnDevice>,
@@ -201,6 +203,23 @@ impl Place {
         })
     }
 
+    /// True where either memory can hold either value.
+    fn may_turn(&self) -> bool {
+        let next = self.next.as_ref();
+        next.is_none_or(|next| next.fits(&self.value))
+    }
+
+    /// The same memory, with value and assigned value in each other's place in every other turn.
+    fn at(&self, turn: usize) -> Place {
+        match &self.next {
+            Some(next) if turn == 1 => Place {
+                value: next.clone(),
+                next: Some(self.value.clone()),
+            },
+            _ => self.clone(),
+        }
+    }
+
     /// Addresses of the value and of the assigned one.
     fn addresses(&self) -> [*mut u8; 2] {
         let next = self.next.as_ref();
@@ -210,7 +229,17 @@ impl Place {
 }
 
 /// The resident variables of a program.
-pub(crate) struct Residents(Vec<Use>);
+pub(crate) struct Residents {
+    uses: Vec<Use>,
+    /// True where the next run reads what this one assigns where it is.
+    takes_turns: bool,
+    /// The turn of the next run, 0 or 1, and the one that frames have addresses for.
+    turn: AtomicUsize,
+    placed: AtomicUsize,
+}
+
+/// Frames have no addresses yet.
+const NO_TURN: usize = usize::MAX;
 
 struct Use {
     variable: Arc<Variable>,
@@ -250,30 +279,52 @@ impl Residents {
             let partition = resident.partition;
             one(resident).map_err(|e| (partition, e))
         });
-        Ok(Residents(all.collect::<Result<_, _>>()?))
+        let uses = all.collect::<Result<Vec<Use>, _>>()?;
+        let places = || uses.iter().filter_map(|one| one.place.as_ref());
+        Ok(Residents {
+            takes_turns: places().any(|p| p.next.is_some()) && places().all(Place::may_turn),
+            uses,
+            turn: AtomicUsize::new(0),
+            placed: AtomicUsize::new(NO_TURN),
+        })
     }
 
-    /// Calls `take` with the partition and the number of each that is on a device, and with the addresses of its value and of the next
-    /// one, which stay.
-    pub(crate) fn places(&self, mut take: impl FnMut(usize, u32, [*mut u8; 2])) {
-        for one in &self.0 {
-            if let Some(place) = &one.place {
-                take(
-                    one.resident.partition,
-                    one.resident.variable,
-                    place.addresses(),
-                );
-            }
+    /// Those on a device, with their memory as the next run uses it.
+    fn placed(&self) -> impl Iterator<Item = (&Use, Place)> {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let uses = self.uses.iter();
+        uses.filter_map(move |one| Some((one, one.place.as_ref()?.at(turn))))
+    }
+
+    /// The turn of the next run.
+    pub(crate) fn turn(&self) -> usize {
+        self.turn.load(Ordering::Relaxed)
+    }
+
+    /// Calls `take` with the partition and the number of each that is on a device, and with the addresses that its value and the next one
+    /// have in the next run; not at all where they are those of the last call.
+    pub(crate) fn place(&self, mut take: impl FnMut(usize, u32, [*mut u8; 2])) {
+        let turn = self.turn();
+        if self.placed.swap(turn, Ordering::Relaxed) == turn {
+            return;
+        }
+        for (one, place) in self.placed() {
+            let Resident {
+                partition,
+                variable,
+                ..
+            } = one.resident;
+            take(partition, variable, place.addresses());
         }
     }
 
     /// Calls `take` with the number of each that is on the host and the addresses of its value and of the next one, for a run that
     /// holds a transaction. They stay until [`Residents::end`], which follows.
     pub(crate) fn bind(&self, mut take: impl FnMut(u32, [*mut u8; 2])) -> Result<(), Error> {
-        self.0.iter().try_for_each(|one| {
-            if let Some(place) = &one.place {
-                return one.variable.bind_on_device(&one.resident, place);
-            }
+        self.placed()
+            .try_for_each(|(one, place)| one.variable.bind_on_device(&one.resident, &place))?;
+        let on_host = self.uses.iter().filter(|one| one.place.is_none());
+        for one in on_host {
             let addresses = match &one.beside {
                 Some(beside) => {
                     let assigned = lock(beside).as_mut_ptr();
@@ -282,31 +333,26 @@ impl Residents {
                 None => one.variable.bind(&one.resident, one.in_place)?,
             };
             take(one.resident.variable, addresses);
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     /// Leaves nothing where the program assigns on devices, so that its kernels may be started again.
     pub(crate) fn spare_next(&self) -> Result<(), Error> {
-        let places = self
-            .0
-            .iter()
-            .filter_map(|one| Some((one, one.place.as_ref()?)));
-        places
-            .into_iter()
-            .try_for_each(|(one, place)| one.variable.spare_next(place))
+        self.placed()
+            .try_for_each(|(one, place)| one.variable.spare_next(&place))
     }
 
     /// True when some are changed where they are, which cannot be taken back.
     pub(crate) fn is_in_place(&self) -> bool {
-        self.0.iter().any(|one| one.in_place)
+        self.uses.iter().any(|one| one.in_place)
     }
 
     /// Prepares for overlapping runs, and returns the variables changed by them. Errors with `Unsupported` on one on a device with memory of
     /// its own.
     pub(crate) fn overlap(&mut self) -> Result<Vec<Arc<Variable>>, Error> {
         let mut changed = Vec::new();
-        for one in &mut self.0 {
+        for one in &mut self.uses {
             if one.place.is_some() {
                 let label = one.variable.label();
                 let message =
@@ -326,16 +372,18 @@ impl Residents {
 
     /// Ends what [`Residents::bind`] began. `is_changing` after a failure if values were being changed where they are.
     pub(crate) fn end(&self, well: bool, is_changing: bool) {
-        for one in self.0.iter().filter(|one| one.resident.assigned.is_some()) {
+        let turn = self.turn();
+        let assigned = |one: &&Use| one.resident.assigned.is_some();
+        for one in self.uses.iter().filter(assigned) {
             if let Some(beside) = &one.beside {
                 if well {
                     one.variable.overwrite(&lock(beside));
                 }
                 continue;
             }
-            let next = one.place.as_ref().and_then(|place| place.next.as_ref());
+            let next = one.place.as_ref().and_then(|place| place.at(turn).next);
             match next {
-                Some(next) if well => one.variable.end_on_device(next),
+                Some(next) if well => one.variable.end_on_device(&next),
                 Some(_) => {}
                 None => one.variable.end(well),
             }
@@ -345,6 +393,9 @@ impl Residents {
             if !well && is_changing && one.in_place {
                 one.variable.tear();
             }
+        }
+        if well && self.takes_turns {
+            self.turn.store(1 - turn, Ordering::Relaxed);
         }
     }
 }

@@ -179,11 +179,7 @@ impl<'a> Setup<'a> {
             is_parallel: frame.is_parallel(),
             caller,
             schedule: Schedule::new(partition),
-            replay: if self.options.step_by_step {
-                ReplayMode::Never
-            } else {
-                ReplayMode::of(&frame, self.in_order)
-            },
+            replays: ReplayMode::by_turn(&frame, self.in_order, self.options.step_by_step),
             frame,
         })
     }

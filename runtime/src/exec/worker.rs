@@ -33,8 +33,8 @@ pub(crate) struct Worker {
     pub(crate) caller: Option<CallerTensors>,
     /// `None` when no step can be held up: then program order is the schedule.
     pub(crate) schedule: Option<Schedule>,
-    /// State of captures and replays of the device's requests.
-    pub(crate) replay: ReplayMode,
+    /// State of captures and replays of the device's requests, by the turn of its variables.
+    pub(crate) replays: [ReplayMode; 2],
     /// Bytes of the arena, where it is leased for a run.
     pub(crate) arena_bytes: usize,
     /// Arena and workspaces of the run.
@@ -85,6 +85,12 @@ impl Worker {
         self.frame.bind();
     }
 
+    /// Number of requests for more than one step, in the turn with the most.
+    pub(crate) fn n_captured(&self) -> usize {
+        let all = self.replays.iter().map(ReplayMode::n_captured);
+        all.max().unwrap_or_default()
+    }
+
     /// Runs the partition once. A failure, panics included, aborts the epoch for all workers.
     pub(crate) fn run(&mut self, rendezvous: &Rendezvous, epoch: u64) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_steps(rendezvous, epoch)));
@@ -128,7 +134,8 @@ impl Worker {
             caller,
             index: self.index,
         };
-        let started = run.start(frame, schedule, &mut self.replay, &mut context);
+        let replay = &mut self.replays[frame.variables.turn];
+        let started = run.start(frame, schedule, replay, &mut context);
         run.finish(started, frame, &context)?;
         frame.check_launches(&context)?;
         caller.unstage();
@@ -154,17 +161,28 @@ pub(crate) enum Progress {
 }
 
 impl ReplayMode {
-    /// For a partition; `in_order` says whether the steps of all may run in program order.
-    pub(crate) fn of(frame: &Frame, in_order: bool) -> ReplayMode {
+    /// For a partition, by the turn of its variables; `in_order` says whether the steps of all may run in program order. The second turn
+    /// comes after a run, which has loaded all code.
+    pub(crate) fn by_turn(frame: &Frame, in_order: bool, step_by_step: bool) -> [ReplayMode; 2] {
+        [0, 1].map(|turn| match step_by_step {
+            true => ReplayMode::Never,
+            false => ReplayMode::of(frame, in_order, turn),
+        })
+    }
+
+    fn of(frame: &Frame, in_order: bool, turn: usize) -> ReplayMode {
         let is_apart = frame.addresses.memory.driver().is_some();
         match Some(frame)
             .filter(|_| is_apart && in_order)
             .and_then(Segments::of)
         {
-            _ if frame.is_replayable() => ReplayMode::Whole(Progress::NotYet),
+            _ if frame.is_replayable() => ReplayMode::Whole(match turn {
+                0 => Progress::NotYet,
+                _ => Progress::Next,
+            }),
             Some(segments) => ReplayMode::Pieces {
                 segments,
-                is_first: true,
+                is_first: turn == 0,
             },
             None => ReplayMode::Never,
         }

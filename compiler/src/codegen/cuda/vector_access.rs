@@ -256,9 +256,9 @@ struct LoadedRun {
 }
 
 impl RunLoads {
-    /// Loads what `roots` are computed from element by element and what lies side by side along the
-    /// last axis. The run begins at `at`, an index into the shape that they broadcast to, whose last
-    /// component is a multiple of `width`; `known` need not be loaded.
+    /// Loads the element-wise operands of `roots` with elements side by side along the last axis. The
+    /// run begins at `at`, an index into the shape of the results, with a multiple of `width` as its
+    /// last component; `known` need not be loaded.
     pub(super) fn new(
         p: &Puller<Value>,
         e: &mut Emitter,
@@ -299,8 +299,7 @@ impl RunLoads {
         RunLoads(found.into_iter().filter(fits).map(load).collect())
     }
 
-    /// Lets element `k` of each operand, an index of an unrolled loop, be found where it is pulled
-    /// for the result at `at`.
+    /// Lets pulls for the result at `at` find element `k` of each operand, an index of an unrolled loop.
     pub(super) fn remember(
         &self,
         p: &mut Puller<Value>,
@@ -319,8 +318,7 @@ impl RunLoads {
     }
 }
 
-/// Adds the values in memory that `v` is computed from element by element, but for those of one
-/// element along the last axis.
+/// Adds the element-wise operands of `v` in memory, but for those of one element along the last axis.
 fn side_by_side(p: &Puller<Value>, v: ValueId, known: ValueId, found: &mut Vec<ValueId>) {
     if v == known || found.contains(&v) {
         return;
