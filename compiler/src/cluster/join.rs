@@ -11,9 +11,11 @@ use crate::ir::{ClusterKind, Def, Graph, Node, NodeId, Op, ScalarOp, Type, Value
 use gristmill_runtime::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most nodes and stored results of a joined kernel.
+/// Most nodes and stored results of a joined kernel, and of kernels that are launched together.
 const MAX_MEMBERS: usize = 48;
 const MAX_RESULTS: usize = 8;
+const MAX_BUNDLED_MEMBERS: usize = 512;
+const MAX_BUNDLED_RESULTS: usize = 96;
 
 /// The kernels, with those joined that update variables.
 pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
@@ -34,6 +36,28 @@ pub fn join_scalars(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     let is_scalar = |&kernel: &usize| joiner.makes_single(kernel) && joiner.is_element_wise(kernel);
     let scalars: BTreeSet<usize> = all.filter(is_scalar).collect();
     joiner.joined(&scalars)
+}
+
+/// The kernels of a GPU, with those put together that it can launch at once where a graph updates variables: the updates, and
+/// reductions to single elements, such as the largest gradient of each parameter.
+pub fn bundle_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
+    let assigned: BTreeSet<NodeId> = g.nodes().filter_map(|(_, n)| assigned_by(g, n)).collect();
+    if assigned.len() < 2 {
+        return kernels;
+    }
+    let mut joiner = Joiner::new(g, kernels);
+    let updates = joiner.updates(&assigned);
+    let reduces = |kernel: &usize| joiner.kernels[*kernel].kind == ClusterKind::Reduce;
+    let all = 0..joiner.kernels.len();
+    let singles = all.filter(|kernel| reduces(kernel) && joiner.makes_single(*kernel));
+    let singles: BTreeSet<usize> = singles.collect();
+    let read = updates.iter().map(|&kernel| joiner.operands(kernel));
+    let makers = read.flat_map(|values| joiner.makers(&values).collect::<Vec<_>>());
+    let gradients: BTreeSet<usize> = makers.filter(reduces).collect();
+    for set in [updates, singles, gradients] {
+        joiner.bundle(&set);
+    }
+    joiner.left()
 }
 
 /// The kernels of a region, with element-wise ones joined.
@@ -122,8 +146,38 @@ impl<'g> Joiner<'g> {
                 readers.entry(v).or_default().push(later);
             }
         }
+        self.left()
+    }
+
+    fn left(self) -> Vec<Kernel> {
         let kernels = self.kernels.into_iter();
         kernels.filter(|k| !k.members.is_empty()).collect()
+    }
+
+    /// Puts kernels of a set together, whatever their shapes, where none reads what another one stores.
+    fn bundle(&mut self, set: &BTreeSet<usize>) {
+        let mut bundles: Vec<usize> = Vec::new();
+        for &kernel in set {
+            let open = bundles.iter().position(|&b| self.may_bundle(b, kernel));
+            match open {
+                Some(i) => {
+                    self.join(bundles[i], kernel);
+                    bundles[i] = kernel;
+                }
+                None => bundles.push(kernel),
+            }
+        }
+    }
+
+    fn may_bundle(&self, first: usize, second: usize) -> bool {
+        let (a, b) = (&self.kernels[first], &self.kernels[second]);
+        a.members.len() + b.members.len() <= MAX_BUNDLED_MEMBERS
+            && a.roots.len() + b.roots.len() <= MAX_BUNDLED_RESULTS
+            && legal::may_share(self.g, &self.ordered, a.anchor, b.anchor).is_ok()
+            && !self
+                .makers(&self.operands(second))
+                .any(|maker| maker == first)
+            && self.is_nothing_between(first, second)
     }
 
     /// Kernels that make an operand of a kernel, known readers of one, and those that store what the

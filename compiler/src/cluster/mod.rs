@@ -20,7 +20,7 @@ use crate::ir::{Bindings, ClusterKind, Dim, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
-use join::{join_maps, join_scalars, join_updates};
+use join::{bundle_updates, join_maps, join_scalars, join_updates};
 
 pub use fuse::{FusedKernels, fuse_rules};
 
@@ -152,7 +152,11 @@ fn clustered(
                 true => ranges::join_ranges(g, kernels),
                 false => kernels,
             };
-            join(g, join_scalars(g, kernels))
+            let kernels = join(g, join_scalars(g, kernels));
+            match pricing.only_gpus && pricing.is_one_device {
+                true => bundle_updates(g, kernels),
+                false => kernels,
+            }
         }
     };
     let (graph, owners) = body::build(g, &kernels)?;

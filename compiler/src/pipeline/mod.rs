@@ -455,6 +455,7 @@ fn pricing(config: Config) -> Pricing {
     fastest.map_or_else(Pricing::default, |d| Pricing {
         only_gpus,
         only_cpus: devices.iter().all(is_cpu),
+        is_one_device: devices.len() == 1,
         ..Pricing::of(d.profile.clone())
     })
 }

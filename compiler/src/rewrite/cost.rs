@@ -25,6 +25,8 @@ pub struct Pricing {
     pub only_gpus: bool,
     /// True when only CPUs do.
     pub only_cpus: bool,
+    /// True when one device runs all clusters, and none is left to others.
+    pub is_one_device: bool,
 }
 
 impl Default for Pricing {
@@ -74,6 +76,7 @@ impl Pricing {
             },
             only_gpus: false,
             only_cpus: true,
+            is_one_device: true,
         }
     }
 

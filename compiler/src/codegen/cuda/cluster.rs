@@ -4,11 +4,12 @@
 //! pulling their elements: a thread computes one result element, or one line, in strides of the
 //! whole grid.
 
+use super::bundle::{self, Bundle, Piece};
 use super::candidates::{Candidate, Candidates, Chooser, Resources};
 use super::emit::{Emitter, Value};
 use super::lines::{self, Lines};
 use super::map::{self, Map};
-use super::source::{Parameters, source};
+use super::source::{Parameters, Source, source};
 use super::transposed::{self, Transposed};
 use super::{GraphCompiler, Options, attention, contract, rows, skinny, windows};
 use crate::codegen::access::Expression;
@@ -16,7 +17,7 @@ use crate::codegen::body::Body;
 use crate::codegen::kernel_forms::{Choice, Preferred, Why};
 use crate::codegen::phases::{Cover, MatchContext, Phase, Selection, cut, wrong_phase};
 use crate::codegen::placed::Placed;
-use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
+use crate::codegen::plan::{Arg, KernelPlan};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Graph, Node, NodeId, Op, ValueId, Window};
@@ -26,9 +27,9 @@ use gristmill_runtime::gpu::{Launch, TensorMap};
 use std::collections::BTreeMap;
 
 /// Threads of a block.
-const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 256;
 /// Most blocks of a grid, so that an index that runs past the items by one stride still fits 32 bits.
-const MAX_BLOCKS: u64 = 1 << 20;
+pub(super) const MAX_BLOCKS: u64 = 1 << 20;
 /// Positions below this are indexed in 32 bits.
 const NARROW: usize = 1 << 30;
 
@@ -39,6 +40,10 @@ pub(super) struct ClusterCompiler<'s> {
     id: NodeId,
     body: Body,
     placed: Placed,
+    /// Kernels so far.
+    pieces: Vec<Piece>,
+    /// How the next one was chosen.
+    choice: Option<Choice>,
     chooser: Chooser,
     why: Why,
 }
@@ -129,19 +134,13 @@ impl Buffers {
         })
     }
 
-    /// The step that launches kernel number `kernel` once.
-    fn step(&self, kernel: usize) -> PlanStep {
+    /// Buffers that are only read, and those that are written, in the order of the parameters.
+    fn args(&self) -> [Vec<Arg>; 2] {
         let joins = self.joins.map(|j| j.arg);
         let reads = self.reads.iter().map(|r| r.1).chain(joins);
         let splits = self.splits.map(|s| s.arg);
-        let writes: Vec<Arg> = self.writes.iter().map(|w| w.1).chain(splits).collect();
-        PlanStep {
-            kernel,
-            n_outputs: writes.len() as u32,
-            args: reads.chain(writes).collect(),
-            items: 1,
-            grain: 0,
-        }
+        let writes = self.writes.iter().map(|w| w.1).chain(splits);
+        [reads.collect(), writes.collect()]
     }
 }
 
@@ -163,6 +162,8 @@ impl<'s> ClusterCompiler<'s> {
             id,
             body,
             placed,
+            pieces: Vec::new(),
+            choice: None,
             chooser,
             why,
         };
@@ -172,15 +173,18 @@ impl<'s> ClusterCompiler<'s> {
         }) {
             compiler.phase(&phase)?;
         }
+        compiler.launch();
         compiler.copy_repeated_results()?;
-        compiler.graph_compiler.forms.entry(id).or_default().n = compiler.chooser.n as u8;
+        compiler.launch();
+        let n = u8::try_from(compiler.chooser.n).unwrap_or(u8::MAX);
+        compiler.graph_compiler.forms.entry(id).or_default().n = n;
         Ok(compiler.placed.plan)
     }
 
     /// Name of the next kernel.
     fn name(&self, what: &str) -> String {
-        self.graph_compiler
-            .name(self.outer, self.id, self.placed.plan.steps.len(), what)
+        let number = self.placed.plan.steps.len() + self.pieces.len();
+        self.graph_compiler.name(self.outer, self.id, number, what)
     }
 
     fn phase(&mut self, phase: &Phase<Candidates>) -> Result<()> {
@@ -269,18 +273,59 @@ impl<'s> ClusterCompiler<'s> {
         let declared = buffers.declare(&self.body, &mut e)?;
         let mut p = Puller::new(&self.body, declared.stored);
         f(&mut p, &mut e, &declared.outs)?;
-        let entry = format!("gm_{what}");
-        let source = source(&entry, &resources, wide, &declared.parameters, e.finish());
+        self.pieces.push(Piece {
+            what: what.to_owned(),
+            name: self.name(what),
+            choice: self.choice.take(),
+            wide,
+            resources,
+            parameters: declared.parameters,
+            body: e.finish(),
+            buffers: buffers.args(),
+        });
+        self.placed.note_written(buffers.writes);
+        Ok(())
+    }
+
+    /// Adds the kernels so far to the plan, together where they do not wait for each other.
+    fn launch(&mut self) {
+        for pieces in bundle::launches(std::mem::take(&mut self.pieces)) {
+            for choice in pieces.iter().filter_map(|p| p.choice.clone()) {
+                self.graph_compiler.chosen(self.id, choice);
+            }
+            let step = match <[Piece; 1]>::try_from(pieces) {
+                Ok([piece]) => {
+                    let entry = format!("gm_{}", piece.what);
+                    let step = piece.step(self.graph_compiler.kernels.len());
+                    let Piece {
+                        wide,
+                        parameters,
+                        body,
+                        ..
+                    } = piece;
+                    let source = source(&entry, &piece.resources, wide, &parameters, "", body);
+                    self.launched(piece.name, entry, source, &piece.resources);
+                    step
+                }
+                Err(pieces) => {
+                    let bundle = Bundle::new("gm_bundle", &pieces);
+                    let step = bundle.step(self.graph_compiler.kernels.len());
+                    let (name, entry) = (self.name("bundle"), "gm_bundle".to_owned());
+                    self.launched(name, entry, bundle.source, &bundle.resources);
+                    step
+                }
+            };
+            self.placed.plan.steps.push(step);
+        }
+    }
+
+    fn launched(&mut self, name: String, entry: String, source: Source, resources: &Resources) {
         let launch = Launch {
             grid: [resources.blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1],
             block: [resources.threads as u32, 1, 1],
             shared_bytes: resources.shared_bytes,
         };
-        let name = self.name(what);
-        let kernel = self.graph_compiler.kernel(name, entry, source, launch);
-        self.placed.plan.steps.push(buffers.step(kernel));
-        self.placed.note_written(buffers.writes);
-        Ok(())
+        self.graph_compiler.kernel(name, entry, source, launch);
     }
 
     /// Appends one variant of a kernel. It writes a result or, where several blocks share one,
@@ -295,7 +340,7 @@ impl<'s> ClusterCompiler<'s> {
                 form: variant.words(),
                 why: self.why.clone(),
             };
-            self.graph_compiler.chosen(self.id, choice);
+            self.choice = Some(choice);
         }
         let Buffers { reads, writes, .. } = self.buffers(variant.result());
         let Some((dtype, n)) = variant.partial(&self.body) else {

@@ -7,6 +7,7 @@
 //! cache.
 
 mod attention;
+mod bundle;
 mod candidates;
 mod cluster;
 mod contract;

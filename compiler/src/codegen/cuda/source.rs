@@ -1,4 +1,4 @@
-//! A kernel's whole source: prelude, index type, signature, body.
+//! A kernel's whole source: prelude, index type, functions, signature, body.
 
 use super::candidates::Resources;
 use super::emit::Body;
@@ -11,26 +11,49 @@ use gristmill_runtime::gpu::{GpuParam, TensorMap};
 #[derive(Default)]
 pub(super) struct Parameters {
     declared: Vec<String>,
-    n_reads: usize,
+    /// Types of elements, of those only read and of those written.
+    types: [Vec<&'static str>; 2],
     maps: Vec<TensorMap>,
 }
 
 impl Parameters {
     /// Declares a buffer that is only read; gives its name.
     pub(super) fn read(&mut self, dtype: DType) -> String {
-        let name = format!("a{}", self.declared.len());
-        self.declared
-            .push(format!("const {}* __restrict__ {name}", memory_type(dtype)));
-        self.n_reads += 1;
-        name
+        self.declare(false, memory_type(dtype))
     }
 
     /// Declares a buffer that is written; gives its name. Comes after all that are only read.
     pub(super) fn write(&mut self, dtype: DType) -> String {
-        let name = format!("r{}", self.declared.len() - self.n_reads);
+        self.declare(true, memory_type(dtype))
+    }
+
+    /// Declares a buffer with elements of such a type.
+    pub(super) fn declare(&mut self, is_written: bool, ty: &'static str) -> String {
+        let (letter, modifier) = if is_written {
+            ("r", "")
+        } else {
+            ("a", "const ")
+        };
+        let types = &mut self.types[usize::from(is_written)];
+        let name = format!("{letter}{}", types.len());
+        types.push(ty);
         self.declared
-            .push(format!("{}* __restrict__ {name}", memory_type(dtype)));
+            .push(format!("{modifier}{ty}* __restrict__ {name}"));
         name
+    }
+
+    /// Type of the elements of buffer `i` of those only read (0) or written (1).
+    pub(super) fn memory_type(&self, side: usize, i: usize) -> &'static str {
+        self.types[side][i]
+    }
+
+    /// Declarations of all buffers.
+    pub(super) fn declared(&self) -> &[String] {
+        &self.declared
+    }
+
+    pub(super) fn has_maps(&self) -> bool {
+        !self.maps.is_empty()
     }
 
     /// Declares a tensor map of one of the buffers: `map0`, `map1`, in this order.
@@ -41,7 +64,7 @@ impl Parameters {
 
 /// One kernel as text.
 pub(super) struct Source {
-    /// Text after the prelude: index type and kernel.
+    /// Text after the prelude: index type, functions and kernel.
     pub(super) kernel: String,
     pub(super) params: Vec<GpuParam>,
 }
@@ -53,12 +76,13 @@ impl Source {
     }
 }
 
-/// The source of kernel `entry`.
+/// The source of kernel `entry`, which calls `functions`.
 pub(super) fn source(
     entry: &str,
     resources: &Resources,
     wide: bool,
     parameters: &Parameters,
+    functions: &str,
     body: Body,
 ) -> Source {
     let mut params: Vec<GpuParam> = (0..parameters.declared.len() as u32)
@@ -83,7 +107,7 @@ pub(super) fn source(
         .map_or(String::new(), |n| format!(", {n}"));
     let bounds = format!("{}{least}", resources.threads);
     let kernel = format!(
-        "typedef {ix} ix;\ntypedef unsigned {ix} uix;\n\n\
+        "typedef {ix} ix;\ntypedef unsigned {ix} uix;\n\n{functions}\
          extern \"C\" __global__ void {cluster}__launch_bounds__({bounds})\n{entry}({}) {{\n{}}}\n",
         declared.join(", "),
         body.text

@@ -1,5 +1,6 @@
 //! Generated kernels as machine code: each source of the tables of cases for one architecture, each kind of kernel for all of them.
 
+use super::build::part_of;
 use super::*;
 use std::collections::BTreeSet;
 
@@ -24,10 +25,13 @@ fn calls_subroutines(unit: &nvrtc::Unit, entry: &str) -> bool {
         .split(&format!("\n{entry}("))
         .nth(1)
         .expect("the unit holds the kernel");
-    let body = kernel.split("\n}\n").next().unwrap_or_default();
-    ["f64", "sinf(", "cosf(", "tanf("]
-        .iter()
-        .any(|name| body.contains(name))
+    let function = format!("GM_DEVICE void {}", part_of(entry));
+    let parts = unit.source.split(&function).skip(1).chain([kernel]);
+    let mut bodies = parts.map(|part| part.split("\n}\n").next().unwrap_or_default());
+    bodies.any(|body| {
+        let calls = ["f64", "sinf(", "cosf(", "tanf("];
+        calls.iter().any(|name| body.contains(name))
+    })
 }
 
 /// Panics unless all units compile to machine code. Gives the kernels that keep something on the stack, spilled registers or other, but for those of

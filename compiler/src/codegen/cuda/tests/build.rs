@@ -16,6 +16,11 @@ pub struct Batch {
     units: Vec<Open>,
 }
 
+/// Begin of the names of functions that a kernel of [`Batch`] is made of.
+pub fn part_of(entry: &str) -> String {
+    format!("part_of_{entry}_")
+}
+
 /// Where a kernel is.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -74,6 +79,10 @@ impl Batch {
         let declared = format!("\n{entry}(");
         assert_eq!(rest.matches(&declared).count(), 1, "{kernel}");
         let text = rest.replace(&declared, &format!("\n{name}("));
+        let text = match entry {
+            "gm_bundle" => text.replace("part", &part_of(&name)),
+            _ => text,
+        };
         let fits = |u: &Open| u.n_kernels < PER_UNIT && u.index_type == index_type;
         let unit = self.units.iter().position(fits).unwrap_or_else(|| {
             self.units.push(Open {

@@ -123,12 +123,7 @@ fn dear_operands_and_shared_results_are_stored() {
     let names: Vec<&str> = made.kernels.iter().map(|k| k.name.as_str()).collect();
     assert_eq!(
         names,
-        [
-            "test_0_0_map",
-            "test_0_1_contract",
-            "test_0_2_map",
-            "test_0_3_rows"
-        ]
+        ["test_0_0_map", "test_0_1_contract", "test_0_2_bundle"]
     );
     let inputs = vec![
         rng.tensor(DType::F32, &[20, 30], -1.0, 1.0),
@@ -317,7 +312,7 @@ fn reshaped_results_are_written_at_once() {
     let made = generate(&as_cluster(&body), Arch::COMMON).unwrap();
     let entries: Vec<&str> = made.kernels.iter().map(|k| k.entry.as_str()).collect();
     // The second result needs memory of its own.
-    assert_eq!(entries, ["gm_contract", "gm_map", "gm_rows"]);
+    assert_eq!(entries, ["gm_contract", "gm_bundle"]);
     let inputs = vec![
         rng.tensor(DType::F32, &[12, 20], -1.0, 1.0),
         rng.tensor(DType::F32, &[20, 30], -1.0, 1.0),

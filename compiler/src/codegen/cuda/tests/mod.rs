@@ -3,6 +3,7 @@
 mod archs;
 mod attention;
 mod build;
+mod bundle;
 mod contract;
 mod forms;
 mod library;

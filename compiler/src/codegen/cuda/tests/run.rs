@@ -199,6 +199,7 @@ fn few_threads(kernel: &GpuKernel) -> Launch {
         "gm_skinny",
         "gm_turned",
         "gm_lines",
+        "gm_bundle",
     ];
     let is_open = !fixed.contains(&kernel.entry.as_str());
     Launch {

@@ -241,8 +241,9 @@ fn depthwise_convolutions() {
         let is_turned = case.inputs[0].dtype() != DType::F64 && is_first(case);
         let mut found = entries(&case.body);
         if is_turned {
-            assert_eq!(found.len(), 4, "{}", case.body);
-            found = found[2..3].to_vec();
+            // Both operands are turned in one launch, if both have tiles.
+            assert!((3..=4).contains(&found.len()), "{}", case.body);
+            found = found[found.len() - 2..][..1].to_vec();
         }
         assert_eq!(found, ["gm_windows"], "{}", case.body);
     }
