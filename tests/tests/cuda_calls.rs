@@ -328,7 +328,7 @@ fn a_step_of_training_is_one_request() {
             assert!(worst < 1e-5, "{worst}");
         }
         // 40 with one launch for each parameter, for each of its averages, and for the sum and the largest element of its gradient.
-        assert_eq!(count(&calls[0], "cuLaunchKernel"), 23, "{:#?}", calls[0]);
+        assert_eq!(count(&calls[0], "cuLaunchKernel"), 22, "{:#?}", calls[0]);
         for calls in &calls[3..] {
             assert_eq!(copies(calls), [0, 0, 0]);
             assert_eq!(count(calls, "cuGraphLaunch"), 1);

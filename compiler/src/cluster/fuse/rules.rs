@@ -263,11 +263,23 @@ impl Fuser<'_> {
         is_map && is_own && keeps_f32 && !cone.nodes().any(|m| self.is_concat(m))
     }
 
+    /// True where a GPU reads `q` only for ops on results in registers, such as a mask of the gradient of
+    /// an activation: it computes one element for each result.
+    fn is_beside_results(&self, cone: &Cone, q: &Cone) -> bool {
+        let holds = self.pricing.only_gpus && gpu::holds_result(self.g.node(cone.anchor));
+        let results = self.g.node(q.root).outputs.iter();
+        let users = results.flat_map(|v| &self.users[v.0 as usize]);
+        let mut readers = users.map(|u| u.0).filter(|&id| cone.contains(id));
+        holds && readers.all(|id| id > cone.anchor)
+    }
+
     /// Times that the loops of `cone` compute each element of `q`.
     fn repetitions(&self, cone: &Cone, q: &Cone) -> Result<u64, String> {
         let (g, anchor) = (self.g, self.g.node(cone.anchor));
         let n_results = |id: NodeId| legal::known_elements(g, g.node(id).outputs[0]);
-        let pulled = if self.pricing.only_gpus {
+        let pulled = if self.is_beside_results(cone, q) {
+            n_results(cone.anchor)?
+        } else if self.pricing.only_gpus {
             gpu::loops_over(g, anchor)?
         } else {
             legal::loops_over(g, anchor)?

@@ -314,6 +314,40 @@ fn work_is_linear_in_the_graph() {
     );
 }
 
+/// The gradient behind an activation is masked where the product's results are, on GPUs; an operand of
+/// the product is stored first.
+#[test]
+fn gpus_compute_masks_beside_results() {
+    let text = r#"graph "gradient" {
+        %0 = input "g": f32[128, 64]
+        %1 = input "w": f32[64, 96]
+        %2 = input "a": f32[128, 96]
+        %3: f32[] = constant() {value = f32[] <0.0>}
+        %4: bool[128, 96] = gt(%2, %3)
+        %5: f32[64, 96] = exp(%1)
+        %6: f32[128, 96] = matmul(%0, %5)
+        %7: f32[128, 96] = select(%4, %6, %3)
+        output "y" %7
+    }"#;
+    let g = Graph::parse(text).unwrap();
+    assert_eq!(names_of(&g, true), ["exp", "gt matmul select"]);
+    assert_eq!(names_of(&g, false), ["exp", "matmul", "gt select"]);
+}
+
+/// Ops of each kernel.
+fn names_of(g: &Graph, only_gpus: bool) -> Vec<String> {
+    let pricing = Pricing {
+        only_gpus,
+        ..Pricing::default()
+    };
+    let fused = fuse(g, &pricing, MAX_ALTERNATIVES);
+    let of_kernel = |k: &Kernel| {
+        let names = k.members.iter().map(|&m| g.node(m).op.name().to_owned());
+        names.collect::<Vec<_>>().join(" ")
+    };
+    fused.kernels.iter().map(of_kernel).collect()
+}
+
 /// Where no CPU has to run a cluster, ops before and after a GPU's kernels join them in every dtype.
 #[test]
 fn clusters_of_gpus_hold_more() {
@@ -335,27 +369,9 @@ fn clusters_of_gpus_hold_more() {
         output "y" %13
     }"#;
     let g = Graph::parse(text).unwrap();
-    let names = |only_gpus: bool| {
-        let fused = fuse(
-            &g,
-            &Pricing {
-                only_gpus,
-                ..Pricing::default()
-            },
-            MAX_ALTERNATIVES,
-        );
-        let of_kernel = |k: &Kernel| {
-            k.members
-                .iter()
-                .map(|&m| g.node(m).op.name().to_owned())
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        fused.kernels.iter().map(of_kernel).collect::<Vec<_>>()
-    };
     assert_eq!(
-        names(true),
+        names_of(&g, true),
         ["add layer_norm", "matmul add gelu", "reshape softmax cast"]
     );
-    assert!(names(false).len() > 3);
+    assert!(names_of(&g, false).len() > 3);
 }

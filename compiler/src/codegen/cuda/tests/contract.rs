@@ -94,6 +94,43 @@ fn neighbours_join_the_product() {
     check_all("products with neighbours", &cases);
 }
 
+/// `select(a > 0, x @ w, 0) * (1 - tanh(a)^2)`.
+fn masked(rng: &mut Rng, dtype: DType, [m, k, n]: [usize; 3]) -> Case {
+    let mut b = GraphBuilder::new("masked");
+    let shapes = [[m, k], [k, n], [m, n]];
+    let [x, w, a] = [0, 1, 2].map(|i| b.input(&format!("x{i}"), dtype, shapes[i]));
+    let (zero, one) = (b.scalar(dtype, 0.0), b.scalar(dtype, 1.0));
+    let mask = b.map(ScalarOp::Gt, &[a, zero]).unwrap();
+    let t = b.map(ScalarOp::Tanh, &[a]).unwrap();
+    let square = b.mul(t, t).unwrap();
+    let slope = b.sub(one, square).unwrap();
+    let y = b.matmul(x, w).unwrap();
+    let y = b.map(ScalarOp::Select, &[mask, y, zero]).unwrap();
+    let y = b.mul(y, slope).unwrap();
+    b.output("y", y);
+    Case {
+        body: b.finish().unwrap(),
+        inputs: shapes.map(|s| rng.tensor(dtype, &s, -1.0, 1.0)).into(),
+        tolerance: 1e-5,
+    }
+}
+
+#[test]
+fn gradients_of_activations_join_the_product() {
+    let rng = &mut Rng(56);
+    let cases = vec![
+        masked(rng, DType::F32, [40, 33, 50]),
+        masked(rng, DType::F32, [2, 64, 96]),
+        masked(rng, DType::F16, [64, 48, 64]),
+        masked(rng, DType::BF16, [9, 24, 70]),
+    ];
+    for case in &cases {
+        let made = generate(&as_cluster(&case.body), Arch::COMMON).unwrap();
+        assert_eq!(made.kernels.len(), 1, "{}", made.listing);
+    }
+    check_all("products with gradients of activations", &cases);
+}
+
 #[test]
 fn canonical_product() {
     let case = layer(&mut Rng(55), DType::F16, [40, 16, 64]);
