@@ -253,7 +253,7 @@ fn variables_stay_on_their_device() {
         // Values and new ones have two places, which take turns: requests are captured for either.
         (0..2).for_each(|_| drop(step()));
         for _ in 0..3 {
-            // The next run reads new values where they are; what the caller gives and gets crosses within the graph.
+            // The next run reads new values where they are; the caller's tensors cross within the graph.
             let calls = step().0;
             assert_eq!(
                 (copies(&calls), count(&calls, "cuGraphLaunch")),
@@ -288,7 +288,8 @@ fn classes(m: &mut Model) -> gristmill::Result<Objective> {
     Ok(Objective::new(loss))
 }
 
-/// All weights after five steps of Adam, and one that fails before the third; `seen` is called after each of the five.
+/// All weights after five steps of Adam, and one before the third to fail; `seen` is called after each
+/// of the five.
 fn trained(setup: &Setup, mut seen: impl FnMut()) -> Vec<Vec<f64>> {
     let training = Training::from(Adam::default());
     let trainer = Trainer::in_session(&setup.session(), "classes", &training, classes).unwrap();
@@ -327,7 +328,8 @@ fn a_step_of_training_is_one_request() {
             let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(worst < 1e-5, "{worst}");
         }
-        // 40 with one launch for each parameter, for each of its averages, and for the sum and the largest element of its gradient.
+        // 40 with one launch for each parameter, each of its averages, and the sum and the largest element
+        // of its gradient.
         assert_eq!(count(&calls[0], "cuLaunchKernel"), 22, "{:#?}", calls[0]);
         for calls in &calls[3..] {
             assert_eq!(copies(calls), [0, 0, 0]);

@@ -16,6 +16,8 @@ const MAX_MEMBERS: usize = 48;
 const MAX_RESULTS: usize = 8;
 const MAX_BUNDLED_MEMBERS: usize = 512;
 const MAX_BUNDLED_RESULTS: usize = 96;
+/// Bytes that a GPU reads and writes while it launches a kernel: two microseconds at 4 TB/s.
+const SMALL_BYTES: usize = 8 << 20;
 
 /// The kernels, with those joined that update variables.
 pub fn join_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
@@ -38,8 +40,9 @@ pub fn join_scalars(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     joiner.joined(&scalars)
 }
 
-/// The kernels of a GPU, with those put together that it can launch at once where a graph updates variables: the updates, and
-/// reductions to single elements, such as the largest gradient of each parameter.
+/// The kernels of a GPU, with small ones put together to be launched at once where a graph updates
+/// variables: the updates, reductions to single elements, such as the largest gradient of each
+/// parameter, and gradients by reductions. Static shapes.
 pub fn bundle_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     let assigned: BTreeSet<NodeId> = g.nodes().filter_map(|(_, n)| assigned_by(g, n)).collect();
     if assigned.len() < 2 {
@@ -54,7 +57,8 @@ pub fn bundle_updates(g: &Graph, kernels: Vec<Kernel>) -> Vec<Kernel> {
     let read = updates.iter().map(|&kernel| joiner.operands(kernel));
     let makers = read.flat_map(|values| joiner.makers(&values).collect::<Vec<_>>());
     let gradients: BTreeSet<usize> = makers.filter(reduces).collect();
-    for set in [updates, singles, gradients] {
+    let others = gradients.difference(&singles).copied().collect();
+    for set in [updates, singles, others] {
         joiner.bundle(&set);
     }
     joiner.left()
@@ -154,10 +158,12 @@ impl<'g> Joiner<'g> {
         kernels.filter(|k| !k.members.is_empty()).collect()
     }
 
-    /// Puts kernels of a set together, whatever their shapes, where none reads what another one stores.
+    /// Puts small kernels of a set together, whatever their shapes, where a later one does not wait for an
+    /// earlier one.
     fn bundle(&mut self, set: &BTreeSet<usize>) {
         let mut bundles: Vec<usize> = Vec::new();
-        for &kernel in set {
+        let small: Vec<usize> = set.iter().copied().filter(|&k| self.is_small(k)).collect();
+        for kernel in small {
             let open = bundles.iter().position(|&b| self.may_bundle(b, kernel));
             match open {
                 Some(i) => {
@@ -167,6 +173,21 @@ impl<'g> Joiner<'g> {
                 None => bundles.push(kernel),
             }
         }
+    }
+
+    /// True for a kernel that takes no longer than its launch. Larger ones gain nothing, and their
+    /// operands would wait in memory for those of all others.
+    fn is_small(&self, kernel: usize) -> bool {
+        let results = self.kernels[kernel].roots.iter();
+        let results = results.flat_map(|id| &self.g.node(*id).outputs).copied();
+        let touched = self.operands(kernel).into_iter().chain(results);
+        let bytes = touched.map(|v| {
+            let elements = legal::n_elements(self.g, v);
+            elements.map(|n| n * self.g.ty(v).dtype.size_bytes())
+        });
+        bytes
+            .sum::<Option<usize>>()
+            .is_some_and(|bytes| bytes <= SMALL_BYTES)
     }
 
     fn may_bundle(&self, first: usize, second: usize) -> bool {

@@ -154,7 +154,7 @@ fn clustered(
             };
             let kernels = join(g, join_scalars(g, kernels));
             match pricing.only_gpus && pricing.is_one_device {
-                true => bundle_updates(g, kernels),
+                true => bundle_updates(sized, kernels),
                 false => kernels,
             }
         }

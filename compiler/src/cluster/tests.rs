@@ -401,3 +401,83 @@ fn control_edges_survive() {
     }
     assert!(n_edges > 40, "{n_edges}");
 }
+
+/// The fusion for one GPU.
+fn one_gpu() -> Fusion {
+    Fusion::greedy(Pricing {
+        only_gpus: true,
+        only_cpus: false,
+        is_one_device: true,
+        ..Pricing::default()
+    })
+}
+
+/// `v -= sum(dz)` for each of some widths; gives the largest magnitude of each sum, and a mean.
+fn step_of_sums(widths: &[usize]) -> Graph {
+    let mut b = GraphBuilder::new("step");
+    let mut sums = Vec::new();
+    for (i, &width) in widths.iter().enumerate() {
+        let dz = b.input(&format!("dz{i}"), DType::F32, [8usize, width]);
+        let sum = b.reduce(ReduceKind::Sum, dz, &[0], false).unwrap();
+        let size = b.map(ScalarOp::Abs, &[sum]).unwrap();
+        let size = b.reduce(ReduceKind::Max, size, &[0], false).unwrap();
+        b.output(&format!("size{i}"), size);
+        sums.push(sum);
+    }
+    let x = b.input("x", DType::F32, [6usize]);
+    let mean = b.reduce(ReduceKind::Mean, x, &[0], false).unwrap();
+    b.output("mean", mean);
+    for (i, (sum, &width)) in sums.into_iter().zip(widths).enumerate() {
+        let start = Tensor::zeros(DType::F32, &[width]).unwrap();
+        let name = format!("v{i}");
+        let v = b.variable(&name, start).unwrap();
+        let moved = b.sub(v, sum).unwrap();
+        b.assign_variable(&name, moved).unwrap();
+    }
+    b.finish().unwrap()
+}
+
+/// Clusters a step for one GPU, and compares two runs of it; gives the clusters.
+fn step_alike(widths: &[usize]) -> Graph {
+    let g = step_of_sums(widths);
+    let (clusters, _) = cluster(&g, &one_gpu()).unwrap_or_else(|e| panic!("{e}\n{g}"));
+    crate::ir::verify::verify(&clusters).unwrap();
+    let rng = &mut crate::testing::Rng(17);
+    let random = |&n: &usize| crate::testing::random_tensor(rng, DType::F32, &[8, n], false);
+    let mut inputs: Vec<Tensor> = widths.iter().map(random).collect();
+    inputs.push(Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 7.0], &[6]).unwrap());
+    let [mut plain, mut bundled] = [(); 2].map(|()| crate::interp::Store::new());
+    for _ in 0..2 {
+        let run = |g: &Graph, store| crate::interp::run_with_state(g, &inputs, store).unwrap();
+        assert_eq!(run(&clusters, &mut bundled), run(&g, &mut plain));
+    }
+    for i in 0..widths.len() {
+        let value = |store: &crate::interp::Store| store.get("", &format!("v{i}")).cloned();
+        assert_eq!(value(&bundled), value(&plain));
+    }
+    clusters
+}
+
+/// Updates are a cluster, and sums are one, whatever their shapes; gradients of one element are sums and
+/// single elements.
+#[test]
+fn a_gpu_launches_the_parts_of_a_step_together() {
+    let clusters = step_alike(&[3, 5, 4]);
+    let [sums, sizes] = [
+        "reduce+reduce+reduce",
+        "abs+reduce+abs+reduce+abs+reduce+reduce",
+    ];
+    assert_eq!(kinds(&clusters), [sums, sizes, "sub+sub+sub"]);
+    for widths in [&[1, 32, 7, 1][..], &[32, 1], &[1, 1, 1], &[6, 1, 32, 1, 9]] {
+        step_alike(widths);
+    }
+}
+
+/// Kernels of many bytes stay alone.
+#[test]
+fn large_updates_are_apart() {
+    let clusters = step_alike(&[1 << 20, 4, 5, 1 << 20]);
+    let updates = kinds(&clusters).into_iter().filter(|k| k.contains("sub"));
+    let updates: Vec<String> = updates.collect();
+    assert_eq!(updates, ["sub", "sub+sub", "sub"]);
+}

@@ -410,8 +410,8 @@ impl Slots<'_> {
         self.read_named(&self.slot(slot), initial)
     }
 
-    /// Keeps a value in a slot, and gives it. What is computed from it does not wait for the assignment, so that one kernel
-    /// updates the slots and the parameter.
+    /// Keeps a value in a slot, and gives it. What is computed from it does not wait for the assignment:
+    /// one kernel updates the slots and the parameter.
     pub(super) fn write(&mut self, slot: &str, value: ValueId) -> Result<ValueId> {
         let name = self.slot(slot);
         self.b.assign_variable(&name, value)?;

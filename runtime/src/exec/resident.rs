@@ -1,9 +1,11 @@
 //! Resident variables: used in place, on the host or in memory of a device, and kept there between runs.
 //!
-//! A device's partition has fixed memory for each of them, so that its requests can be captured: for the value that a run reads, and
-//! for the one that it assigns. The two take turns: the next run reads what this one assigns where it is, and its requests are captured
-//! for either turn. A value crosses to the host when someone there asks for it, and from there when the host, or another device, has
-//! assigned it.
+//! A device's partition has fixed memory for each of them, so that its requests can be captured: for
+//! the value that a run reads, and for the one that it assigns. Where all values keep their shapes, the
+//! two take turns: the next run reads what this one assigns where it is, and its requests are captured
+//! for either turn. Otherwise it begins with a copy on the device from the second to the first. A value
+//! crosses to the host when someone there asks for it, and from there when the host, or another device,
+//! has assigned it.
 
 use super::memory::{Block, Memory};
 use super::resources::{Resources, Variable};
@@ -301,8 +303,8 @@ impl Residents {
         self.turn.load(Ordering::Relaxed)
     }
 
-    /// Calls `take` with the partition and the number of each that is on a device, and with the addresses that its value and the next one
-    /// have in the next run; not at all where they are those of the last call.
+    /// Calls `take` with partition, number and addresses of each on a device: those of its value and of the
+    /// next one in the next run. Not at all where they are those of the last call.
     pub(crate) fn place(&self, mut take: impl FnMut(usize, u32, [*mut u8; 2])) {
         let turn = self.turn();
         if self.placed.swap(turn, Ordering::Relaxed) == turn {

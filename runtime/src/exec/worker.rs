@@ -161,8 +161,8 @@ pub(crate) enum Progress {
 }
 
 impl ReplayMode {
-    /// For a partition, by the turn of its variables; `in_order` says whether the steps of all may run in program order. The second turn
-    /// comes after a run, which has loaded all code.
+    /// For a partition, by the turn of its variables; `in_order` says whether the steps of all may run in
+    /// program order. The second turn comes after a run, which has loaded all code.
     pub(crate) fn by_turn(frame: &Frame, in_order: bool, step_by_step: bool) -> [ReplayMode; 2] {
         [0, 1].map(|turn| match step_by_step {
             true => ReplayMode::Never,

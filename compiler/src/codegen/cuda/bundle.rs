@@ -39,21 +39,23 @@ impl Piece {
         step(kernel, &self.buffers)
     }
 
-    /// True for a kernel with usual blocks, and with nothing to end a thread early: others may join it.
+    /// True for a kernel with usual blocks, without arrays in shared memory and with nothing to end a thread
+    /// early: others may join it.
     fn is_usual(&self) -> bool {
         let blocks = Resources::new(self.resources.blocks as usize, BLOCK);
         self.resources == blocks
             && (1..=MAX_BLOCKS).contains(&blocks.blocks)
             && !self.body.faults
+            && !self.body.text.contains("__shared__")
             && !self.parameters.has_maps()
     }
 
+    /// True if one of the two writes what the other reads or writes. Each buffer of a cluster has one
+    /// [`Arg`], as a GPU's kernels write nothing in place.
     fn waits_for(&self, earlier: &Piece) -> bool {
-        let written = &earlier.buffers[1];
-        self.buffers
-            .iter()
-            .flatten()
-            .any(|arg| written.contains(arg))
+        let [before, now] = [&earlier.buffers, &self.buffers];
+        let meet = |xs: &[Arg], ys: &[Arg]| xs.iter().any(|x| ys.contains(x));
+        meet(&now[0], &before[1]) || meet(&now[1], &before[1]) || meet(&now[1], &before[0])
     }
 
     /// True for a kernel with the same code.

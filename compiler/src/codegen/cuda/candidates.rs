@@ -158,8 +158,9 @@ impl Candidates {
 /// Picks a variant of each of a cluster's kernels from one number: see [`crate::codegen::kernel_forms`].
 pub(super) struct Chooser {
     variant: usize,
-    /// Forms of the cluster so far.
+    /// Forms of the cluster so far, and kernels.
     pub(super) n: usize,
+    pub(super) n_kernels: usize,
 }
 
 impl Chooser {
@@ -167,6 +168,7 @@ impl Chooser {
         Chooser {
             variant: variant.into(),
             n: 1,
+            n_kernels: 0,
         }
     }
 
@@ -182,6 +184,7 @@ impl Chooser {
             .filter(|&i| i < others)
             .map_or(0, |i| i + 1);
         self.n += others;
+        self.n_kernels += 1;
         (&*variants[own], own, variants.len())
     }
 }

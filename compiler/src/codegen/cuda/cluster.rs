@@ -30,6 +30,8 @@ use std::collections::BTreeMap;
 pub(super) const BLOCK: usize = 256;
 /// Most blocks of a grid, so that an index that runs past the items by one stride still fits 32 bits.
 pub(super) const MAX_BLOCKS: u64 = 1 << 20;
+/// Most kernels of a cluster with a choice each, of which a form changes one: more are as predicted.
+const MOST_CHOICES: usize = 4;
 /// Positions below this are indexed in 32 bits.
 const NARROW: usize = 1 << 30;
 
@@ -176,7 +178,10 @@ impl<'s> ClusterCompiler<'s> {
         compiler.launch();
         compiler.copy_repeated_results()?;
         compiler.launch();
-        let n = u8::try_from(compiler.chooser.n).unwrap_or(u8::MAX);
+        let n = u8::try_from(compiler.chooser.n)
+            .ok()
+            .filter(|_| compiler.chooser.n_kernels <= MOST_CHOICES);
+        let n = n.unwrap_or(1);
         compiler.graph_compiler.forms.entry(id).or_default().n = n;
         Ok(compiler.placed.plan)
     }
@@ -290,7 +295,9 @@ impl<'s> ClusterCompiler<'s> {
     /// Adds the kernels so far to the plan, together where they do not wait for each other.
     fn launch(&mut self) {
         for pieces in bundle::launches(std::mem::take(&mut self.pieces)) {
-            for choice in pieces.iter().filter_map(|p| p.choice.clone()) {
+            let bundled = (pieces.len() > 1).then(|| self.name("bundle"));
+            for mut choice in pieces.iter().filter_map(|p| p.choice.clone()) {
+                choice.kernel = bundled.clone().unwrap_or(choice.kernel);
                 self.graph_compiler.chosen(self.id, choice);
             }
             let step = match <[Piece; 1]>::try_from(pieces) {
@@ -310,7 +317,7 @@ impl<'s> ClusterCompiler<'s> {
                 Err(pieces) => {
                     let bundle = Bundle::new("gm_bundle", &pieces);
                     let step = bundle.step(self.graph_compiler.kernels.len());
-                    let (name, entry) = (self.name("bundle"), "gm_bundle".to_owned());
+                    let (name, entry) = (bundled.unwrap_or_default(), "gm_bundle".to_owned());
                     self.launched(name, entry, bundle.source, &bundle.resources);
                     step
                 }

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::ir::vecprog::VecOp;
 use crate::ir::{Op, ValueId};
 use gristmill_runtime::DType;
+use std::collections::BTreeSet;
 
 /// Bytes of the widest access.
 const WIDEST: usize = 16;
@@ -267,12 +268,10 @@ impl RunLoads {
         at: &[Ix<Value>],
         width: usize,
     ) -> RunLoads {
-        let mut found = Vec::new();
-        if width > 1 {
-            roots
-                .iter()
-                .for_each(|&v| side_by_side(p, v, known, &mut found));
-        }
+        let found = match width {
+            1 => Vec::new(),
+            _ => side_by_side(p, roots, known),
+        };
         let fits = |v: &ValueId| {
             p.body
                 .shape(*v)
@@ -318,22 +317,21 @@ impl RunLoads {
     }
 }
 
-/// Adds the element-wise operands of `v` in memory, but for those of one element along the last axis.
-fn side_by_side(p: &Puller<Value>, v: ValueId, known: ValueId, found: &mut Vec<ValueId>) {
-    if v == known || found.contains(&v) {
-        return;
+/// The element-wise operands of some values in memory, but for those of one element along the last axis.
+fn side_by_side(p: &Puller<Value>, roots: &[ValueId], known: ValueId) -> Vec<ValueId> {
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::from([known]));
+    let mut todo = roots.to_vec();
+    while let Some(v) = todo.pop() {
+        if !seen.insert(v) {
+            continue;
+        }
+        let node = p.body.graph.def_node(v);
+        if p.stored.contains_key(&v) {
+            let moves = p.body.shape(v).last().is_some_and(|&d| d > 1);
+            found.extend(moves.then_some(v));
+        } else if let Some(node) = node.filter(|n| matches!(n.op, Op::Map(_))) {
+            todo.extend(&node.inputs);
+        }
     }
-    if p.stored.contains_key(&v) {
-        let moves = p.body.shape(v).last().is_some_and(|&d| d > 1);
-        found.extend(moves.then_some(v));
-    } else if let Some(node) = p
-        .body
-        .graph
-        .def_node(v)
-        .filter(|n| matches!(n.op, Op::Map(_)))
-    {
-        node.inputs
-            .iter()
-            .for_each(|&x| side_by_side(p, x, known, found));
-    }
+    found
 }

@@ -338,7 +338,7 @@ fn neighbours_join_the_row() {
     check_all("rows with neighbours", &cases);
 }
 
-/// `cast(layer_norm(x)) + r * scale` in rows of 96: `x` of `f16`, so that 8 elements are loaded at once, `r` of `f32`.
+/// `cast(layer_norm(x)) + r * scale` in rows of 96: `x` of `f16`, in loads of 8 elements, `r` of `f32`.
 fn norm_and_residual(rng: &mut Rng, gain: [usize; 1]) -> Case {
     let mut b = GraphBuilder::new("block");
     let x = b.input("x", DType::F16, [9, 96]);
