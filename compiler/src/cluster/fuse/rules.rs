@@ -264,22 +264,28 @@ impl Fuser<'_> {
     }
 
     /// True where a GPU reads `q` only for ops on results in registers, such as a mask of the gradient of
-    /// an activation: it computes one element for each result.
+    /// an activation: it computes one element for each result, and nothing of the anchor's operands.
     fn is_beside_results(&self, cone: &Cone, q: &Cone) -> bool {
         let holds = self.pricing.only_gpus && gpu::holds_result(self.g.node(cone.anchor));
-        let results = self.g.node(q.root).outputs.iter();
-        let users = results.flat_map(|v| &self.users[v.0 as usize]);
-        let mut readers = users.map(|u| u.0).filter(|&id| cone.contains(id));
-        holds && readers.all(|id| id > cone.anchor)
+        let n = |id: NodeId| legal::n_elements(self.g, self.g.node(id).outputs[0]);
+        let is_behind = |m: NodeId| {
+            let results = self.g.node(m).outputs.iter();
+            let users = results.flat_map(|v| &self.users[v.0 as usize]);
+            let mut readers = users.map(|u| u.0).filter(|&id| cone.contains(id));
+            readers.all(|id| id > cone.anchor)
+        };
+        let mut more = q.nodes().filter(|m| !cone.contains(*m));
+        holds && n(q.root) == n(cone.anchor) && more.all(is_behind)
     }
 
     /// Times that the loops of `cone` compute each element of `q`.
     fn repetitions(&self, cone: &Cone, q: &Cone) -> Result<u64, String> {
         let (g, anchor) = (self.g, self.g.node(cone.anchor));
         let n_results = |id: NodeId| legal::known_elements(g, g.node(id).outputs[0]);
-        let pulled = if self.is_beside_results(cone, q) {
-            n_results(cone.anchor)?
-        } else if self.pricing.only_gpus {
+        if self.is_beside_results(cone, q) {
+            return Ok(1);
+        }
+        let pulled = if self.pricing.only_gpus {
             gpu::loops_over(g, anchor)?
         } else {
             legal::loops_over(g, anchor)?

@@ -332,6 +332,22 @@ fn gpus_compute_masks_beside_results() {
     let g = Graph::parse(text).unwrap();
     assert_eq!(names_of(&g, true), ["exp", "gt matmul select"]);
     assert_eq!(names_of(&g, false), ["exp", "matmul", "gt select"]);
+    let text = r#"graph "gate" {
+        %0 = input "x": f16[128, 128]
+        %1 = input "w": f16[128, 128]
+        %2 = input "c": f16[128, 128]
+        %3 = input "b": f32[128]
+        %4: f16[128, 128] = relu(%0)
+        %5: f16[128, 128] = matmul(%4, %1)
+        %6: f16[128] = cast(%3) {to = f16}
+        %7: f16[128, 128] = add(%5, %6)
+        %8: f16[128, 128] = mul(%4, %2)
+        %9: f16[128, 128] = add(%7, %8)
+        output "y" %9
+    }"#;
+    // Neither an operand of the product nor a bias, which a library may add, is computed beside it.
+    let kernels = names_of(&Graph::parse(text).unwrap(), true);
+    assert_eq!(kernels, ["relu", "cast", "matmul add mul add"]);
 }
 
 /// Ops of each kernel.
