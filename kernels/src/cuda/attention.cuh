@@ -64,6 +64,57 @@ GM_DEVICE void gm_weigh(const T (&scores)[TM][TN], T (&greatest)[TM], T (&total)
     }
 }
 
+// Attention of few queries: neighbouring threads share a key, and groups of them have keys of their own.
+
+// Brings what a group has seen of a query up to date by N keys; a thread has W elements of each value.
+template <int N, int W, class T, class F>
+GM_DEVICE void gm_weigh_few(const T (&scores)[N], const T (&values)[N][W], T& greatest, T& total, T (&result)[W], F power) {
+    T top = greatest;
+#pragma unroll
+    for (int n = 0; n < N; ++n) top = gm_max(top, scores[n]);
+    const T base = gm_base(top), rest = power(greatest, base);
+    greatest = top;
+    total *= rest;
+#pragma unroll
+    for (int w = 0; w < W; ++w) result[w] *= rest;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const T weight = power(scores[n], base);
+        total += weight;
+#pragma unroll
+        for (int w = 0; w < W; ++w) result[w] += weight * values[n][w];
+    }
+}
+
+// Brings what the groups of LANES threads of a block have seen of a query to one greatest score; each group's result goes to `sums`.
+template <int LANES, int BLOCK, int W, class T, class F>
+GM_DEVICE void gm_join_few(T& greatest, T& total, const T (&result)[W], T* sums, F power) {
+    __shared__ T tops[BLOCK / LANES], totals[BLOCK / LANES];
+    const int group = threadIdx.x / LANES;
+    if (threadIdx.x % LANES == 0) tops[group] = greatest;
+    __syncthreads();
+    T top = tops[0];
+#pragma unroll
+    for (int g = 1; g < BLOCK / LANES; ++g) top = gm_max(top, tops[g]);
+    const T base = gm_base(top), rest = power(greatest, base);
+#pragma unroll
+    for (int w = 0; w < W; ++w) sums[threadIdx.x * W + w] = result[w] * rest;
+    if (threadIdx.x % LANES == 0) totals[group] = total * rest;
+    __syncthreads();
+    greatest = top;
+    total = totals[0];
+#pragma unroll
+    for (int g = 1; g < BLOCK / LANES; ++g) total += totals[g];
+}
+
+// The sum of the groups' results in column c.
+template <int GROUPS, int COLUMNS, class T> GM_DEVICE T gm_column_few(const T* sums, int c) {
+    T sum = sums[c];
+#pragma unroll
+    for (int g = 1; g < GROUPS; ++g) sum += sums[g * COLUMNS + c];
+    return sum;
+}
+
 #if __CUDA_ARCH__ >= 800
 
 // The same by tensor cores: each warp has 16 queries, each thread parts of two of them, eight apart. Rows in shared memory are D + 8 elements apart.

@@ -39,8 +39,8 @@ impl Piece {
         step(kernel, &self.buffers)
     }
 
-    /// True for a kernel with usual blocks, without arrays in shared memory and with nothing to end a thread
-    /// early: others may join it.
+    /// True for a kernel with usual blocks, without arrays of its own in shared memory and with nothing to
+    /// end a thread early: others may join it.
     fn is_usual(&self) -> bool {
         let blocks = Resources::new(self.resources.blocks as usize, BLOCK);
         self.resources == blocks

@@ -138,12 +138,18 @@ impl Candidates {
     pub(super) fn new<C: Candidate + 'static>(
         variants: impl IntoIterator<Item = C>,
     ) -> Option<Candidates> {
+        let boxed = |variant| Box::new(variant) as Box<dyn Candidate>;
+        Candidates::of(variants.into_iter().map(boxed))
+    }
+
+    /// The same of several kinds.
+    pub(super) fn of(variants: impl IntoIterator<Item = Box<dyn Candidate>>) -> Option<Candidates> {
         let mut all: Vec<(f64, String, Box<dyn Candidate>)> = Vec::new();
         for variant in variants {
             let words = variant.words();
             if all.iter().all(|a| a.1 != words) {
                 let cost = variant.work().cost(&variant.resources());
-                all.push((cost, words, Box::new(variant)));
+                all.push((cost, words, variant));
             }
         }
         all.get_mut(1..)?.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -158,7 +164,7 @@ impl Candidates {
 /// Picks a variant of each of a cluster's kernels from one number: see [`crate::codegen::kernel_forms`].
 pub(super) struct Chooser {
     variant: usize,
-    /// Forms of the cluster so far, and kernels.
+    /// Forms of the cluster so far, and kernels with several.
     pub(super) n: usize,
     pub(super) n_kernels: usize,
 }
@@ -184,7 +190,7 @@ impl Chooser {
             .filter(|&i| i < others)
             .map_or(0, |i| i + 1);
         self.n += others;
-        self.n_kernels += 1;
+        self.n_kernels += usize::from(others > 0);
         (&*variants[own], own, variants.len())
     }
 }

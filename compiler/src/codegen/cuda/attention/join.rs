@@ -44,20 +44,35 @@ impl Attention {
         out: Value,
     ) -> Result<()> {
         self.each_result(e, here, |e, [name, query], [row, column]| {
-            let (from, pair) = self.partial_at(e, [here.part, here.batch, row]);
-            let at = e.add(from, column);
             let value = e.named(Kind::Element(self.acc), name);
-            e.store(self.acc, value, out, at);
-            let (column, zero) = (e.val(column), e.index(0));
-            let leads = e.index_compare(Order::Equal, column, zero);
-            e.guarded(&[Some(leads)], |e| {
-                for (k, name) in ["greatest", "total"].into_iter().enumerate() {
-                    let value = e.named(Kind::Element(self.acc), format!("{name}[{query}]"));
-                    let at = e.add(pair, Ix::C(k as i64));
-                    e.store(self.acc, value, out, at);
-                }
-                Ok(())
-            })
+            let names = ["greatest", "total"].map(|name| format!("{name}[{query}]"));
+            self.store_column(e, here, [row, column], value, &names, out)
+        })
+    }
+
+    /// Stores element `place`, a row and a column, of a part's results; the thread of the first column
+    /// adds the row's largest score and sum of weights, of these names.
+    pub(super) fn store_column(
+        &self,
+        e: &mut Emitter,
+        here: &BlockPosition,
+        [row, column]: [Ix<Value>; 2],
+        value: Value,
+        names: &[String; 2],
+        out: Value,
+    ) -> Result<()> {
+        let (from, pair) = self.partial_at(e, [here.part, here.batch, row]);
+        let at = e.add(from, column);
+        e.store(self.acc, value, out, at);
+        let (column, zero) = (e.val(column), e.index(0));
+        let leads = e.index_compare(Order::Equal, column, zero);
+        e.guarded(&[Some(leads)], |e| {
+            for (k, name) in names.iter().enumerate() {
+                let value = e.named(Kind::Element(self.acc), name.clone());
+                let at = e.add(pair, Ix::C(k as i64));
+                e.store(self.acc, value, out, at);
+            }
+            Ok(())
         })
     }
 

@@ -16,6 +16,7 @@
 //! Keys that `causal` hides from all queries of a tile are not visited, so that infinities and NaNs
 //! in their values do not reach the result.
 
+mod few;
 mod group;
 mod join;
 mod load;
@@ -32,6 +33,7 @@ use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::Result;
 use crate::ir::vecprog::real_bits;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
+use few::Few;
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::TensorMap;
 use load::Tile;
@@ -111,12 +113,18 @@ pub(super) fn find(
     needs.extend(groups.iter().flat_map(|g| g.1.iter().copied()));
     let (fused, cover) = FusedNode::find(body, around, id, needs);
     let first = Attention::new(body, fused, x, *variants.first()?)?;
-    let mut all = Vec::new();
+    let mut all: Vec<Box<dyn Candidate>> = Vec::new();
+    all.extend(Few::all(&first).into_iter().map(boxed));
     if let Some((operands, _)) = groups {
-        all.extend(first.by_warp_groups(&operands));
+        all.extend(first.by_warp_groups(&operands).into_iter().map(boxed));
     }
-    all.extend(variants.into_iter().flat_map(|v| first.in_parts(v)));
-    Some((cover, Candidates::new(all)?))
+    let tiles = variants.into_iter().flat_map(|v| first.in_parts(v));
+    all.extend(tiles.map(boxed));
+    Some((cover, Candidates::of(all)?))
+}
+
+fn boxed(candidate: impl Candidate + 'static) -> Box<dyn Candidate> {
+    Box::new(candidate)
 }
 
 /// Where a block is: its batch, as a number and as indices, its first query, and which part of the keys it has.

@@ -97,7 +97,7 @@ fn keys_are_split_among_blocks() {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         for (x, causal) in [
-            ([2, 1, 1000, 16, 16], false),
+            ([2, 5, 1000, 16, 16], false),
             ([1, 300, 900, 32, 16], true),
             ([3, 17, 600, 64, 64], false),
         ] {

@@ -5,6 +5,7 @@ mod attention;
 mod build;
 mod bundle;
 mod contract;
+mod few_queries;
 mod forms;
 mod library;
 mod lines;
