@@ -85,7 +85,7 @@ unsafe impl Send for Frame {}
 pub(crate) struct Variables {
     /// Where the value of each is, and its next value; set before [`Frame::bind`].
     pub(crate) places: Vec<[*mut u8; 2]>,
-    /// Which of the two turns these are for, on a device where they alternate.
+    /// Turn of these places, 0 or 1, on a device where they alternate.
     pub(crate) turn: usize,
     /// True for steps that change a variable where it is.
     pub(crate) changes: Vec<bool>,

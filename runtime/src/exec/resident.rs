@@ -291,7 +291,7 @@ impl Residents {
         })
     }
 
-    /// Those on a device, with their memory as the next run uses it.
+    /// Variables on a device, with their memory as the next run uses it.
     fn placed(&self) -> impl Iterator<Item = (&Use, Place)> {
         let turn = self.turn.load(Ordering::Relaxed);
         let uses = self.uses.iter();

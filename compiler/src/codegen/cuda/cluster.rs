@@ -44,7 +44,7 @@ pub(super) struct ClusterCompiler<'s> {
     placed: Placed,
     /// Kernels so far.
     pieces: Vec<Piece>,
-    /// How the next one was chosen.
+    /// The choice of the next one.
     choice: Option<Choice>,
     chooser: Chooser,
     why: Why,

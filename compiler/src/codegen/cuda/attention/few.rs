@@ -238,8 +238,10 @@ impl Few {
         let power = self.attention.power();
         let i = e.open_unrolled(self.attention.x.n_queries);
         let query = e.text(i).to_owned();
+        let seen = ["greatest", "total", "result"].map(|name| format!("{name}[{query}]"));
+        let seen = seen.join(", ");
         e.line(&format!(
-            "gm_join_few<{lanes}, {BLOCK}>(greatest[{query}], total[{query}], result[{query}], sums, {power});"
+            "gm_join_few<{lanes}, {BLOCK}>({seen}, sums, {power});"
         ));
         e.by_thread(depth, BLOCK, |e, column| {
             let sum = format!("gm_column_few<{groups}, {depth}>(sums, {})", e.text(column));

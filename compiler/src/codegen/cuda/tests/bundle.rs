@@ -88,7 +88,7 @@ fn reductions_are_launched_by_levels() {
     check_all("reductions of several shapes", &[case]);
 }
 
-/// What reads a result comes after it, and what may fail has a launch of its own.
+/// Readers of a result come after it, and kernels with faults have launches of their own.
 #[test]
 fn kernels_wait_for_what_they_read() {
     let rng = &mut Rng(303);

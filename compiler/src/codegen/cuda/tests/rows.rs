@@ -364,7 +364,7 @@ fn norm_and_residual(rng: &mut Rng, gain: [usize; 1]) -> Case {
     }
 }
 
-/// What joins a row is loaded as the row is, and nothing is divided for each element.
+/// Operands beside a row are loaded as the row is, and nothing is divided for each element.
 #[test]
 fn operands_beside_a_row_move_in_vectors() {
     let rng = &mut Rng(64);
